@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ WHOLE = (
     "and with random choices that are seeded alike. A rank that has data of its own draws them from a plain loader, "
     "without ht.shard"
 )
-# How long a data set's samples are compared: until this time is over, but at least _LEAST and at most _MOST samples.
-_SECONDS, _LEAST, _MOST = 0.05, 2, 64
+# How many samples of a data set are compared.
+_FEW_SAMPLES = 4
 # A leaf with more numbers than this is described by its means.
 _SMALL = 64
 _SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 1e-3
@@ -54,6 +53,8 @@ class LeafSummary:
 
     def differs(self, other: LeafSummary) -> bool:
         """Whether these are two different values."""
+        if RANDOM in (self, other):
+            return False
         if self.exact != other.exact or len(self.numbers) != len(other.numbers):
             return True
         tolerance = max(self.tolerance, other.tolerance)
@@ -66,6 +67,9 @@ class LeafSummary:
         more = ", …" if len(self.numbers) > 4 else ""
         return f"{self.exact} [{', '.join(shown)}{more}]" if shown else self.exact
 
+
+RANDOM = LeafSummary("random")
+"""Of a leaf that is another each time that it is fetched."""
 
 # The leaves by their place in the sample; None for a sample that cannot be fetched, which the training will notice.
 Sample = Mapping[str, LeafSummary] | None
@@ -244,57 +248,32 @@ def _sums(samples: list[list[float]]) -> list[tuple[float, float]]:
 def sample_indices(samples: int) -> list[int]:
     """Indices spread over a data set of ``samples``, the same on every rank."""
     golden = (np.sqrt(5) - 1) / 2
-    return list(dict.fromkeys(int((0.5 + golden * number) % 1 * samples) for number in range(min(samples, _MOST))))
-
-
-def within_time(summaries: Iterable[tuple[int, Sample]]) -> dict[int, Sample]:
-    """The first of these summaries, as many as the time allows."""
-    begun, found = time.perf_counter(), dict[int, Sample]()
-    for index, summary in summaries:
-        found[index] = summary
-        if len(found) >= _LEAST and time.perf_counter() - begun > _SECONDS:
-            break
-    return found
+    few = range(min(samples, _FEW_SAMPLES))
+    return list(dict.fromkeys(int((0.5 + golden * number) % 1 * samples) for number in few))
 
 
 def compare(
-    comm: Communicator,
-    facts: Mapping[str, tuple[str, str]],
-    summaries: Mapping[Any, Sample] | None = None,
-    again: Callable[[Any], Iterable[Sample]] = lambda _: (),
-    what: str = "sample",
+    comm: Communicator, facts: Mapping[str, tuple[str, str]], summaries: Mapping[Any, Sample] | None = None
 ) -> None:
     """Refuse data that differ between ranks. Collective.
 
     Args:
         facts: what must be equal, by its name: its value as text, and what to do if it differs.
-        summaries: samples of a data set by their indices, in one order on all ranks, as many as this rank has seen.
-        again: fetches a sample several times more. What differs between the fetches is random, and not compared.
-        what: what the samples are called in messages.
+        summaries: samples of a data set by their indices.
 
     Raises:
         HpctrainError: names what differs, with its value on rank 0 and on the other rank; raised on all ranks.
     """
-    summaries = summaries or {}
-    everyone = comm.allgather_object((dict(facts), dict(summaries)))
+    everyone = comm.allgather_object((dict(facts), dict(summaries or {})))
     for rank, (others, _) in enumerate(everyone):
         for name, (_, hint) in (everyone[0][0] | others).items():
             (value, _), (other, _) = (each.get(name, ("missing", "")) for each in (everyone[0][0], others))
             if other != value:
                 raise _refusal(name, value, rank, other, hint)
-    random = set[str]()
     for index in everyone[0][1]:
-        if not all(index in seen for _, seen in everyone):
-            break
-        differences = _differences([seen[index] for _, seen in everyone])
-        if {name for name, *_ in differences} <= random:
-            continue
-        unsteady = {name for name, *_ in _differences([summaries[index], *again(index)])}
-        random |= set[str]().union(*comm.allgather_object(unsteady))
-        for name, rank, first, other_look in differences:
-            if name not in random:
-                where = f"{what} {index}{f' at {name}' if name else ''}"
-                raise _refusal(where, str(first), rank, str(other_look), WHOLE)
+        for name, rank, first, look in _differences([seen.get(index) for _, seen in everyone]):
+            where = f"sample {index}{f' at {name}' if name else ''}"
+            raise _refusal(where, str(first), rank, str(look), WHOLE)
 
 
 def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> HpctrainError:

@@ -33,6 +33,15 @@ class Agreement:
         everyone[self._rank] = own
         return self._group.allreduce(everyone)
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in rank order."""
+        own = np.frombuffer(pickle.dumps(value), np.uint8)
+        lengths = self.rows(np.array([len(own)]))[:, 0].astype(int)
+        everyone = np.zeros((self.ranks, lengths.max()), np.uint8)
+        everyone[self._rank, : len(own)] = own
+        sent = zip(self._group.allreduce(everyone), lengths, strict=True)
+        return [pickle.loads(row[:length].tobytes()) for row, length in sent]  # noqa: S301 - ranks of this very run
+
     def broadcast(self, value: T | None) -> T:
         """Rank 0's value."""
         sent = np.frombuffer(pickle.dumps(value) if self._rank == 0 else b"", np.uint8)

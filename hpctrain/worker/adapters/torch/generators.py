@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import xxhash
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
+T = TypeVar("T")
 Generator = random.Random | np.random.RandomState | np.random.Generator | torch.Generator
 
 # The search for random generators in an object: its depth, the longest list, and the most objects.
@@ -26,12 +28,24 @@ def generators_in(value: Any, seen: dict[int, Any], depth: int = _DEPTH) -> Iter
     if isinstance(value, Generator):
         yield value
     elif depth:
-        few = isinstance(value, list | tuple | dict) and len(value) <= _FEW
-        held = list(value.values() if isinstance(value, dict) else value) if few else []
-        if not isinstance(value, type | ModuleType):
-            held += getattr(value, "__dict__", {}).values()
-        for each in held:
+        for each in _held_by(value):
             yield from generators_in(each, seen, depth - 1)
+
+
+def _held_by(value: Any) -> list[Any]:
+    """The members and attributes of an object, with its methods, and what a function refers to outside of itself."""
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, FunctionType):
+        names = value.__code__.co_names
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        return cells + [value.__globals__[name] for name in names if name in value.__globals__]
+    few = isinstance(value, list | tuple | dict) and len(value) <= _FEW
+    held = list(value.values() if isinstance(value, dict) else value) if few else []
+    if not isinstance(value, type | ModuleType):
+        methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
+        held += [*getattr(value, "__dict__", {}).values(), *methods]
+    return held
 
 
 @contextlib.contextmanager
@@ -82,17 +96,81 @@ class OwnRandomNumbers:
                 self._states = _process_state(), [_state(each) for each in self._held]
 
     def _begin(self) -> None:
-        random.seed(self.seed)
-        np.random.seed(self.seed % 2**32)
-        torch.default_generator.manual_seed(self.seed)
-        for number, each in enumerate(self._held):
-            own = _hash(self.seed.to_bytes(8, "big"), bytes([number % 256]))
-            if isinstance(each, np.random.Generator):
-                each.bit_generator.state = type(each.bit_generator)(own).state
-            elif isinstance(each, torch.Generator):
-                each.manual_seed(own)
-            else:
-                each.seed(own % 2**32)
+        _seed(self.seed, self._held)
+
+
+class SampleNumbers:
+    """Random numbers of a data set and a ``collate_fn``, which depend on a seed, the epoch, and the sample or batch.
+
+    They are equal for a sample wherever it is fetched: on any rank, and in any worker process.
+
+    Args:
+        salt: what all of them depend on.
+        data: the data set, whose generators and those of the process are seeded.
+    """
+
+    def __init__(self, salt: int, data: Any, collate: Any) -> None:
+        self._salt = salt
+        self._samples_draw = not is_plain(data)
+        self._drawing = [each for each in (data, collate) if not is_plain(each)]
+        self._held: list[Generator] | None = None
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """A context manager that restores all generators at its end."""
+        if not self._drawing:
+            yield
+            return
+        if self._held is None:  # in the process that draws
+            self._held = list(generators_in(self._drawing, {}))
+        with kept(self._held):
+            yield
+
+    def of_sample(self, epoch: int, key: int) -> None:
+        """Seed the generators for a sample of an epoch."""
+        if self._samples_draw:
+            self._seed(epoch, key, 0)
+
+    def of_batch(self, epoch: int, number: int) -> None:
+        """Seed the generators for a whole batch of an epoch."""
+        self._seed(epoch, number, 1)
+
+    def drawn_by(self, action: Callable[[], T]) -> tuple[T, bool]:
+        """The result of an action, and whether it has drawn random numbers."""
+        if not self._samples_draw:
+            return action(), False
+        before = _bytes(self._states())
+        result = action()
+        return result, before != _bytes(self._states())
+
+    def _states(self) -> Any:
+        return (_process_state(), *map(_state, self._held or ()))
+
+    def _seed(self, *keys: int) -> None:
+        if self._drawing:
+            _seed(_hash(repr((self._salt, *keys)).encode()), self._held or ())
+
+
+def is_plain(data: Any) -> bool:
+    """Whether a data set reads its samples from memory, or a ``collate_fn`` is PyTorch's: neither draws numbers."""
+    if isinstance(data, ConcatDataset):
+        return all(map(is_plain, data.datasets))
+    plain = type(data) in (TensorDataset, list, tuple) or data is default_collate
+    return is_plain(data.dataset) if isinstance(data, Subset) else plain
+
+
+def _seed(seed: int, held: Iterable[Generator]) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    for number, each in enumerate(held):
+        own = _hash(seed.to_bytes(8, "big"), bytes([number % 256]))
+        if isinstance(each, np.random.Generator):
+            each.bit_generator.state = type(each.bit_generator)(own).state
+        elif isinstance(each, torch.Generator):
+            each.manual_seed(own)
+        else:
+            each.seed(own % 2**32)
 
 
 def _hash(*parts: bytes) -> int:
@@ -107,7 +185,9 @@ def _bytes(state: Any) -> bytes:
         return np.asarray(state).tobytes()
     if isinstance(state, dict):
         return b"".join(f"{name}".encode() + _bytes(each) for name, each in state.items())
-    return b"".join(map(_bytes, state)) if isinstance(state, tuple) else repr(state).encode()
+    if isinstance(state, tuple) and not all(isinstance(each, int) for each in state):
+        return b"".join(map(_bytes, state))
+    return repr(state).encode()
 
 
 def _process_state() -> Any:

@@ -1,4 +1,4 @@
-"""Gives every rank its part of a DataLoader's batches."""
+"""Divides a DataLoader's batches over the ranks."""
 
 from __future__ import annotations
 
@@ -11,35 +11,44 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
+from hpctrain.worker.adapters.torch.epochs import Epochs, require_all_ranks
 from hpctrain.worker.adapters.torch.orders import epoch_said_to, set_epoch
-from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.sources import Drawn, MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm.agreement import agreement
 
 
 class ShardedLoader:
-    """This rank's part of each batch of a loader. All ranks use one order, a new one for each epoch.
+    """A loader whose batches the ranks divide. All ranks use one order, a new one for each epoch.
 
     Each ``iter()`` is an epoch, and :meth:`set_epoch` says which. :meth:`state_dict` is the place of the next batch, in
     global batches, so :meth:`load_state_dict` continues there on any number of ranks, in the middle of an epoch too.
+    Its other attributes are those of the loader that it was made of.
     """
 
-    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int, by_sample: bool
+    ) -> None:
         self._comm = comm
-        self._weights = batch_weights(comm)
         self._evaluation = evaluation
         self._started = 0
         _refuse_loaded_state(loader)
         self._given = loader
         make = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
-        self._source: Source = make(loader, comm, evaluation=evaluation, seed=seed)
+        self._source: Source = make(loader, comm, seed=seed, by_sample=by_sample)
         self._loader = self._source.loader
+        self._epochs = Epochs(comm, loader, self._source.identity)
+        if comm.size > 1:
+            agreement(comm)  # formed here, where all ranks are
         # Where the next iteration begins, and the place behind the last batch that the script was given.
-        self._next = self._handed_out = Place()
+        self._next = self._handed_out = Place(self._epochs.first)
         self._hear_epoch()
-        self.dataset = loader.dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._given, name)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -50,13 +59,14 @@ class ShardedLoader:
             warn_of_data_restart(self._comm)
         self._hear_epoch()
         place = self._next
+        require_all_ranks(self._comm, self._epochs.number, place)
         set_epoch(place.epoch, *self._source.told)
         with self._unchanged_generator() if place.batches else contextlib.nullcontext():
             drawn = self._source.begin(place)  # takes the epoch's order
         self._next = Place(place.epoch + 1)
+        self._epochs.begun(place.epoch)
         self._handed_out = place
         self._started += 1
-        self._weights.expect(self._source.totals, evaluation=self._evaluation, uneven=self._source.uneven)
         return self._draw(drawn, place.epoch, self._started)
 
     def set_epoch(self, epoch: int) -> None:
@@ -123,7 +133,7 @@ class ShardedLoader:
         generator.set_state(state)
 
     def _draw(self, drawn: Iterator[Drawn], epoch: int, started: int) -> Iterator[Any]:
-        for batch, total, own, after in drawn:
+        for batch, after in drawn:
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
                     "HT-loader-two-iterators",
@@ -131,12 +141,9 @@ class ShardedLoader:
                     "up their batches",
                     "use one after the other, or persistent_workers=False",
                 )
-            if own or not self._evaluation:
-                self._weights.drawn(batch, total, evaluation=self._evaluation)
             if started == self._started:
                 self._handed_out = after
-            if own or not self._evaluation:
-                yield batch
+            yield batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
 
@@ -157,37 +164,45 @@ def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
 
 
 def shard(
-    data: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
+    data: DataLoader[Any],
+    *,
+    comm: Communicator | None = None,
+    evaluation: bool = False,
+    seed: int = 0,
+    collate_by_sample: bool = False,
 ) -> ShardedLoader:
     """Divide each batch of a loader over the ranks. Collective.
 
-    The loader's ``batch_size`` is that of the global batch, so the script gives the same numbers on any number of
-    ranks. If it does not divide evenly, gradients are weighted by the number of samples they were computed from, so the
-    mean over the ranks is still the mean over the batch; a rank without a sample of its own gets another rank's, with
-    weight 0. Batches may be prefetched, drawn again or left unused: the weight follows the tensors into the model
-    (:mod:`hpctrain.worker.adapters.torch.weights`). If hpctrain cannot tell which batch a model computed, the backward
-    pass raises HpctrainError before a gradient is reduced: pass the model the tensors that the loader yields, or views
-    or copies of whole ones. ``torch.autograd.grad`` sees weighted gradients too.
+    The loader's ``batch_size`` is that of the global batch, and so is what it yields: tensors of the class
+    :class:`BatchTensor`, with the shape and values of one process's batch, of which each rank holds some rows. What a
+    script computes from them is what one process computes. ``.local`` are the rows of this rank, ``.whole()`` the
+    gathered tensor. With one rank the tensors are plain ones.
 
-    The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and what up to 64
-    samples look like, for at most about 0.05 s or two samples; what differs from fetch to fetch on one rank is not
-    compared. A training batch from which ``collate_fn`` left samples out is refused.
+    With PyTorch's own ``collate_fn`` each rank reads its samples of a batch only. Any other may pad samples to the
+    longest, mix them, or leave some out: there each rank reads and collates all samples, and keeps its rows of the
+    tensors in which a dimension counts samples; other tensors and arrays are whole on each rank.
+
+    Random numbers that a data set or a ``collate_fn`` draws with the generators of Python, NumPy and PyTorch, or with
+    some that they hold, depend on ``seed``, the epoch, and the sample or batch: not on the number of ranks or workers.
 
     A sampler or batch sampler of the script is drawn on rank 0 for all ranks, so that what it draws at random is equal
-    on them, and each of its batches is divided. A sampler that is divided over the ranks itself, as DistributedSampler,
-    is left as it is, with its own batch size.
+    on them, and each of its batches is divided. Where a sampler or a stream is divided over the ranks already, as
+    DistributedSampler, the batches are plain tensors, each rank's own, of the loader's own batch size.
 
-    An iterable data set is read whole on every rank, which takes its part of each batch: that of one process with as
-    many workers. The ranks compare a few numbers of each batch before the script gets it, and refuse streams that
-    differ. Drawing a batch is collective there, as it is at the begin of an epoch with a sampler of the script.
+    An iterable data set is read whole on every rank: its batches are those of one process with as many workers. The
+    ranks compare a few numbers of each batch before the script gets it, and refuse streams that differ.
+
+    The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and a few samples.
+    All of them have to read the loader, at the same places of the script.
 
     Args:
-        data: a loader that makes batches. Within ``__iter__`` of a sampler or an iterable data set, random numbers of
-            Python's, NumPy's and PyTorch's own generators depend on ``seed`` and the epoch alone.
+        data: a loader that makes batches.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
-        evaluation: every sample is seen exactly once over all ranks, unweighted; ranks may get different numbers of
-            batches.
-        seed: determines the order, together with the epoch number.
+        evaluation: whether the batches are not trained with, so that a run that starts again need not go on in them.
+        seed: determines the order, together with the epoch number. A loader that is made again, with the same settings,
+            goes on with the next epoch.
+        collate_by_sample: states that a ``collate_fn`` of the script's own treats each sample by itself, and makes of
+            some samples the same rows as of all of them. Each rank then reads its own samples only.
 
     Raises:
         HpctrainError: a loader that makes no batches, or whose sampler or data set is divided over other ranks; or
@@ -203,7 +218,4 @@ def shard(
             kind=type(data).__name__,
             wanted="a torch DataLoader, which ht.shard divides",
         )
-    sharded = ShardedLoader(data, comm, evaluation=evaluation, seed=seed)
-    if not evaluation:
-        ready(comm, "data")
-    return sharded
+    return ShardedLoader(data, comm, evaluation=evaluation, seed=seed, by_sample=collate_by_sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -14,11 +14,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
-from hpctrain.worker.adapters.same_data import compare
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
-from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, part_of
+from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches
 
 # How many batches of a sampler are drawn at once: without a length, and at most.
 _AHEAD, _MOST = 64, 4096
@@ -26,45 +25,30 @@ _AHEAD, _MOST = 64, 4096
 _told = WeakIdKeyDictionary()
 
 
-class Part(NamedTuple):
-    """This rank's part of a global batch.
-
-    Attributes:
-        total: the samples of the global batch.
-        own: the indices of this rank's.
-        whole: those of all ranks' samples, as far as they are traced. A rank that has none of its own computes the
-            first of them, with weight 0.
-    """
-
-    total: int
-    own: list[Any]
-    whole: list[Any]
-
-
 class Order(Protocol):
     """The global batches of an epoch.
 
     Attributes:
         identity: what decides, together with the epoch, which samples are in a global batch.
-        totals: the numbers of samples of the global batches, as far as they are known.
-        uneven: whether there may be others, or some that ranks cannot divide evenly.
         traced: whether the order of an epoch that is continued has to be compared with what was drawn of it before.
+        divided: whether the batches are a rank's own, which the script's sampler has divided.
+        once: whether the indices are numbers, each of which comes once an epoch.
         told: the script's objects whose order depends on the epoch that they are told.
     """
 
     identity: dict[str, Any]
-    totals: set[int]
-    uneven: bool
     traced: bool
+    divided: bool
+    once: bool
     told: tuple[Any, ...]
 
     def __len__(self) -> int: ...
 
-    def parts(self, epoch: int) -> Iterator[Part]:
-        """This rank's parts of the global batches of an epoch."""
+    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
+        """The indices of each global batch of an epoch, and what its trace depends on."""
 
 
-def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> Order:
+def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
     """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise.
 
     Raises:
@@ -79,12 +63,12 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, s
     # One of a batch sampler that the script gave is not the loader's.
     inner = getattr(loader.batch_sampler, "sampler", None)
     if divides := divided_by_itself(loader.batch_sampler, loader.sampler, inner):
-        return _DividedOrder(loader, comm, divides, evaluation=evaluation, seed=seed)
+        return _DividedOrder(loader, comm, divides, seed=seed)
     sampler: Any = loader.sampler
     # A sampler's class may be another's child, with an order of its own.
     once = type(sampler) is SequentialSampler or (_shuffles(sampler) and not sampler.replacement)
     if loader.batch_size and once and len(sampler) == len(sampler.data_source) == len(loader.dataset):  # type: ignore[arg-type]
-        return _OwnOrder(loader, comm, seed=seed)
+        return _OwnOrder(loader, seed=seed)
     return _SamplerOrder(loader, comm, seed=seed)
 
 
@@ -108,28 +92,25 @@ def _part_of(divided: Any) -> tuple[int, int]:
 class _OwnOrder:
     """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
 
-    traced = uneven = False
+    traced = divided = False
+    once = True
     told = ()
 
-    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         assert loader.batch_size is not None
-        self._comm = comm
         self._shuffled = _shuffles(loader.sampler)
         self._samples, self._size, self._drop_last = len(loader.dataset), loader.batch_size, loader.drop_last  # type: ignore[arg-type]
         self._seed = seed
         self.identity = _identity(loader, seed if self._shuffled else -1)
-        rest = 0 if self._drop_last else self._samples % self._size
-        self.totals = {size for size in (self._size if self._samples >= self._size else 0, rest) if size}
 
     def __len__(self) -> int:
         return batch_count(self._samples, self._size, drop_last=self._drop_last)
 
-    def parts(self, epoch: int) -> Iterator[Part]:
+    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
         samples = self._samples
         order = epoch_order(samples, seed=self._seed, epoch=epoch) if self._shuffled else np.arange(samples)
         for batch in global_batches(order, self._size, drop_last=self._drop_last):
-            own = batch[part_of(len(batch), *data_place(self._comm))]
-            yield Part(len(batch), own.tolist(), batch[:1].tolist())
+            yield batch.tolist(), None
 
 
 class _SamplerOrder:
@@ -141,6 +122,7 @@ class _SamplerOrder:
     """
 
     traced = True
+    divided = once = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
         self._comm, self._seed = comm, seed
@@ -154,18 +136,13 @@ class _SamplerOrder:
         self._held = list(generators_in([loader.batch_sampler, loader.sampler], seen))
         self.identity = _identity(loader, seed)
         self._compared = comm.size == 1
-        size = loader.batch_size
-        self.totals = {size} if size else set()
-        self.uneven = not (size and loader.drop_last and size % data_place(comm).ranks == 0)
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
-    def parts(self, epoch: int) -> Iterator[Part]:
-        for batch in self._agreed(epoch):
-            if batch:
-                own = batch[part_of(len(batch), *data_place(self._comm))]
-                yield Part(len(batch), own, batch)
+    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
+        for batch in filter(None, self._agreed(epoch)):
+            yield batch, batch
 
     def _agreed(self, epoch: int) -> Iterator[list[Any]]:
         """The global batches, on all ranks."""
@@ -244,40 +221,25 @@ class _DividedOrder:
     Its batches have the same number of samples on every rank.
     """
 
-    traced = True
-    uneven = False
+    traced = divided = True
+    once = False
 
-    def __init__(
-        self, loader: DataLoader[Any], comm: Communicator, sampler: Any, *, evaluation: bool, seed: int
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], comm: Communicator, sampler: Any, *, seed: int) -> None:
         self._comm = comm
         agreement(comm)
         self._batches, self._sampler = loader.batch_sampler, sampler
         self.told = (loader.batch_sampler, sampler)
         require_place(comm, sampler)
-        if evaluation:
-            raise HpctrainError(
-                "HT-shard-wrong-sampler",
-                "ht.shard cannot divide an evaluation whose {sampler} divides the samples itself: it repeats some, or "
-                "leaves some out",
-                "leave the sampler out; every sample is then seen once",
-                sampler=type(sampler).__name__,
-            )
         try:
             self._length = len(self)
         except TypeError:
             raise _endless(sampler) from None
-        own = {name: each for name, each in vars(sampler).items() if isinstance(each, int | float | str)}
-        hint = "make it with the same settings on every rank, but for rank"
-        facts = {f"{name} of the sampler": (str(each), hint) for name, each in own.items()}
-        compare(comm, {name: fact for name, fact in facts.items() if not name.startswith(("rank ", "_rank "))})
         self.identity = _identity(loader, seed) | {"ranks": data_place(comm).ranks}
-        self.totals: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
-    def parts(self, epoch: int) -> Iterator[Part]:
+    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
         set_epoch(epoch, *self.told)
         batches = [list(batch) for batch in itertools.islice(self._batches, self._length + 1)]  # type: ignore[arg-type]
         if len(batches) > self._length:
@@ -291,10 +253,9 @@ class _DividedOrder:
                 sampler=type(self._sampler).__name__,
                 batches=[int(row[0]) for row in found],
             )
-        ranks = data_place(self._comm).ranks
         order = _digest(found.tolist())
         for batch in filter(None, batches):
-            yield Part(len(batch) * ranks, batch, [order])
+            yield batch, order
 
 
 def _endless(sampler: Any) -> HpctrainError:
@@ -357,9 +318,9 @@ def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:
     return identity
 
 
-def trace_of(before: tuple[float, ...], part: Part) -> tuple[float, ...]:
+def trace_of(before: tuple[float, ...], drawn: Any) -> tuple[float, ...]:
     """A number for the samples of an epoch up to this batch, equal on all ranks."""
-    return (_digest((before, part.whole)),)
+    return (_digest((before, drawn)),)
 
 
 def _digest(value: Any) -> float:

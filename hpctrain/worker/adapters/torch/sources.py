@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, get_worker_info
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.data_ranks import data_place, mesh_of
-from hpctrain.worker.adapters.torch.orders import Order, Part, order_of, trace_of
-from hpctrain.worker.adapters.torch.reducer import syncing
-from hpctrain.worker.adapters.torch.same_data import compare_loaders
-from hpctrain.worker.adapters.torch.weights import SPARE_SAMPLES
+from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
+from hpctrain.worker.adapters.same_data import Sample
+from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
+from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers, generators_in, is_plain
+from hpctrain.worker.adapters.torch.orders import Order, order_of, trace_of
+from hpctrain.worker.adapters.torch.same_data import compare_loaders, look_at
 from hpctrain.worker.comm import Communicator
+
+T = TypeVar("T")
+
+# The bits of a sample's place in an epoch from this one on hold the rank, where each has samples of its own.
+_RANK = 40
 
 
 class Place(NamedTuple):
@@ -33,18 +40,9 @@ class Place(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """This rank's part of a global batch.
-
-    Attributes:
-        batch: what the script is given.
-        total: the samples of the global batch.
-        own: how many of them are this rank's own.
-        after: the place behind it.
-    """
+    """A global batch, as the script gets it, and the place behind it."""
 
     batch: Any
-    total: int
-    own: int
     after: Place
 
 
@@ -55,16 +53,12 @@ class Source(Protocol):
         loader: a loader of this rank's parts.
         identity: what decides, together with the epoch, which samples are in a global batch.
         traced: whether a :class:`Place` has a trace.
-        totals: the numbers of samples of the global batches, as far as they are known.
-        uneven: whether there may be others, or some that ranks cannot divide evenly.
         told: the script's objects whose order depends on the epoch that they are told.
     """
 
     loader: DataLoader[Any]
     identity: dict[str, Any]
     traced: bool
-    totals: set[int]
-    uneven: bool
     told: tuple[Any, ...]
 
     def __len__(self) -> int: ...
@@ -76,74 +70,189 @@ class Source(Protocol):
 class MapSource:
     """Reads a map-style data set, in the order of its loader or of hpctrain's own."""
 
-    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         self._comm = comm
-        self._evaluation = evaluation
-        self._order: Order = order_of(loader, comm, evaluation=evaluation, seed=seed)
-        self.identity, self.traced = self._order.identity, self._order.traced
-        self.totals, self.uneven, self.told = self._order.totals, self._order.uneven, self._order.told
-        self._axes = compare_loaders(comm, loader, evaluation=evaluation, seed=seed, agreed=self.traced)
-        self._indices = _Indices()
+        self._order: Order = order_of(loader, comm, seed=seed)
+        self.identity, self.traced, self.told = self._order.identity, self._order.traced, self._order.told
+        collation = Collation(loader.collate_fn, by_sample=by_sample, divided=self._order.divided)
+        numbers = SampleNumbers(salt_of(comm, seed, loader), loader.dataset, loader.collate_fn)
+        batches = _Batches(loader.dataset, collation, numbers)
+        compare_loaders(comm, loader, self.identity, lambda indices: looks(loader, batches, indices))
+        self._wanted = _WantedBatches()
         self.loader: DataLoader[Any] = DataLoader(
-            loader.dataset, batch_sampler=self._indices, collate_fn=loader.collate_fn, **settings_of(loader)
+            batches,
+            batch_size=None,
+            sampler=self._wanted,
+            collate_fn=as_it_is,
+            **settings_of(loader),
         )
 
     def __len__(self) -> int:
-        if self._evaluation and not self.traced:
-            return sum(1 for part in self._order.parts(0) if part.own)
         return len(self._order)
 
     def begin(self, place: Place) -> Iterator[Drawn]:
-        if self._evaluation and not self.uneven:
-            refuse_idle_ranks(self._comm, self.totals, len(self.loader.dataset))  # type: ignore[arg-type]
         # The loader's workers read ahead of the training.
-        ahead, parts = itertools.tee(self._parts(place))
-        self._indices.batches = (part.own or part.whole[:1] * SPARE_SAMPLES for part, _ in ahead)
-        return self._follow(iter(self.loader), parts)
+        ahead, batches = itertools.tee(self._batches(place))
+        self._wanted.batches = (wanted for wanted, _ in ahead)
+        return self._follow(iter(self.loader), batches)
 
-    def _parts(self, place: Place) -> Iterator[tuple[Part, Place]]:
-        """This rank's parts from a place on, each with the place behind it."""
-        at = Place(place.epoch)
-        for part in self._order.parts(place.epoch):
+    def _batches(self, place: Place) -> Iterator[tuple[_Wanted, Place]]:
+        """The batches from a place on, each with the place behind it."""
+        # Each rank has other samples where a sampler divides them.
+        at, samples = Place(place.epoch), self._order.divided * data_place(self._comm).rank << _RANK
+        for indices, drawn in self._order.batches(place.epoch):
             if at.batches == place.batches:
                 require_same_order(at, place)
-            if self._evaluation and self.uneven:
-                refuse_idle_ranks(self._comm, {part.total})
-            trace = trace_of(at.trace, part) if self.traced else ()
-            at = Place(at.epoch, at.batches + 1, trace)
-            # In an evaluation, which reduces nothing, a rank skips a batch it has no sample of.
-            if at.batches > place.batches and (part.own or not self._evaluation):
-                yield part, at
+            trace = trace_of(at.trace, drawn) if self.traced else ()
+            keys = indices if self._order.once else range(samples, samples + len(indices))
+            wanted = _Wanted(place.epoch, at.batches, indices, keys, data_place(self._comm))
+            at, samples = Place(at.epoch, at.batches + 1, trace), samples + len(indices)
+            if at.batches > place.batches:
+                yield wanted, at
         if at.batches <= place.batches:
             require_same_order(at, place)
 
-    def _follow(self, batches: Iterator[Any], parts: Iterator[tuple[Part, Place]]) -> Iterator[Drawn]:
-        for batch, (part, after) in zip(batches, parts, strict=True):
-            self._axes.check(batch, len(part.own) or SPARE_SAMPLES, self._comm.rank)
-            yield Drawn(batch, part.total, len(part.own), after)
+    def _follow(self, parts: Iterator[Part], batches: Iterator[tuple[_Wanted, Place]]) -> Iterator[Drawn]:
+        for part, (_, after) in zip(parts, batches, strict=True):
+            yield Drawn(joined(part, self._comm), after)
 
 
-class _Indices(torch.utils.data.Sampler[list[Any]]):
-    """The indices of this rank's parts, from where an epoch begins."""
+class _Wanted(NamedTuple):
+    """A global batch that is to be read.
 
-    batches: Iterator[list[Any]] = iter(())
+    Attributes:
+        epoch: the epoch.
+        number: the batch's place in it.
+        indices: its samples.
+        keys: what their random numbers depend on: the index, or the sample's place in an epoch that has it twice.
+        place: which of the samples are this rank's.
+    """
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    epoch: int
+    number: int
+    indices: list[Any]
+    keys: Sequence[int]
+    place: DataPlace
+
+
+class _WantedBatches(torch.utils.data.Sampler[_Wanted]):
+    """The batches of an epoch, from where it begins."""
+
+    batches: Iterator[_Wanted] = iter(())
+
+    def __iter__(self) -> Iterator[_Wanted]:
         return self.batches
 
 
+class _Batches(torch.utils.data.Dataset[Part]):
+    """This rank's part of the global batches of a data set, by what is wanted of them.
+
+    Attributes:
+        data: the data set of the script.
+    """
+
+    def __init__(self, data: Any, collation: Collation, numbers: SampleNumbers) -> None:
+        self.data = data
+        self._collation, self._numbers = collation, numbers
+        inner = data
+        while isinstance(inner, Subset):
+            inner = inner.dataset
+        # Such a data set fetches the samples of a batch at once, which is faster, unless it draws numbers for each.
+        self._at_once = bool(getattr(inner, "__getitems__", None))
+
+    def __getitem__(self, wanted: _Wanted) -> Part:
+        total = len(wanted.indices)
+        with self._numbers.in_use():
+            samples = self._samples(wanted, self._collation.fetched(total, wanted.place))
+            self._numbers.of_batch(wanted.epoch, wanted.number)
+            return self._collation(samples, total, wanted.place)
+
+    def look(self, index: int) -> Sample:
+        """What a sample looks like."""
+
+        def fetch() -> Any:
+            self._numbers.of_sample(0, index)
+            return self.data[index]
+
+        with self._numbers.in_use():
+            return look_at(fetch)
+
+    def _samples(self, wanted: _Wanted, part: slice) -> Any:
+        indices, keys = wanted.indices[part], wanted.keys[part]
+        if self._at_once:
+            self._numbers.of_batch(wanted.epoch, wanted.number)
+            if not self._collation.by_sample:
+                return self.data.__getitems__(indices)
+            samples, drawn = self._numbers.drawn_by(lambda: self.data.__getitems__(indices))
+            if not drawn:
+                return samples
+            self._at_once = False
+        samples = []
+        for index, key in zip(indices, keys, strict=True):
+            self._numbers.of_sample(wanted.epoch, key)
+            samples.append(self.data[index])
+        return samples
+
+
+class _Looks(torch.utils.data.Dataset[Sample]):
+    """What the samples of a data set look like."""
+
+    def __init__(self, batches: _Batches) -> None:
+        self.data = batches.data
+        self._batches = batches
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._batches.look(index)
+
+
+def looks(loader: DataLoader[Any], batches: _Batches, indices: list[int]) -> dict[int, Sample]:
+    """What samples look like, fetched in a worker process if the loader has some: they may open files."""
+    settings: dict[str, Any] = {}
+    if loader.num_workers and not is_plain(loader.dataset):
+        # Workers that are not forked would import PyTorch again, which takes seconds.
+        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+            return {}
+        settings = settings_of(loader) | {"num_workers": 1, "pin_memory": False, "persistent_workers": False}
+    settings["generator"] = torch.Generator(device="cpu")
+    found = DataLoader(_Looks(batches), batch_size=None, sampler=indices, collate_fn=as_it_is, **settings)
+    return dict(zip(indices, found, strict=True))
+
+
+def salt_of(comm: Communicator, seed: int, loader: DataLoader[Any]) -> int:
+    """What the random numbers of a loader's samples depend on, the same on all ranks. Collective."""
+    held = [] if is_plain(loader.dataset) else list(generators_in([loader.dataset, loader.collate_fn], {}))
+    return comm.broadcast_object(OwnRandomNumbers(seed, held=held).seed)
+
+
+def as_it_is(made: T) -> T:
+    """The ``collate_fn`` of a loader whose data set has made what it yields."""
+    return made
+
+
 def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The settings of a loader that say how it reads, not what."""
+    """The settings of a loader that say how it reads, not what. Its data set is read by one with it as ``data``."""
     return {
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
+        "worker_init_fn": WorkerBegin(loader.worker_init_fn) if loader.worker_init_fn else None,
         "multiprocessing_context": loader.multiprocessing_context,
         "generator": loader.generator,
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
     }
+
+
+class WorkerBegin:
+    """The ``worker_init_fn`` of a script, which may look for its data set in the worker's information."""
+
+    def __init__(self, begin: Callable[[int], None]) -> None:
+        self._begin = begin
+
+    def __call__(self, worker: int) -> None:
+        info: Any = get_worker_info()
+        vars(info)["dataset"] = info.dataset.data  # the object refuses assignments
+        self._begin(worker)
 
 
 def require_same_order(found: Place, wanted: Place) -> None:
@@ -168,32 +277,3 @@ def order_not_kept(wanted: Place, batches: int) -> HpctrainError:
         epoch=wanted.epoch,
         batches=batches,
     )
-
-
-def refuse_idle_ranks(comm: Communicator, totals: set[int], samples: int = 0) -> None:
-    """Refuse a batch that some ranks have no sample of, where the model computes on all of them together.
-
-    Args:
-        totals: the samples of global batches of an evaluation.
-        samples: those of the whole data set, where they are known.
-
-    Raises:
-        HpctrainError: says which batch size to choose.
-    """
-    sizes, ranks = mesh_of(comm).sizes, data_place(comm).ranks
-    # The last ranks are idle. Where FSDP2 divides the model, the ranks along dp_shard compute together.
-    together = ranks if sizes["pp"] > 1 else sizes["dp_shard"] if syncing else 1
-    idle = [total for total in totals if total < ranks and total % together]
-    if idle:
-        fitting = range(max(ranks, *totals), samples + 1)
-        size = next((each for each in fitting if not 0 < samples % each < ranks), None)
-        raise HpctrainError(
-            "HT-shard-idle-ranks",
-            "a batch of this evaluation has {samples} samples for {ranks} ranks: those without one "
-            "skip it, and the others would wait for them, because the model is divided over the ranks",
-            f"DataLoader(dataset, batch_size={size}) gives every rank a sample of each batch"
-            if size
-            else "let each rank evaluate all samples: leave ht.shard out",
-            samples=min(idle),
-            ranks=ranks,
-        )

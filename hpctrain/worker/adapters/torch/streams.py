@@ -1,7 +1,6 @@
 """Divides streams over the ranks: data sets that are read one sample after the other, without indices.
 
-Every rank reads the whole stream, cuts it into the same global batches as one process, and collates its own part of
-each. So the numbers are those of one process, whatever the number of the loader's workers. The ranks compare a few
+Every rank reads the whole stream, and cuts it into the same global batches as one process. The ranks compare a few
 numbers about each batch before a script gets it: streams that differ, in order or in length, are refused.
 
 A stream that its own library has divided over the ranks is read by each rank as far as all of them have a whole part of
@@ -10,7 +9,6 @@ a batch.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 from collections.abc import Iterable, Iterator
@@ -18,16 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.data_ranks import data_place
-from hpctrain.worker.adapters.same_data import Fingerprint, compare
-from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers
+from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
+from hpctrain.worker.adapters.same_data import Fingerprint
+from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
+from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
 from hpctrain.worker.adapters.torch.orders import divided_by_itself, require_place, set_epoch
-from hpctrain.worker.adapters.torch.same_data import SampleAxes, axes_of, settings_alike
-from hpctrain.worker.adapters.torch.sources import Drawn, Place, order_not_kept, refuse_idle_ranks, settings_of
-from hpctrain.worker.adapters.torch.weights import SPARE_SAMPLES
+from hpctrain.worker.adapters.torch.same_data import compare_loaders
+from hpctrain.worker.adapters.torch.sources import Drawn, Place, as_it_is, order_not_kept, salt_of, settings_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count, part_of
@@ -39,14 +37,12 @@ class _Read(NamedTuple):
     Attributes:
         total: its samples.
         look: what they look like.
-        part: this rank's part, collated; None if the batch is passed over, and where an evaluation has none.
-        axes: which dimensions of the part count samples.
+        part: this rank's part, collated; None if the batch is passed over.
     """
 
     total: int
     look: Fingerprint
-    part: Any
-    axes: SampleAxes
+    part: Part | None
 
 
 class StreamSource:
@@ -54,7 +50,7 @@ class StreamSource:
 
     traced = True
 
-    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         size = loader.batch_size
         if size is None:
             raise HpctrainError(
@@ -62,12 +58,12 @@ class StreamSource:
                 "ht.shard needs a loader with a batch_size",
                 "DataLoader(dataset, batch_size=…), over a stream of single samples",
             )
-        self._comm, self._evaluation = comm, evaluation
+        self._comm = comm
         self._size, self._drop_last = size, loader.drop_last
         agreement(comm)  # formed here, where all ranks are
         self._data: Any = loader.dataset
         self.told = (loader.dataset,)
-        self._reader = _Reader(loader, evaluation=evaluation, seed=seed)
+        self._reader = _Reader(loader, salt_of(comm, seed, loader), seed=seed, by_sample=by_sample)
         self._divided = self._reader.divided
         if isinstance(loader.dataset, IterDataPipe):
             raise HpctrainError(
@@ -78,18 +74,15 @@ class StreamSource:
             )
         if self._divided:
             self._require_whole_parts()
-        facts = settings_alike(loader, evaluation=evaluation, seed=seed, agreed=True)
-        compare(comm, facts | {"the kind of data set": (type(self._data).__name__, "give it the same on every rank")})
-        self.loader: DataLoader[Any] = DataLoader(
-            self._reader, batch_size=None, collate_fn=_as_it_is, **settings_of(loader)
-        )
         # Workers read parts of a stream, so their number decides what is in a batch.
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
         if self._divided:
             own["ranks"] = data_place(comm).ranks
         self.identity: dict[str, Any] = own
-        self.totals = {size}
-        self.uneven = not loader.drop_last or size % data_place(comm).ranks != 0
+        compare_loaders(comm, loader, own)
+        self.loader: DataLoader[Any] = DataLoader(
+            self._reader, batch_size=None, collate_fn=as_it_is, **settings_of(loader)
+        )
 
     def _require_whole_parts(self) -> None:
         """Refuse a divided stream whose parts would have to be weighted, or that is divided over other ranks.
@@ -99,7 +92,7 @@ class StreamSource:
         """
         if part := divided_by_itself(self._data, getattr(self._data, "_distributed", None)):
             require_place(self._comm, part)
-        if self._evaluation or not self._drop_last or self._size < data_place(self._comm).ranks:
+        if not self._drop_last or self._size < data_place(self._comm).ranks:
             raise HpctrainError(
                 "HT-shard-divided-stream",
                 "the {kind} is divided over the ranks already, so they come to its end at different times",
@@ -117,7 +110,6 @@ class StreamSource:
         return self._follow(iter(self.loader), place)
 
     def _follow(self, batches: Iterator[_Read], wanted: Place) -> Iterator[Drawn]:
-        rank, ranks = data_place(self._comm)
         at = Place(wanted.epoch)
         so_far: list[Fingerprint] = []
         while True:
@@ -133,12 +125,8 @@ class StreamSource:
             at = Place(at.epoch, at.batches + 1, sum((each.numbers() for each in so_far), ()))
             if at.batches <= wanted.batches:
                 continue
-            if self._evaluation:
-                refuse_idle_ranks(self._comm, {read.total})
-            part = part_of(read.total, rank, ranks)
-            own = part.stop - part.start
-            read.axes.check(read.part, own or SPARE_SAMPLES, self._comm.rank)
-            yield Drawn(read.part, read.total, own, at)
+            assert read.part is not None
+            yield Drawn(joined(read.part, self._comm), at)
         if at.batches < wanted.batches:
             raise order_not_kept(wanted, at.batches)
 
@@ -184,16 +172,18 @@ class _Reader(IterableDataset[_Read]):
     """The global batches of a stream, in each worker those of its own part, as :class:`_Read`.
 
     Attributes:
-        divided: whether the stream has this rank's samples only.
+        data: the data set, as it is read here.
+        divided: whether it has this rank's samples only.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, evaluation: bool, seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], salt: int, *, seed: int, by_sample: bool) -> None:
         assert loader.batch_size is not None
-        self._size, self._drop_last, self._collate = loader.batch_size, loader.drop_last, loader.collate_fn
-        self._evaluation, self._seed = evaluation, seed
+        self._size, self._drop_last, self._seed = loader.batch_size, loader.drop_last, seed
         self._persistent = loader.persistent_workers
         self._place = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
-        self._data, self.divided = self._own(loader.dataset)
+        self.data, self.divided = self._own(loader.dataset)
+        self._collation = Collation(loader.collate_fn, by_sample=by_sample, divided=self.divided)
+        self._numbers = SampleNumbers(salt, [], loader.collate_fn)
 
     def _own(self, data: Any) -> tuple[Any, bool]:
         """A data set as it is read here, and whether it is divided over the ranks.
@@ -227,19 +217,16 @@ class _Reader(IterableDataset[_Read]):
     def __iter__(self) -> Iterator[_Read]:
         # Not a generator: the place is the one at the moment of the call.
         epoch, *rest = self._place.tolist()
-        _begin_epoch(self._data, epoch)
+        _begin_epoch(self.data, epoch)
         return self._read(epoch, *rest)
 
     def _read(self, epoch: int, first: int, rank: int, ranks: int) -> Iterator[_Read]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        # Equal on all ranks, for a stream that shuffles with the process's generators. A collate_fn that does so draws
-        # other numbers: it draws for other samples.
+        # Equal on all ranks, for a stream that shuffles with the process's generators.
         numbers = OwnRandomNumbers(self._seed, epoch, number)
         with numbers.in_use():
-            stream = iter(self._data)
-        counts = not self._evaluation and self._collate is not default_collate
-        axes = SampleAxes()
+            stream = iter(self.data)
         whole = part_of(self._size, rank, ranks) if self.divided else slice(0, self._size)
         size = whole.stop - whole.start
         for turn in itertools.count():
@@ -247,22 +234,14 @@ class _Reader(IterableDataset[_Read]):
                 batch = list(itertools.islice(stream, size))
             if not batch or (self._drop_last and len(batch) < size):
                 return
-            if counts and not turn:
-                axes = axes_of(self._collate, batch[0])
             look, part = Fingerprint.of(batch), None  # before a collate_fn that changes its samples
             # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
-            if turn * workers + number >= first:
-                own = batch if self.divided else batch[part_of(len(batch), rank, ranks)]
-                if own or not self._evaluation:
-                    part = self._collate(own or _spare(batch[0]))
-            yield _Read(self._size if self.divided else len(batch), look, part, axes)
-
-
-def _spare(sample: Any) -> list[Any]:
-    """Copies of a sample, where it can be copied: a collate_fn may change its samples."""
-    with contextlib.suppress(Exception):
-        return [copy.deepcopy(sample) for _ in range(SPARE_SAMPLES)]
-    return [sample] * SPARE_SAMPLES
+            if (place := turn * workers + number) >= first:
+                with self._numbers.in_use():
+                    self._numbers.of_batch(epoch, place)
+                    own = self._collation.fetched(len(batch), DataPlace(rank, ranks))
+                    part = self._collation(batch[own], len(batch), DataPlace(rank, ranks))
+            yield _Read(self._size if self.divided else len(batch), look, part)
 
 
 def _is_webdataset(data: Any) -> bool:
@@ -275,7 +254,3 @@ def _begin_epoch(data: Any, epoch: int) -> None:
     for stage in data.pipeline if _is_webdataset(data) else ():
         if isinstance(getattr(stage, "epoch", None), int):
             stage.epoch = epoch - 1
-
-
-def _as_it_is(read: Any) -> Any:
-    return read
