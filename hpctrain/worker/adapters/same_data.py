@@ -22,16 +22,11 @@ WHOLE = (
     "and with random choices that are seeded alike. A rank that has data of its own draws them from a plain loader, "
     "without ht.shard"
 )
-# How many samples of a data set are compared.
+# How many samples of a data set are compared, and of a batch of a stream.
 _FEW_SAMPLES = 4
 # A leaf with more numbers than this is described by its means.
 _SMALL = 64
-_SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 1e-3
-# Two decoders differ by a little in each of the numbers of an image that a fingerprint takes.
-_LARGE_TOLERANCE = 2e-2
-# How many samples of a batch have sums of their own in a fingerprint.
-_FEW = 8
-_SUMS = _FEW + 1
+_SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 2e-3
 _BY_MEANS = " by means"
 # How deep in containers and objects; it ends at an object that refers to itself.
 _DEPTH = 8
@@ -164,7 +159,9 @@ def _summarise_array(array: np.ndarray[Any, Any], kind: str) -> LeafSummary:
     if flat.size <= _SMALL:
         return LeafSummary(what, tuple(numbers.tolist()), _SMALL_TOLERANCE * size)
     means = [float((numbers * ramp).mean()) for ramp in _ramps(flat.size)]
-    return LeafSummary(f"{what}{_BY_MEANS}", tuple(means), _MEAN_TOLERANCE * size)
+    # Of large numbers that are close to each other, as temperatures, the difference counts.
+    spread = float(np.abs(numbers - means[0]).mean()) + 1e-3 * size
+    return LeafSummary(f"{what}{_BY_MEANS}", tuple(means), _MEAN_TOLERANCE * spread)
 
 
 def _ramps(size: int) -> tuple[Any, ...]:
@@ -177,50 +174,37 @@ class Fingerprint(NamedTuple):
     """A few numbers that are equal, but for rounding, where two lists have the same samples in one order.
 
     Attributes:
-        exact: a hash of texts, whole numbers, types and shapes; of 52 bits, which a float holds.
-        sums: over the numbers of some samples, a sum for each, and the mean of all: first over their small arrays, then
-            over their images and larger arrays.
-        sizes: how large such sums are.
+        exact: a hash of the length and of what must be equal in a few samples; of 52 bits, which a float holds.
+        sums: for each of these samples, the sum of its other numbers, each multiplied by a weight of its own.
+        tolerances: the largest difference of two such sums.
     """
 
     exact: float = 0.0
-    sums: tuple[float, ...] = (0.0,) * 2 * _SUMS
-    sizes: tuple[float, ...] = (0.0,) * 2 * _SUMS
+    sums: tuple[float, ...] = (0.0,) * _FEW_SAMPLES
+    tolerances: tuple[float, ...] = (0.0,) * _FEW_SAMPLES
 
     @classmethod
     def of(cls, samples: Sequence[Any]) -> Fingerprint:
-        """That of the first and the last sample, and of a few between them."""
+        """That of the first and the last sample, and of some between them."""
         digest = xxhash.xxh3_64(str(len(samples)).encode())
-        small: list[list[float]] = [[] for _ in range(_FEW)]
-        large: list[list[float]] = [[] for _ in range(_FEW)]
-        places = sorted({round(place) for place in np.linspace(0, len(samples) - 1, _FEW)})
-        for number, place in enumerate(places):
-            for name, leaf in leaves(samples[place]):
-                array = None if isinstance(leaf, bool | int | str | bytes) else array_of(leaf)
-                if array is None:
-                    digest.update(leaf if isinstance(leaf, bytes) else f"{name} {_summarise_leaf(leaf).exact}".encode())
-                    continue
-                digest.update(f"{name} {array.dtype} {array.shape}".encode())
-                flat = np.ascontiguousarray(array).ravel()
-                if array.dtype.kind in "fc" or array.dtype == np.uint8:
-                    flat = flat.view(flat.real.dtype)  # a complex number is two
-                    few = flat[:: flat.size // _SMALL | 1][:_SMALL].astype(np.float64)
-                    into = small if flat.size <= _SMALL and array.dtype != np.uint8 else large
-                    into[number] += np.nan_to_num(few, posinf=1e300, neginf=-1e300).tolist()
-                else:
-                    digest.update(flat.tobytes())
-        sums, sizes = zip(*_sums(small), *_sums(large), strict=True)
-        return cls(float(digest.intdigest() >> 12), sums, sizes)
+        sums, tolerances = [], []
+        for place in np.linspace(0, len(samples) - 1, _FEW_SAMPLES).round().astype(int):
+            leaves_of = summarise(samples[place])
+            digest.update("".join(f"{name} {leaf.exact}" for name, leaf in leaves_of.items()).encode())
+            numbers = np.array([number for leaf in leaves_of.values() for number in leaf.numbers])
+            sums.append(float((numbers * (1 + np.cos(np.arange(numbers.size)))).sum()) / 2)
+            tolerances.append(sum(leaf.tolerance * len(leaf.numbers) for leaf in leaves_of.values()))
+        return cls(float(digest.intdigest() >> 12), tuple(sums), tuple(tolerances))
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[float]) -> Fingerprint:
         """That of :meth:`numbers`."""
         exact, *rest = map(float, numbers)
-        return cls(exact, tuple(rest[: 2 * _SUMS]), tuple(rest[2 * _SUMS :]))
+        return cls(exact, tuple(rest[:_FEW_SAMPLES]), tuple(rest[_FEW_SAMPLES:]))
 
     def numbers(self) -> tuple[float, ...]:
         """All of it."""
-        return (self.exact, *self.sums, *self.sizes)
+        return (self.exact, *self.sums, *self.tolerances)
 
     def then(self, other: Fingerprint) -> Fingerprint:
         """That of all samples until now, and of the last of them."""
@@ -229,20 +213,8 @@ class Fingerprint(NamedTuple):
 
     def differs(self, other: Fingerprint) -> bool:
         """Whether these are of different samples."""
-        tolerances = np.repeat([_SMALL_TOLERANCE, _LARGE_TOLERANCE], _SUMS)
-        far = np.abs(np.subtract(self.sums, other.sums)) > tolerances * np.maximum(self.sizes, other.sizes)
+        far = np.abs(np.subtract(self.sums, other.sums)) > np.maximum(self.tolerances, other.tolerances)
         return self.exact != other.exact or bool(far.any())
-
-
-def _sums(samples: list[list[float]]) -> list[tuple[float, float]]:
-    """For each sample a sum that depends on the order of its numbers, then the mean; and how large these are."""
-    everything = [number for sample in samples for number in sample]
-    mean = float(np.mean(everything)) if everything else 0.0  # subtracted so that a small part of large numbers counts
-    found = []
-    for sample in map(np.array, samples):
-        apart = np.abs(sample - mean).sum() + 1e-4 * np.abs(sample).sum()
-        found.append((float(((sample - mean) * (1 + np.cos(np.arange(sample.size)))).sum()), float(apart)))
-    return [*found, (mean, float(np.abs(everything).mean()) if everything else 0.0)]
 
 
 def sample_indices(samples: int) -> list[int]:

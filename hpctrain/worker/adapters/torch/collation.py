@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,9 @@ from hpctrain.worker.data.sampling import part_of
 # The dimensions that count samples are found by batches of this many copies of a sample, of so many samples.
 _COUNTS, _TRIED = (2, 5), 4
 
+# The names of the functions of which a communicator's ranks were told what they cost.
+_told: weakref.WeakKeyDictionary[Communicator, set[str]] = weakref.WeakKeyDictionary()
+
 # The keys and numbers that lead to a tensor within a batch.
 Path = tuple[Any, ...]
 
@@ -49,11 +53,13 @@ class Part(NamedTuple):
         batch: as the script gets it, but with this rank's rows as plain tensors.
         sizes: how many rows each data rank has of the tensor at each path, and their dimension.
         texts: how many texts are this rank's, in lists that have those of its samples; None where they have all.
+        reads_all: the collate_fn for which each rank reads all samples, "" if it reads its own.
     """
 
     batch: Any
     sizes: tuple[tuple[Path, int, tuple[int, ...]], ...] = ()
     texts: int | None = None
+    reads_all: str = ""
 
 
 class Collation:
@@ -98,7 +104,10 @@ class Collation:
             return leaf.narrow(axis.dim, begin, rows[place.rank]).clone(memory_format=torch.contiguous_format)
 
         batch = batch if self._axes == {} else changed(batch, own_rows)
-        return Part(batch, tuple(sizes), counts[place.rank] if self.by_sample else None)
+        if self.by_sample:
+            return Part(batch, tuple(sizes), texts=counts[place.rank])
+        name = getattr(self._collate, "__qualname__", type(self._collate).__name__)
+        return Part(batch, tuple(sizes), reads_all=name)
 
     def _rows(self, size: int, axis: Axis, counts: list[int], place: DataPlace) -> tuple[int, ...]:
         """How many rows each rank has, where the collated samples have ``size``."""
@@ -121,6 +130,10 @@ class Collation:
 
 def joined(part: Part, comm: Communicator) -> Any:
     """A batch as the script gets it: its tensors are those of all ranks. Collective where it has texts."""
+    if part.reads_all:
+        _tell(part, comm)
+    if not part.sizes and part.texts is None:
+        return part.batch
     ranks = data_ranks(comm)
     found: dict[tuple[int, tuple[int, ...]], Rows] = {}
     rows = {path: found.setdefault((dim, sizes), Rows(ranks, sizes, dim)) for path, dim, sizes in part.sizes}
@@ -140,6 +153,19 @@ def joined(part: Part, comm: Communicator) -> Any:
     lists = zip(*(parts[rank] for rank in range(ranks.size)), strict=True)
     whole = iter([list(itertools.chain.from_iterable(each)) for each in lists])
     return changed(batch, lambda _, leaf: type(leaf)(next(whole)) if _are_texts(leaf) else leaf)
+
+
+def _tell(part: Part, comm: Communicator) -> None:
+    """Say once of a collate_fn what it costs that each rank reads all samples."""
+    told = _told.setdefault(comm, set())
+    if part.reads_all in told:
+        return
+    told.add(part.reads_all)
+    computes = "" if part.sizes else ", and computes them, as no dimension of a tensor counts samples"
+    comm.say(
+        f"every rank reads all samples of each batch{computes}: the collate_fn {part.reads_all} may pad or mix them. "
+        "If it treats each sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only"
+    )
 
 
 def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:

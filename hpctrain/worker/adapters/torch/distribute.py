@@ -15,7 +15,6 @@ from hpctrain.worker.adapters.torch.changes import watch_changes
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.worker.adapters.torch.liveness import watch_first_steps
 from hpctrain.worker.adapters.torch.own_statistics import warn_of_own_statistics
-from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
@@ -111,7 +110,6 @@ def distribute(
     if division is not None:
         division.apply()
     watch_first_steps(comm, optimizers)
-    ready(comm, "model")
     return model, optimizer
 
 

@@ -37,7 +37,6 @@ from hpctrain.worker.adapters.torch.parallel.sharding import divide
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
 from hpctrain.worker.adapters.torch.parallel.step_watch import StepWatch
 from hpctrain.worker.adapters.torch.parallel.tensor import refuse_tie, tied_names
-from hpctrain.worker.adapters.torch.random_streams import ready
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.comm import Communicator, current
@@ -153,7 +152,6 @@ class Pipeline:
         self._schedules = Schedules(
             schedule, self._by_number, self._micro_batches, self._loss, self._mesh, self._watch.note
         )
-        ready(self._comm, "model")
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
         """Refuse a parameter that two stages share and divide over tp differently."""
