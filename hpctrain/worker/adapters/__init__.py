@@ -80,7 +80,12 @@ def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
 
 @overload
 def shard(
-    data: DataLoader[Any], *, comm: Communicator | None = None, evaluation: bool = False, seed: int = 0
+    data: DataLoader[Any],
+    *,
+    comm: Communicator | None = None,
+    evaluation: bool = False,
+    seed: int = 0,
+    collate_by_sample: bool = False,
 ) -> ShardedLoader: ...
 @overload
 def shard(
@@ -93,7 +98,7 @@ def shard(
     comm: Communicator | None = None,
 ) -> tf.data.Dataset: ...
 def shard(data: Any, **settings: Any) -> Any:
-    """Give this rank its part of each batch.
+    """Divide each batch over the ranks.
 
     See :func:`hpctrain.worker.adapters.torch.shard` (a DataLoader) and :func:`hpctrain.worker.adapters.keras.shard` (a
     tf.data.Dataset or arrays) for the settings.
