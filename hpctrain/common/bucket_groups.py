@@ -50,8 +50,7 @@ class BucketGroup:
     Attributes:
         members: their numbers in the order of registration, in the order in which they lie in the bucket.
         in_place: whether it is one gradient, reduced where autograd put it.
-        flags: how many elements travel behind the gradients: one a parameter and one for all, with the
-            last bucket.
+        flags: how many elements travel behind the gradients: one a parameter, with the last bucket.
     """
 
     members: tuple[int, ...]
@@ -76,7 +75,7 @@ def group(
     for index, members in enumerate(groups):
         first, last = parameters[members[0]], index == len(groups) - 1
         alone = first.nbytes >= large and first.dense and not last
-        found.append(BucketGroup(members=tuple(members), in_place=alone, flags=len(parameters) + 1 if last else 0))
+        found.append(BucketGroup(members=tuple(members), in_place=alone, flags=len(parameters) if last else 0))
     return found
 
 

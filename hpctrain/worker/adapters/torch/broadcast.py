@@ -25,7 +25,16 @@ def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
     Raises:
         HpctrainError: names the first tensor that differs from rank 0's, and the rank.
     """
-    own = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in _named_tensors(model)]
+    check_same(comm, _named_tensors(model))
+
+
+def check_same(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse tensors with other names or of another form than rank 0's. Collective.
+
+    Raises:
+        HpctrainError: names the first tensor that differs from rank 0's, and the rank.
+    """
+    own = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
     everyone = comm.allgather_object(own)
     for rank, theirs in enumerate(everyone):
         for first, other in itertools.zip_longest(everyone[0], theirs):
@@ -43,7 +52,7 @@ def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
 
 def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -> None:
     """Overwrite parameters and buffers with those of rank ``root``."""
-    _broadcast(comm, [tensor.detach() for _, tensor in _named_tensors(model)], root)
+    broadcast_tensors(comm, (tensor for _, tensor in _named_tensors(model)), root)
 
 
 def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
@@ -59,7 +68,7 @@ def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, ro
     shapes = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
     if comm.rank != root:
         values = pytree.tree_map_only(_Shape, _Shape.empty, shapes)
-    _broadcast(comm, [leaf.detach() for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)], root)
+    broadcast_tensors(comm, (each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor)), root)
     for settings, value in zip(own, values, strict=True):
         settings.write(value)
 
@@ -153,12 +162,12 @@ def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     yield from model.named_buffers()
 
 
-def _broadcast(comm: Communicator, tensors: Iterable[torch.Tensor], root: int) -> None:
-    """Many tensors in few messages: their bytes joined, whatever their types."""
+def broadcast_tensors(comm: Communicator, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
+    """Overwrite many tensors with those of rank ``root``, in few messages: their bytes joined, whatever their types."""
     engine = comm.torch()
     chunk: list[torch.Tensor] = []
     size = 0
-    for tensor in tensors:
+    for tensor in (each.detach() for each in tensors):
         if chunk and (size + tensor.nbytes > _CHUNK_BYTES or tensor.device != chunk[0].device):
             _broadcast_chunk(engine, chunk, root)
             chunk, size = [], 0

@@ -246,7 +246,7 @@ def make_buckets(
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 
     Returns:
-        The buckets, and the flags that are reduced with the last of them: one element a parameter, and one for all.
+        The buckets, and the flags that are reduced with the last of them: one element a parameter.
     """
     members = [
         BucketMember(nbytes=each.nbytes, kind=(each.dtype, each.device), dense=_is_dense(each))

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.worker.adapters.torch.denominators import denominators_of
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator
 
 Closure = Callable[[], Any]
@@ -34,16 +32,15 @@ def with_closure(
 
 
 def mean_loss(comm: Communicator, closure: Closure) -> Any:
-    """A closure's loss averaged over the samples of all ranks, where each rank's is the mean over its own. Collective.
+    """The mean over the ranks of a closure's loss; the loss of a whole batch is the same on all of them. Collective.
 
     LBFGS chooses the length and number of its steps by it; ranks that chose differently would wait for each other.
     """
     loss = closure()
-    denominators_of(comm).step_begins(loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu"))
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.detach().new_full(loss.shape, _mean(comm, loss.item()))
     return _mean(comm, loss) if isinstance(loss, float) else loss
 
 
 def _mean(comm: Communicator, loss: float) -> float:
-    return float(comm.allreduce(np.array([loss * batch_weights(comm).of_last_draw()]))[0])
+    return float(comm.allreduce(np.array([loss]))[0])

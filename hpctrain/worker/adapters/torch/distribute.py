@@ -11,16 +11,13 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.data_ranks import mesh_of
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.worker.adapters.torch.changes import watch_changes
-from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
-from hpctrain.worker.adapters.torch.liveness import watch_first_steps
 from hpctrain.worker.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.worker.adapters.torch.recording import step_recorder
-from hpctrain.worker.adapters.torch.reducer import GradientReducer, keep, reducers, reducers_of
+from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
-from hpctrain.worker.adapters.torch.sparse import sparse_parameters
-from hpctrain.worker.adapters.torch.steps import Trained, trained, watch_steps
+from hpctrain.worker.adapters.torch.steps import watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
+from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, reducers_of, trained
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.base import Wire
 
@@ -106,10 +103,11 @@ def distribute(
         broadcast_optimizer(comm, each)
     synchronise_batch_norms(comm, model)
     if division is None or not division.divides_model:
-        _attach_reducers(comm, model, optimizers, bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
+        settings = Settings(bucket_bytes=bucket_bytes, wire=wire, guard_every=guard_every)
+        _attach_reducers(comm, model, optimizers, settings)
     if division is not None:
         division.apply()
-    watch_first_steps(comm, optimizers)
+    add_modules(model, None)
     return model, optimizer
 
 
@@ -141,10 +139,7 @@ def _attach_reducers(
     comm: Communicator,
     model: torch.nn.Module,
     optimizers: list[torch.optim.Optimizer],
-    *,
-    bucket_bytes: float,
-    wire: Wire[torch.dtype],
-    guard_every: int,
+    settings: Settings,
 ) -> None:
     """Reduce the gradients that no earlier call took, guard the parameters, and watch the steps."""
     for reducer in reducers_of(model):
@@ -158,23 +153,16 @@ def _attach_reducers(
             )
         if reducer.changed:
             reducer.rebuild()
-    known = set[int]().union(*(reducer.managed for reducer in reducers()))
-    fresh = [(name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]
-    record = trained.setdefault(model, Trained(comm))
+    record = trained.get(model)
+    if record is None:
+        record = trained[model] = Trained(comm, model, settings)
     record.add(optimizers)
-    if fresh:
-        sparse, title = sparse_parameters(model), type(model).__name__
-        reducer = GradientReducer(comm, title, fresh, sparse=sparse, bucket_bytes=bucket_bytes, wire=wire)
-        keep(reducer, model)
-        record.keep(reducer)
-        record.lead(optimizers[0], model)
-        guard = guards[optimizers[0]] = guard_over(comm, model.named_parameters(), every=guard_every)
-        guard.settings = settings_of(optimizers)
-        record.prove(guard)
-        record.note = step_recorder(comm, model, bucket_bytes / 1e6)
+    add_modules(model, record)
+    if record.take(equal=True):
+        record.lead(optimizers)
+        record.note = step_recorder(comm, model, settings.bucket_bytes / 1e6)
         if comm.size > 1:
             warn_of_own_statistics(model, lambda: comm.say(_OWN_STATISTICS))
-    watch_changes(model)
     watch_steps()
 
 

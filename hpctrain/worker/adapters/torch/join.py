@@ -14,8 +14,7 @@ import torch
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer
-from hpctrain.worker.adapters.torch.reducer import reducers_of
-from hpctrain.worker.adapters.torch.steps import Trained, trained
+from hpctrain.worker.adapters.torch.trainable import Trained, reducers_of, trained
 from hpctrain.worker.adapters.torch.turns import Turns, turns_of
 
 

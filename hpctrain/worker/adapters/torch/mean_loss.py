@@ -1,13 +1,13 @@
 """Losses that are divided by something other than the number of samples: by tokens, by weights, or by nothing.
 
-The mean over the ranks of their own means is then not the mean of the batch. Sum and count are added up over the ranks
-instead, and each rank's sum gets the gradient that makes the mean over the ranks that of the batch.
+A model that computes its loss has a part of the rows. The mean over the ranks of such losses is not that of the batch,
+so sum and count are added up over the ranks instead, and each rank's sum gets the gradient that makes the mean over the
+ranks that of the batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,14 @@ import torch
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data, mesh_of
 from hpctrain.worker.adapters.torch.turns import turns_of
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm import Communicator, current
 
-OVER_RANKS = "_OverRanksBackward"
-"""The name of such a loss's node in autograd's graph."""
+_made = [0]
+
+
+def losses_made() -> int:
+    """How many losses of all ranks this process has made: a model that returns one has computed it of all rows."""
+    return _made[0]
 
 
 def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
@@ -65,29 +68,23 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
             "let the pipeline's loss return the sum, and give ht.Pipeline count=, a function of the targets",
             call=name,
         )
-    weights = batch_weights(comm)
-    weight, known = weights.of_loss(total)
     turns = turns_of(comm)
-    # A rank without a sample of its own computes another rank's, and ranks of one tp group the same ones.
     # Where nothing is counted, a mean that the script multiplied by it is not a number.
     number = 1.0 if count is None else _number(count)
-    counts = weight > 0 and number > 0
+    counts = number > 0
+    # Ranks of one tp group compute the same samples.
     sums = np.array([_number(total), number] if counts else [0.0, 0.0])
     sums *= is_first_of_data(comm)
     if comm.size > 1:
         sums = turns.add_up(sums) if turns.joined else comm.allreduce(sums, "sum")
     divisor = float(sums[1]) if count is not None else 1.0
     mean = float(sums[0]) / divisor if divisor else 0.0
-    # What later weights and means will multiply the gradients by in total.
-    later = weight * turns.factor / data_place(comm).ranks
+    # What the mean over the ranks will multiply the gradients by.
+    later = turns.factor / data_place(comm).ranks
     scale = 1 / (divisor * later) if divisor and counts else 0.0
-
-    def check() -> None:
-        if not known:
-            weights.check_assumed(weight)
-
     divisor_tensor = count if isinstance(count, torch.Tensor) else None
-    result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale, check)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale)  # type: ignore[no-untyped-call]
+    _made[0] += 1
     return result
 
 
@@ -99,14 +96,11 @@ class _OverRanks(torch.autograd.Function):
     """A number that is known, with the gradients of a sum and of what it is divided by."""
 
     @staticmethod
-    def forward(
-        ctx: Any, total: torch.Tensor, count: torch.Tensor | None, mean: float, scale: float, check: Callable[[], None]
-    ) -> torch.Tensor:
-        ctx.mean, ctx.scale, ctx.check = mean, scale, check
+    def forward(ctx: Any, total: torch.Tensor, count: torch.Tensor | None, mean: float, scale: float) -> torch.Tensor:
+        ctx.mean, ctx.scale = mean, scale
         return torch.full_like(total, mean)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        ctx.check()
         gradient = gradients[0] * ctx.scale
-        return gradient, -ctx.mean * gradient if ctx.needs_input_grad[1] else None, None, None, None
+        return gradient, -ctx.mean * gradient if ctx.needs_input_grad[1] else None, None, None

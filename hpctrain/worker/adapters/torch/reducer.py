@@ -8,29 +8,26 @@ need no special calls.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.buckets import BucketSlot, differs, make_buckets
-from hpctrain.worker.adapters.torch.denominators import denominators_of
+from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets
 from hpctrain.worker.adapters.torch.sparse import reduce_sparse
 from hpctrain.worker.adapters.torch.turns import turns_of
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm.base import Communicator, TopK, Wire
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 
-# By the modules that own the parameters: hooks hold a reducer weakly, so that it goes when they go. A module has
-# several where its parameters were unfrozen one after the other.
-_reducers: weakref.WeakKeyDictionary[torch.nn.Module, set[GradientReducer]] = weakref.WeakKeyDictionary()
+# The ids of the parameters of all living reducers, which keep them alive.
+reduced: set[int] = set()
 _numbers = itertools.count()
 _paused = False
 # Modules that reduce their gradients by themselves (FSDP2). no_sync() switches that off in them.
@@ -58,34 +55,11 @@ def _sync_others(sync: bool) -> None:
         module.set_requires_gradient_sync(sync)  # type: ignore[operator]
 
 
-def reducers() -> set[GradientReducer]:
-    """The reducers whose parameters are in use."""
-    return set[GradientReducer]().union(*_reducers.values())
-
-
-def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
-    """The reducers of a model's parameters, in the order in which they were made."""
-    own = {id(parameter) for parameter in model.parameters()}
-    return sorted((each for each in reducers() if each.managed & own), key=lambda each: each.number)
-
-
-def keep(reducer: GradientReducer, model: torch.nn.Module) -> None:
-    """Keep a reducer alive as long as the modules whose parameters it handles."""
-    for module in model.modules():
-        own = {id(parameter) for parameter in module.parameters(recurse=False)}
-        if own & reducer.managed:
-            # Drops a reducer whose parameters in this module were all replaced.
-            before = {each for each in _reducers.get(module, ()) if each.managed & own}
-            _reducers[module] = before | {reducer}
-
-
 class GradientReducer:
-    """The gradients of some parameters, reduced during each backward pass.
+    """The gradients of some parameters, reduced during each backward pass. :meth:`manage` says of which.
 
     Args:
         title: the model's class, for messages.
-        parameters: names and parameters that require a gradient, in the same order on every rank.
-        sparse: names of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
         bucket_bytes: a bucket is closed when it holds this much.
         wire: the wire format, see :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
 
@@ -94,47 +68,61 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
+        left: whether the communicator was shut down.
         defers: whether a later step sends what this one leaves out, see :class:`hpctrain.worker.comm.base.TopK`.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        title: str,
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        *,
-        sparse: frozenset[str],
-        bucket_bytes: float,
-        wire: Wire[torch.dtype],
-    ) -> None:
+    def __init__(self, comm: Communicator, title: str, *, bucket_bytes: float, wire: Wire[torch.dtype]) -> None:
         self.comm = comm
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
         self._turns = turns_of(comm)
-        self._denominators = denominators_of(comm)
         self.title = title
         self.number = self._turns.enter(comm, self)
         self.defers = isinstance(wire, TopK)
+        self._bucket_bytes, self._wire = bucket_bytes, wire
         # One rank's gradients are the means: they stay where autograd puts them, without hooks.
-        self._alone = [parameter for _, parameter in parameters] if comm.size == 1 else []
-        reduced = [] if self._alone else parameters
-        self._sparse = [(name, parameter) for name, parameter in reduced if name in sparse]
-        dense = [(name, parameter) for name, parameter in reduced if name not in sparse]
-        self._make_buckets = functools.partial(
-            make_buckets, dense, self._engine, name=self._name, bucket_bytes=bucket_bytes, wire=wire
-        )
-        self._take_buckets()
+        self._alone: list[torch.nn.Parameter] = []
+        self._sparse: list[Named] = []
+        self._dense: list[Named] = []
+        self._buckets: list[Bucket] = []
+        self._slots: list[BucketSlot] = []
         self._launched = 0
         self._running = False
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
-        self._left = False
+        self.left = False
         self._start = 0.0
-        self.managed = {id(parameter) for _, parameter in parameters}
+        self.managed: set[int] = set()
+        self._hooks: dict[int, RemovableHandle] = {}
         self.timeline: list[Moment] = []
         self.communication_seconds = 0.0
-        self._register()
+        weakref.finalize(self, reduced.difference_update, self.managed).atexit = False
         comm.before_shutdown(self._leave_buffers)
+
+    def manage(self, parameters: Sequence[Named], sparse: Collection[int] = ()) -> None:
+        """Reduce the gradients of these parameters from now on, and of no others. Between two backward passes.
+
+        Args:
+            parameters: names and parameters that require a gradient, in the same order on every rank.
+            sparse: ids of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
+        """
+        self._copy_gradients()
+        own = {id(parameter) for _, parameter in parameters}
+        reduced.difference_update(self.managed)
+        reduced.update(own)
+        for key in self.managed - own:
+            if key in self._hooks:
+                self._hooks.pop(key).remove()
+        self.managed.clear()
+        self.managed.update(own)
+        if self.comm.size == 1:
+            self._alone = [parameter for _, parameter in parameters]
+            return
+        self._sparse = [(name, parameter) for name, parameter in parameters if id(parameter) in sparse]
+        self._dense = [(name, parameter) for name, parameter in parameters if id(parameter) not in sparse]
+        self._take_buckets()
+        self._register()
 
     @property
     def interrupted(self) -> bool:
@@ -173,43 +161,45 @@ class GradientReducer:
         return any(differs(slot) for slot in self._slots)
 
     def _take_buckets(self) -> None:
-        self._buckets, flags = self._make_buckets()
-        self._used, self._losses_changed = flags[:-1], flags[-1:]
+        self._buckets, self._used = make_buckets(
+            self._dense, self._engine, name=self._name, bucket_bytes=self._bucket_bytes, wire=self._wire
+        )
         self._used.fill_(1)
-        self._losses_changed.zero_()
         self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
         # The version counter of each bucket's gradients at the end of the last backward pass.
         self._versions = [-2] * len(self._buckets)
-        self._place = {slot.name: index for index, slot in enumerate(self._slots)}
+        self._place = {id(slot.parameter): index for index, slot in enumerate(self._slots)}
 
     def _leave_buffers(self) -> None:
         """Copy gradients out of the engine's buffers, which are about to be freed."""
+        self._copy_gradients()
+        self._buckets, self._slots = [], []
+        self._used = torch.empty(0, device="cpu")
+        self.left = True
+
+    def _copy_gradients(self) -> None:
         for slot in self._slots:
             gradient = slot.parameter.grad
             if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
                 slot.parameter.grad = gradient.clone()
-        self._buckets, self._slots = [], []
-        self._used = self._losses_changed = torch.empty(0, device="cpu")
-        self._left = True
 
     def _register(self) -> None:
         # A parameter owns its hooks; if they owned the reducer, which owns the parameter, neither would ever go.
         own = weakref.proxy(self)
-        weights = batch_weights(self.comm)
-        self._hooks = {}
-        for slot in self._slots:
-            arrived = slot.parameter.register_post_accumulate_grad_hook(lambda _, name=slot.name: own._arrived(name))
-            self._hooks[slot.name] = arrived.id
-            weights.weigh(slot.parameter)
-        for _, parameter in self._sparse:
-            parameter.register_post_accumulate_grad_hook(lambda _: own._sparse_arrived())
-            weights.weigh(parameter)
+
+        def hook(key: int) -> Callable[[torch.Tensor], None]:
+            return lambda _: own._arrived(key)
+
+        for parameter in (each for _, each in self._dense if id(each) not in self._hooks):
+            self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook(id(parameter)))
+        for parameter in (each for _, each in self._sparse if id(each) not in self._hooks):
+            self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(lambda _: own._sparse_arrived())
 
     def _begin(self) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
         if self._running or _paused:
             return
-        if self._left:
+        if self.left:
             raise HpctrainError(
                 "HT-backward-after-shutdown",
                 "backward() of a model that ht.distribute got, after ht.shutdown()",
@@ -220,27 +210,22 @@ class GradientReducer:
         self._start = time.perf_counter()
         self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self._denominators.reduces()
-        if len(self._losses_changed) and self.comm.size > 1:
-            self._denominators.fill_flag(self._losses_changed)
         self._turns.begin(self)
 
     def _sparse_arrived(self) -> None:
         with self._turns.lock:
-            self._denominators.reaches_model()
             self._begin()
 
-    def _arrived(self, name: str) -> None:
+    def _arrived(self, key: int) -> None:
         # Locked because autograd runs a thread for each device.
         with self._turns.lock:
-            self._take(name)
+            self._take(key)
 
-    def _take(self, name: str) -> None:
-        self._denominators.reaches_model()
+    def _take(self, key: int) -> None:
         if _paused:
             return
         self._begin()
-        slot = self._slots[self._place[name]]
+        slot = self._slots[self._place[key]]
         if slot.ready:
             if slot.bucket.index >= self._launched:
                 return
@@ -256,7 +241,7 @@ class GradientReducer:
         slot.ready = True
         slot.bucket.missing -= 1
         hooks = slot.parameter._post_accumulate_grad_hooks
-        self._held = self._held or (bool(hooks) and next(reversed(hooks)) != self._hooks[name])
+        self._held = self._held or (bool(hooks) and next(reversed(hooks)) != self._hooks[key].id)
         self._note("gradient", slot.bucket.index)
         if self._turns.has(self):
             self.launch_ready()
@@ -300,16 +285,18 @@ class GradientReducer:
     def _finish(self) -> None:
         """At the end of the backward pass, start the remaining reductions, and wait for all."""
         begin = time.perf_counter()
+        self.reduce_present()
+        self.communication_seconds = time.perf_counter() - begin
+
+    def reduce_present(self) -> None:
+        """Reduce the gradients that are there and were not reduced in this backward pass. Collective."""
         unused = self._fill_rest()
         self._reduce_rest()
         for index in unused:
             # A deferred gradient may arrive in a step in which no rank uses the parameter.
             if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
                 self._slots[index].parameter.grad = self._slots[index].gradient
-        if len(self._losses_changed) and self.comm.size > 1:
-            self._denominators.read_flag(self._losses_changed)
         self._end()
-        self.communication_seconds = time.perf_counter() - begin
 
     def reduce_zeros(self) -> None:
         """Take part in a backward pass of the other ranks with zeros, without a batch."""
@@ -331,8 +318,8 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.finish()
             self._note("finished", bucket.index)
-        for name, parameter in self._sparse:
-            reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.{name}")
+        for number, (name, parameter) in enumerate(self._sparse):
+            reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.sparse.{number}")
         if (factor := self._turns.factor) != 1:
             self._multiply(factor)
 
@@ -345,7 +332,6 @@ class GradientReducer:
 
     def _end(self) -> None:
         self._used.fill_(1)
-        self._losses_changed.zero_()
         self._versions = [bucket.slots[0].gradient._version for bucket in self._buckets]
         for bucket in self._buckets:
             bucket.reset()

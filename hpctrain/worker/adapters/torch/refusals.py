@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import NoReturn
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -57,12 +58,7 @@ def check_model(model: torch.nn.Module) -> None:
             refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
-            raise HpctrainError(
-                "HT-model-lazy-layer",
-                "{name!r} has no shape yet: its layer is lazy and has seen no batch",
-                "call the model on one batch before ht.distribute, and make the optimizer after that",
-                name=name,
-            )
+            refuse_lazy(name)
         if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
             refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
         if tensor.layout != torch.strided:
@@ -93,6 +89,16 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         for package, words in _OPTIMIZERS.items():
             if f"{kind.__module__}.".startswith(f"{package}."):
                 refuse_wrapped(f"the optimizer is {words}")
+
+
+def refuse_lazy(name: str) -> NoReturn:
+    """Raise HpctrainError for a parameter or buffer without a shape."""
+    raise HpctrainError(
+        "HT-model-lazy-layer",
+        "{name!r} has no shape yet: its layer is lazy and has seen no batch",
+        "call the model on one batch before ht.distribute, and make the optimizer after that",
+        name=name,
+    )
 
 
 def refuse_wrapped(what: str) -> None:

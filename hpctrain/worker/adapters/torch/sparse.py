@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Communicator, TorchEngine
 
 
-def sparse_parameters(model: torch.nn.Module) -> frozenset[str]:
-    """The names of the parameters whose gradient is sparse: those that only sparse embeddings use."""
+def sparse_parameters(modules: Iterable[torch.nn.Module]) -> set[int]:
+    """The ids of the parameters whose gradient is sparse: those that only sparse embeddings use."""
     sparse: set[int] = set()
     dense: set[int] = set()
-    for module in model.modules():
+    for module in modules:
         embeds = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
         (sparse if embeds else dense).update(id(parameter) for parameter in module.parameters(recurse=False))
-    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in sparse - dense)
+    return sparse - dense
 
 
 def reduce_sparse(

@@ -1,8 +1,7 @@
 """``nn.SyncBatchNorm`` over the ranks of a communicator, with any engine.
 
 PyTorch's own needs a GPU and torch.distributed, without which it normalises over this rank's samples alone. Here,
-statistics are over all ranks' samples, each counted once. In their gradient, each rank's part has the weight of its
-batch, like the gradients of parameters.
+statistics are over all ranks' samples, each counted once.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.weights import batch_weights
 from hpctrain.worker.comm.base import Communicator, Group
 
 # Groups with their sizes, because the death of a rank ends a group.
 _groups: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
-_said: list[bool] = []
 _ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDictionary()
 
 
@@ -65,8 +61,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
         if not self.training:
             return super().forward(x)
         comm = _ranks.get(self)
-        if comm is None:
-            _check_copy()
+        if comm is None:  # a copy, which ht.distribute did not get
             return nn.modules.batchnorm._BatchNorm.forward(self, x)
         self._check_input_dim(x)
         mean, variance, count = self._statistics(x, comm)
@@ -85,7 +80,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
         values = x.double()
         count = values.new_tensor([x.numel() // max(x.size(1), 1)])
         own = torch.cat([values.sum(axes), values.square().sum(axes), count])
-        total: torch.Tensor = _Sum.apply(own, comm, None if self.weight is None else id(self.weight))  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _Sum.apply(own, comm)  # type: ignore[no-untyped-call]
         count = total[-1].detach()
         mean, square = (total[:-1] / count).view(2, -1)
         return mean, (square - mean.square()).clamp(min=0), count
@@ -105,45 +100,14 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
         return values.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _check_copy() -> None:
-    """Refuse to train a copy, which may only collect statistics, as in ``torch.optim.swa_utils.update_bn``."""
-    if torch.is_grad_enabled():
-        raise HpctrainError(
-            "HT-batch-norm-copy",
-            "a copy of a synchronised batch norm is trained, which ht.distribute did not get",
-            "give the copy to ht.distribute, or call eval() on it",
-            exit_code=1,
-        )
-    if not _said:
-        _said.append(True)
-        for comm in list(_groups):
-            comm.say(
-                "warning: a copy of a synchronised batch norm takes its statistics from each rank's own samples; call "
-                "ht.average_statistics(copy) on all ranks before it evaluates or is saved"
-            )
-
-
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks, whose gradient is the sum of all ranks' gradients, each with the weight of its batch."""
+    """The sum over the ranks, whose gradient is the sum of all ranks' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, comm: Communicator, parameter: int | None) -> torch.Tensor:
-        ctx.comm, ctx.parameter = comm, parameter
+    def forward(ctx: Any, own: torch.Tensor, comm: Communicator) -> torch.Tensor:
+        ctx.comm = comm
         return _group(comm).allreduce_torch(own)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        own = gradients[0]
-        weight = batch_weights(ctx.comm).of_backward(ctx.parameter)
-        sent = torch.cat([own * weight, own.new_tensor([float(weight == 0)])])
-        total = _group(ctx.comm).allreduce_torch(sent)
-        if total[-1] > 0:
-            raise HpctrainError(
-                "HT-batch-norm-too-few-samples",
-                "a batch has fewer samples than there are ranks, and batch normalisation over the ranks "
-                "would count what a rank without a sample computes",
-                "make the batch larger, or give the loader drop_last=True",
-                exit_code=1,
-            )
-        # The gradients of the parameters get this rank's weight afterwards.
-        return total[:-1] / weight, None, None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _group(ctx.comm).allreduce_torch(gradients[0]), None

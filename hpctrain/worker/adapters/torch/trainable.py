@@ -1,21 +1,299 @@
-"""The parameters whose gradients a reducer averages."""
+"""The models that ``ht.distribute`` got, and their parameters, which come and go as in one process.
+
+Layers may be added, replaced, parametrized or unfrozen later. PyTorch calls a hook when a module or a parameter is
+registered, so that a step only looks at a flag and at the frozen parameters. What is new is taken before the next
+forward pass of the model, on all ranks alike.
+"""
 
 from __future__ import annotations
 
-import torch
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from hpctrain.worker.adapters.torch.reducer import reducers
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import is_lazy
+
+from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.adapters.torch.backward_passes import in_backward
+from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_same
+from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
+from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_of, whole_of
+from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
+from hpctrain.worker.adapters.torch.sparse import sparse_parameters
+from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.base import Wire
+
+Optimizer = torch.optim.Optimizer
+Parameter = torch.nn.Parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model's gradients are reduced and its parameters guarded, see ``ht.distribute``."""
+
+    bucket_bytes: float
+    wire: Wire[torch.dtype]
+    guard_every: int
+
+
+class Trained:
+    """The record of a model that was given to ``ht.distribute``. It lives as long as one of the model's modules.
+
+    Attributes:
+        number: its place among all records, the same on every rank.
+        reducer: reduces its gradients; None where another record's reducer handles all of them.
+        guard: compares its parameters between the ranks.
+        note: records a step in the run's events; None where nothing is recorded.
+    """
+
+    def __init__(self, comm: Communicator, model: torch.nn.Module, settings: Settings) -> None:
+        self.comm, self.settings = comm, settings
+        self.number = next(_numbers)
+        self.reducer: GradientReducer | None = None
+        self.guard: Guard | None = None
+        self.note: Callable[[Optimizer], None] | None = None
+        self._title = type(model).__name__
+        self._model = weakref.ref(model)
+        # Those that may be unfrozen.
+        self._frozen: list[Parameter] = []
+        # ModuleList.insert and Sequential.insert call no hook.
+        self._lists: list[tuple[weakref.ref[torch.nn.Module], int]] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._sealing: weakref.finalize[..., Trained] | None = None
+        self._leader: weakref.ref[Optimizer] | None = None
+        self._first: weakref.ref[Parameter] | None = None
+        _records.add(self)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that the model was distributed with, in order."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def add(self, optimizers: Iterable[Optimizer]) -> None:
+        """Add optimizers that the model was distributed with."""
+        known = self.optimizers
+        new = [each for each in optimizers if not any(each is one for one in known)]
+        self._optimizers += map(weakref.ref, new)
+        for each in new:
+            within_others.update(optimizers_in(each)[1:])
+
+    @property
+    def changed(self) -> bool:
+        """Whether parameters were unfrozen, or modules inserted, since the parameters were taken."""
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                return True
+        for reference, length in self._lists:
+            module = reference()
+            if module is not None and len(module._modules) != length:
+                return True
+        return False
+
+    def take(self, *, equal: bool = False) -> bool:
+        """Have the reducer take the trainable parameters that none has yet, and guard them.
+
+        Args:
+            equal: whether they are equal on all ranks already; otherwise rank 0's are broadcast.
+
+        Returns:
+            Whether there were any. Collective then.
+        """
+        if self.reducer is not None and self.reducer.left:
+            self._frozen, self._lists = [], []
+            return False
+        modules = dict(self._modules())
+        owned = {(number, name): each for number, module in modules.items() for name, each in _parameters_in(module)}
+        new = {key: each for key, each in owned.items() if each.requires_grad and id(each) not in reduced}
+        if new:
+            if self.comm.size > 1 and not equal:
+                self._make_equal([(f"{type(modules[key[0]]).__name__}.{key[1]}", each) for key, each in new.items()])
+                # Garbage collection may have removed replaced modules on some ranks only.
+                alive = set[tuple[int, str]].intersection(*self.comm.allgather_object(set(owned)))
+                owned = {key: each for key, each in owned.items() if key in alive}
+            self._manage(list(dict.fromkeys(owned.values())), modules.values())
+        self._frozen = [each for each in owned.values() if not each.requires_grad and id(each) not in reduced]
+        lists = (each for each in modules.values() if isinstance(each, torch.nn.ModuleList | torch.nn.Sequential))
+        self._lists = [(weakref.ref(each), len(each._modules)) for each in lists]
+        return bool(new)
+
+    def _make_equal(self, new: list[tuple[str, Parameter]]) -> None:
+        for name, each in new:
+            if is_lazy(each):
+                refuse_lazy(name)
+        check_same(self.comm, new)
+        broadcast_tensors(self.comm, [each for _, each in new])
+
+    def _manage(self, parameters: list[Parameter], modules: Iterable[torch.nn.Module]) -> None:
+        names = self._names()
+        if self.reducer is None:
+            bucket_bytes, wire = self.settings.bucket_bytes, self.settings.wire
+            self.reducer = GradientReducer(self.comm, self._title, bucket_bytes=bucket_bytes, wire=wire)
+        known = self.reducer.managed
+        own = [each for each in parameters if id(each) in known or (each.requires_grad and id(each) not in reduced)]
+        self.reducer.manage([(names(each), each) for each in own], sparse_parameters(modules))
+        if self._first is not None and not any(each is self._first() for each in own):
+            self._first = weakref.ref(own[0])
+        self._guard([(names(each), each) for each in parameters if not is_lazy(each)])
+
+    def _guard(self, parameters: list[tuple[str, Parameter]]) -> None:
+        guard = guard_over(self.comm, parameters, every=self.settings.guard_every)
+        if self.guard is not None:
+            guard.succeed(self.guard)
+        if self._sealing is not None:
+            self._sealing.detach()
+        # A model that is dropped before the end leaves the checksums that prove its parameters equal.
+        self.guard, self._sealing = guard, weakref.finalize(self, guard.release)
+        self._sealing.atexit = False
+        if self._leader is not None and (leader := self._leader()) is not None:
+            guards[leader] = guard
+
+    def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
+        return ((part.number, module) for module, part in list(_parts.items()) if part.record is self)
+
+    def _names(self) -> Callable[[Parameter], str]:
+        """A function that returns a parameter's name in the model, while that lives."""
+        model = self._model()
+        names = {} if model is None else {id(each): name for name, each in model.named_parameters()}
+        return lambda each: names.get(id(each), f"{self._title} {tuple(each.shape)}")
+
+    def lead(self, optimizers: list[Optimizer]) -> None:
+        """Count the first optimizer's steps as those of the model, and the steps of any that replaces it."""
+        assert self.guard is not None
+        self.guard.settings = settings_of(optimizers)
+        guards[optimizers[0]] = self.guard
+        self._leader = weakref.ref(optimizers[0])
+        updated = {id(parameter) for parameter in updated_by(optimizers[0])}
+        parameters = (each for _, module in self._modules() for _, each in _parameters_in(module))
+        first = next((each for each in parameters if id(each) in updated), None)
+        self._first = None if first is None else weakref.ref(first)
+
+    def is_led_by(self, optimizer: Optimizer) -> bool:
+        """Whether a step of this optimizer counts as one of the model."""
+        if self._leader is not None and self._leader() is optimizer:
+            return True
+        first = self._first and self._first()
+        return first is not None and any(parameter is first for parameter in updated_by(optimizer))
+
+
+class _Part(NamedTuple):
+    """A module of a model that was given to ``ht.distribute``, or that was added to one since.
+
+    Attributes:
+        record: that of the model; None where the mesh divides the model, and PyTorch reduces its gradients.
+        number: the same on every rank.
+    """
+
+    record: Trained | None
+    number: int
+
+
+trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDictionary()
+# Optimizers that other optimizers hold: their steps are made within those of the outer one.
+within_others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_parts: weakref.WeakKeyDictionary[torch.nn.Module, _Part] = weakref.WeakKeyDictionary()
+_records: weakref.WeakSet[Trained] = weakref.WeakSet()
+_numbers = itertools.count()
+_module_numbers = itertools.count()
+# Whether a module or a parameter was registered in a model since parameters were taken.
+_registered = threading.Event()
+_hooks: list[object] = []
+
+
+def records() -> list[Trained]:
+    """The records of all living models that have a reducer, in the same order on every rank."""
+    return sorted((each for each in _records if each.reducer is not None), key=lambda each: each.number)
+
+
+def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
+    """The reducers of a model's parameters, in the order in which they were made."""
+    modules = set(model.modules())
+    return [each.reducer for each in records() if each.reducer and any(part in modules for _, part in each._modules())]
+
+
+def updated_by(optimizer: Optimizer) -> Iterable[Parameter]:
+    """The model's parameters that an optimizer updates, where it has only parts of them too."""
+    return map(whole_of, parameters_of(optimizer))
 
 
 def is_reduced(parameter: torch.Tensor) -> bool:
-    """Whether a reducer averages a parameter's gradients."""
-    return any(id(parameter) in reducer.managed for reducer in reducers())
+    """Whether a reducer handles a parameter."""
+    return id(parameter) in reduced
 
 
 def is_distributed(module: torch.nn.Module) -> bool:
-    """Whether a module belongs to a model that ``ht.distribute`` got."""
-    return any(is_reduced(parameter) for parameter in module.parameters())
+    """Whether a module belongs to a model that ``ht.distribute`` got, or was added to one since."""
+    return module in _parts
+
+
+def add_modules(model: torch.nn.Module, record: Trained | None) -> bool:
+    """Record that a module and those within it belong to a model. Returns whether any of them is new."""
+    if not _hooks:
+        _hooks.append(register_module_module_registration_hook(_module_registered))
+        _hooks.append(register_module_parameter_registration_hook(_parameter_registered))
+    new = [each for each in model.modules() if each not in _parts]
+    _parts.update({each: _Part(record, next(_module_numbers)) for each in new})
+    return bool(new)
 
 
 def take_new_parameters() -> None:
-    """Have the gradients of new parameters reduced."""
+    """Have the gradients of new and unfrozen parameters reduced from now on. Collective if there are any.
+
+    Between a model's forward passes, on all ranks alike.
+    """
+    if have_changed():
+        take_changed()
+
+
+def have_changed() -> bool:
+    """Whether a model may have parameters that nobody reduces yet."""
+    return _registered.is_set() or any(each.changed for each in _records)
+
+
+def take_changed() -> list[GradientReducer]:
+    """Take new parameters of models that :func:`have_changed`; returns the reducers that got some."""
+    if in_backward():  # activation checkpointing repeats a forward pass
+        return []
+    _registered.clear()
+    for module, part in list(_parts.items()):
+        for child in list(module.children()):
+            add_modules(child, part.record)
+    return [each.reducer for each in sorted(_records, key=_by_number) if each.take() and each.reducer is not None]
+
+
+def _by_number(record: Trained) -> int:
+    return record.number
+
+
+def _parameters_in(module: torch.nn.Module) -> Iterator[tuple[str, Parameter]]:
+    # Not what functional_call has put into the place of parameters.
+    return ((name, each) for name, each in module._parameters.items() if isinstance(each, Parameter) and each.is_leaf)
+
+
+def _module_registered(parent: torch.nn.Module, name: str, child: Any) -> None:
+    if not isinstance(child, torch.nn.Module):
+        return
+    if (kind := wrapper(parent)) and any(_is_reduced_by_ranks(each) for each in child.modules()):
+        refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
+    part = _parts.get(parent)
+    if part is not None and add_modules(child, part.record):
+        _registered.set()
+
+
+def _is_reduced_by_ranks(module: torch.nn.Module) -> bool:
+    part = _parts.get(module)
+    return part is not None and part.record is not None and part.record.comm.size > 1
+
+
+def _parameter_registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
+    part = _parts.get(module)
+    if part is not None and part.record is not None and isinstance(parameter, Parameter) and not is_reduced(parameter):
+        _registered.set()
