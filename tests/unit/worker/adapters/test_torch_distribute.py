@@ -9,13 +9,12 @@ import weakref
 
 import pytest
 
-from support.refusals import refused
-
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
 from hpctrain.worker.adapters.torch.guarding import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
+from hpctrain.worker.adapters.torch.trainable import is_reduced, take_new_parameters  # noqa: E402
 from hpctrain.worker.adapters.torch.turns import Turns, turns_of  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
@@ -69,11 +68,10 @@ def test_another_models_optimizer_steps_while_only_parts_are_left():
     gc.collect()
     other(X).sum().backward()
     sgd(other).step()
-    # A parameter of the part that nobody reduces is still refused.
+    # A new parameter of the part is taken, though the model that ht.distribute got is gone.
     part.bias = torch.nn.Parameter(torch.zeros(2))
-    part.bias.grad = torch.ones(2)
-    with refused("HT-gradient-not-reduced", shape=[2]):
-        torch.optim.SGD([part.bias], lr=0.1).step()
+    take_new_parameters()
+    assert is_reduced(part.bias) and not is_reduced(other.bias)
 
 
 def test_replaced_parameters_are_let_go():
@@ -142,13 +140,14 @@ def test_gradients_of_several_devices_are_sent_in_one_order():
     comm.size, comm.torch = 2, lambda: engine
     model = torch.nn.ParameterList([torch.ones(3, dtype=torch.float64), torch.ones(3)])
     parameters = list(model.named_parameters())
-    reducer = GradientReducer(comm, "test", parameters, sparse=frozenset(), bucket_bytes=1e6, wire=None)
+    reducer = GradientReducer(comm, "test", bucket_bytes=1e6, wire=None)
+    reducer.manage(parameters)
     for _, parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     reducer._running = True
-    slow = threading.Thread(target=reducer._arrived, args=("1",))
+    slow = threading.Thread(target=reducer._arrived, args=(id(model[1]),))
     slow.start()
     assert engine.begun.wait(100)
-    reducer._arrived("0")
+    reducer._arrived(id(model[0]))
     slow.join()
     assert engine.sent == [torch.float32, torch.float64]

@@ -28,6 +28,7 @@ from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
 from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.mean_loss import losses_made
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
 
 
@@ -119,7 +120,7 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
     take = functools.partial(_part, rows=rows, recurrent=known.recurrent)
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
     first = _FirstCall(module) if not known.looked else None
-    losses = 0
+    losses = losses_made()
     with rank_stream(rows.ranks.rank):
         running.append(rows)
         try:
@@ -129,7 +130,7 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
     if first is None and isinstance(returned, torch.Tensor) and (dims := known.dims.get(1)):  # the common case
         if returned.dim() > dims[0] and returned.shape[dims[0]] == rows.size:
             return BatchTensor(returned, rows.along(dims[0]))
-    results = results_of(returned, whole_losses=losses > 0)
+    results = results_of(returned, whole_losses=losses_made() > losses)
     dims = _dims_of(module, known, rows, results, first)
     if dims is None:
         return _plain_call(module, *args, **kwargs)
