@@ -20,6 +20,7 @@ from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.common.recipes.mesh import Mesh  # noqa: E402
 from hpctrain.worker.adapters.data_ranks import set_mesh  # noqa: E402
 from hpctrain.worker.adapters.torch import shard  # noqa: E402
+from hpctrain.worker.adapters.torch.weights import computed_samples, own_samples  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 
@@ -43,8 +44,8 @@ def test_training_sees_each_sample_once_an_epoch(samples, batch, ranks, epochs):
         for step, parts in enumerate(zip(*loaders, strict=True)):
             whole = order[step * batch : (step + 1) * batch]
             for rank, (part,) in enumerate(parts):
-                assert len(part) == len(range(rank, len(whole), ranks)) or 2
-            own = [part[0].tolist() for rank, part in enumerate(parts) if rank < len(whole)]
+                assert len(part) == computed_samples(len(whole), rank, ranks)
+            own = [part[0].tolist() for rank, part in enumerate(parts) if own_samples(len(whole), rank, ranks)]
             assert sum(own, []) == whole.tolist()
         assert step + 1 == len(loaders[0])
 
