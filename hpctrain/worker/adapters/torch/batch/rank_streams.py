@@ -7,7 +7,7 @@ and a script that restores the shared stream, as on resuming, restores all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,21 +15,27 @@ import xxhash
 
 
 @contextmanager
-def rank_stream(rank: int) -> Iterator[None]:
-    """A context manager in which PyTorch's generators draw numbers of this data rank's own."""
+def rank_stream(rank: int, agree: Callable[[list[bool]], list[bool]] = list) -> Iterator[None]:
+    """A context manager in which PyTorch's generators draw numbers of this data rank's own.
+
+    Args:
+        agree: whether any rank has drawn from each generator, for models of which other ranks compute other parts.
+    """
     shared = [(generator, generator.get_state()) for generator in _generators()]
     begun = []
     for generator, state in shared:
         digest = xxhash.xxh3_64_intdigest(state.numpy().tobytes(), seed=rank)
         generator.manual_seed(digest >> 1)  # seeds are below 2**63
         begun.append(generator.get_state())
+    drawn = [False] * len(shared)
     try:
         yield
+        ends = [generator.get_state() for generator, _ in shared]
+        drawn = agree([not torch.equal(end, begin) for end, begin in zip(ends, begun, strict=True)])
     finally:
-        for (generator, state), begin in zip(shared, begun, strict=True):
-            drawn = not torch.equal(generator.get_state(), begin)
+        for (generator, state), moves in zip(shared, drawn, strict=True):
             generator.set_state(state)
-            if drawn:
+            if moves:
                 torch.rand(1, generator=generator, device=generator.device)
 
 

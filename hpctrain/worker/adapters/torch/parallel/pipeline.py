@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
+from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh, stream_of
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
+from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
+from hpctrain.worker.adapters.torch.parallel.micro_batches import MicroBatches, Part, padded, part_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
@@ -45,6 +47,7 @@ from hpctrain.worker.comm import Communicator, current
 _SAMPLED = 16
 _ADDS_LOSSES = "adds up the losses of all ranks"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Count = Callable[[torch.Tensor], torch.Tensor | float]
 
 
 class Pipeline:
@@ -97,7 +100,7 @@ class Pipeline:
         schedule: str = "1f1b",
         micro_batches: int | None = None,
         guard_every: int = 100,
-        count: Callable[[torch.Tensor], torch.Tensor | float] | None = None,
+        count: Count | None = None,
         comm: Communicator | None = None,
     ) -> None:
         if guard_every < 1:
@@ -192,18 +195,19 @@ class Pipeline:
         scaler: torch.amp.GradScaler | None = None,
         count: torch.Tensor | float | None = None,
     ) -> float:
-        """Forward and backward passes of this rank's part of a batch; adds the mean gradient over the whole batch to
-        the parameters'. Collective.
+        """Forward and backward passes of a batch; adds the mean gradient over the whole batch to the parameters'.
+        Collective.
 
-        Ranks of one pp group give the same tensors, as ``ht.shard`` does.
+        Each rank computes its own rows of a batch of ``ht.shard``. Plain tensors are this rank's samples, the same on
+        the ranks of one pp group; gradients are then averaged over the other ranks.
 
         Args:
             inputs: samples along the first dimension.
             target: one target per sample, along the first dimension.
             scale: a factor of the loss, such as 1 / steps when gradients are accumulated.
             scaler: the GradScaler, for 16-bit training; an overflow in one stage counts as an overflow in all.
-            count: when gradients are accumulated, what this rank's parts of all steps of the update are divided by, by
-                default what the pipeline's ``count`` finds in this target.
+            count: when gradients are accumulated, what the batches of all steps of the update are divided by, or of
+                plain tensors this rank's parts; by default what the pipeline's ``count`` finds in this target.
 
         Returns:
             The mean loss over the whole batch, on every rank, without the factors.
@@ -214,7 +218,9 @@ class Pipeline:
         factor = scale if scaler is None else scale * float(scaler.scale(one))
         self._check_ended()
         self._tied.restart()
-        found = self._run(inputs, target, factor, count)
+        part = part_of(inputs, target)
+        with self._random_numbers(part):
+            found = self._run(part, factor, count)
         with self._watch.step(self._first, "adds up the gradients of parameters that stages share"):
             self._tied.add_up()
         self._ended = True
@@ -226,8 +232,9 @@ class Pipeline:
 
     def evaluate(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
         """The mean loss of a batch, as :meth:`step` returns it, without a backward pass. Collective."""
-        size = math.ceil(len(inputs) / self._micro_batches)
-        parts = self._cut_up(inputs, target, size, 1.0, None)
+        part = part_of(inputs, target)
+        size = math.ceil(len(part.inputs) / self._micro_batches)
+        parts = self._cut_up(part, size, 1.0, None)
         group = self._mesh["pp"].get_group()
         cut = parts.split(size), self._batch.target.split(size)
         with self._watch.step(self._first):
@@ -236,17 +243,15 @@ class Pipeline:
             self._watch.together(self._first, _ADDS_LOSSES)
             return self._everyone(losses)
 
-    def _run(
-        self, inputs: torch.Tensor, target: torch.Tensor, factor: float, count: torch.Tensor | float | None
-    ) -> float:
+    def _run(self, part: Part, factor: float, count: torch.Tensor | float | None) -> float:
         """The mean loss over the whole batch, times a factor."""
         # A smaller batch is padded, so that it needs no schedule of its own.
-        self._size = max(self._size, math.ceil(len(inputs) / self._micro_batches))
-        whole = self._cut_up(inputs, target, self._size, factor, count)
+        self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
+        whole = self._cut_up(part, self._size, factor, count)
         losses: list[torch.Tensor] = []
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
         with self._watch.step(self._first):
-            schedule = self._schedules.of(self._size, inputs, target)
+            schedule = self._schedules.of(self._size, part.inputs, part.target)
             self._ended = False
             try:
                 schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
@@ -257,38 +262,37 @@ class Pipeline:
             self._watch.together(self._first, _ADDS_LOSSES)
             return self._everyone(losses)
 
-    def _cut_up(
-        self, inputs: torch.Tensor, target: torch.Tensor, size: int, factor: float, count: torch.Tensor | float | None
-    ) -> torch.Tensor:
+    def _cut_up(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None) -> torch.Tensor:
         """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""
-        samples = len(inputs)
-        if not samples or len(target) != samples:
-            raise HpctrainError(
-                "HT-pipeline-different-samples",
-                "a pipeline got {samples} inputs and {targets} targets, which it cuts into micro-batches together",
-                "give one target per sample, along the first dimension; flatten them in the loss",
-                exit_code=1,
-                samples=samples,
-                targets=len(target),
-            )
-        rows = size * self._micro_batches
+        samples, rows = len(part.inputs), size * self._micro_batches
         counts = [min(max(samples - start, 0), size) for start in range(0, rows, size)]
         # The padding is cut off again before the loss.
-        factors = [(own, factor * own / samples) for own in counts]
+        factors = [(own, factor * part.weight * own / samples) for own in counts]
         if self._count_of is not None:
-            divisor = self._counted(self._count_of(target) if count is None else count)
+            divisor = self._divisor(part, self._count_of, count)
             factors = [(own, factor / divisor if divisor else 0.0) for own in counts]
-        self._batch = _Batch(size, _padded(target, rows), factors)
-        return _padded(inputs, rows)
+        self._batch = MicroBatches(size, padded(part.target, rows), factors)
+        return padded(part.inputs, rows)
 
-    def _counted(self, count: torch.Tensor | float) -> float:
-        """The divisor that turns the mean over the ranks of their sums into the mean of the batch. Collective."""
-        return float(self._comm.allreduce(np.array([float(count)]), "sum")[0]) / self._comm.size
+    def _divisor(self, part: Part, count_of: Count, count: torch.Tensor | float | None) -> float:
+        """What turns the mean over the ranks of their sums into the mean of the batch. Collective."""
+        if count is not None and part.divided:
+            return float(count) / part.divided
+        own = float(count_of(part.target) if count is None else count)
+        return float(self._comm.allreduce(np.array([own]), "sum")[0]) / self._comm.size
 
     def _everyone(self, losses: Sequence[torch.Tensor]) -> float:
         """The mean over the ranks that compute different samples, on every rank."""
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
         return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
+
+    def _random_numbers(self, part: Part) -> AbstractContextManager[None]:
+        """A context manager in which stages draw random numbers of this rank's own; plain tensors keep the script's."""
+        return rank_stream(stream_of(self._comm), self._any) if part.divided else nullcontext()
+
+    def _any(self, drawn: list[bool]) -> list[bool]:
+        """Whether any rank has drawn: the others' stages may have no dropout."""
+        return [bool(each) for each in self._comm.allreduce(np.array(drawn, np.float64), "max")]
 
     def _loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, with its share of the whole batch's mean."""
@@ -383,15 +387,6 @@ def _named(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return part.named_parameters(remove_duplicate=False)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """A batch in micro-batches: their size, the padded targets, and for each its samples that count and its factor."""
-
-    size: int
-    target: torch.Tensor
-    factors: list[tuple[int, float]]
-
-
 def _own_error(error: BaseException | None) -> HpctrainError | None:
     """The HpctrainError of a stage within the error that PyTorch's schedules wrap it in; None for other errors."""
     while error is not None and not isinstance(error, HpctrainError):
@@ -411,10 +406,3 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
                 "use nn.LayerNorm or nn.GroupNorm in a pipeline",
                 name=name,
             )
-
-
-def _padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
-    """The tensor with its last row repeated up to ``rows`` rows, contiguous."""
-    missing = rows - len(tensor)
-    padded = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing else tensor
-    return padded.contiguous()
