@@ -27,7 +27,6 @@ from hpctrain.worker.adapters.torch.finite import are_finite, values_of
 from hpctrain.worker.adapters.torch.guarding import guard_of
 from hpctrain.worker.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors
 from hpctrain.worker.adapters.torch.pieces import array_of, is_dtensor, pieces_of, tensor_of
-from hpctrain.worker.adapters.torch.random_streams import part_streams
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN, Samples
@@ -43,6 +42,7 @@ from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
 from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
+from hpctrain.worker.train.torch_streams import part_streams
 from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
 
 MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."

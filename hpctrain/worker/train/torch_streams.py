@@ -1,30 +1,13 @@
-"""Gives each rank that computes samples of its own a stream of PyTorch's random numbers of its own.
-
-That waits until a model is distributed and a training loader sharded. Until then a script draws numbers that have to be
-equal on all ranks, such as a split of its data or weights that are not broadcast. The order of ``ht.shard`` depends on
-its seed alone.
-"""
+"""Gives each rank that computes samples of its own a stream of PyTorch's random numbers of its own."""
 
 from __future__ import annotations
 
 import hashlib
-import weakref
-from typing import Literal
 
 import torch
 
 from hpctrain.worker.adapters.data_ranks import stream_of
 from hpctrain.worker.comm import Communicator
-
-_done: weakref.WeakKeyDictionary[Communicator, set[str]] = weakref.WeakKeyDictionary()
-
-
-def ready(comm: Communicator, what: Literal["model", "data"]) -> None:
-    """Separate the streams as soon as there are both a distributed model and sharded data. Collective."""
-    done = _done.setdefault(comm, set())
-    done.add(what)
-    if len(done) == 2:
-        part_streams(comm)
 
 
 def part_streams(comm: Communicator) -> None:
