@@ -10,7 +10,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
+from hpctrain.worker.adapters.torch import batch
 from hpctrain.worker.adapters.torch.epochs import Epochs, require_all_ranks
 from hpctrain.worker.adapters.torch.orders import epoch_said_to, set_epoch
 from hpctrain.worker.adapters.torch.sources import Drawn, MapSource, Place, Source
@@ -133,7 +135,7 @@ class ShardedLoader:
         generator.set_state(state)
 
     def _draw(self, drawn: Iterator[Drawn], epoch: int, started: int) -> Iterator[Any]:
-        for batch, after in drawn:
+        for drawn_batch, after in drawn:
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
                     "HT-loader-two-iterators",
@@ -143,7 +145,7 @@ class ShardedLoader:
                 )
             if started == self._started:
                 self._handed_out = after
-            yield batch
+            yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
 
@@ -218,4 +220,6 @@ def shard(
             kind=type(data).__name__,
             wanted="a torch DataLoader, which ht.shard divides",
         )
+    if data_place(comm).ranks > 1:
+        batch.install()
     return ShardedLoader(data, comm, evaluation=evaluation, seed=seed, by_sample=collate_by_sample)

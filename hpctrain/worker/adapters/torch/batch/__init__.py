@@ -4,6 +4,8 @@
 :mod:`edge` what a distributed model does.
 """
 
+from typing import Any
+
 from hpctrain.worker.adapters.torch.batch import (
     derivatives,
     edge,
@@ -19,11 +21,12 @@ from hpctrain.worker.adapters.torch.batch.derivatives import average_asked_gradi
 from hpctrain.worker.adapters.torch.batch.edge import watch_models
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
+from hpctrain.worker.comm.after_import import change_after_import
 
 __all__ = [
     "BatchTensor",
     "Rows",
-    "begin",
+    "install",
     "derivatives",
     "edge",
     "elementwise",
@@ -36,8 +39,15 @@ __all__ = [
 ]
 
 
-def begin() -> None:
+def install() -> None:
     """Make PyTorch treat batches as this package says: in models, in functions of scripts and in asked gradients."""
     watch_models()
     gather_for_own_functions()
     average_asked_gradients()
+    change_after_import({"torch._dynamo": _leave_to_eager})
+
+
+def _leave_to_eager(dynamo: Any) -> None:
+    """Let a compiler leave a script's functions of batches alone. Models that it compiles get plain tensors."""
+    apply = BatchTensor.__dict__["__torch_function__"].__func__
+    BatchTensor.__torch_function__ = classmethod(dynamo.disable(apply))  # type: ignore[assignment, method-assign]
