@@ -169,6 +169,8 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
         figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
     if given := summary.get("communication_bytes"):
         figures.append(("given to reductions", bytes_text(given), "by one rank, before compression"))
+    if gathered := summary.get("gathered_bytes"):
+        figures.append(("gathered rows", bytes_text(gathered), "by one rank, for functions of whole batches"))
     if summary["data_share"] is not None:
         figures.append(("data", f"{summary['data_share']:.1%}", "of a step, waiting for samples"))
     if summary.get("seconds") is not None:

@@ -70,6 +70,7 @@ class StepTotals:
     Attributes:
         samples: the samples of all ranks; None for a script, whose samples are not known.
         communication_bytes: what the writing rank gave to reductions, before compression; None if not counted.
+        gathered_bytes: the rows of whole batches that the writing rank gathered.
     """
 
     def __init__(self, steps: Iterable[StepEvent] = ()) -> None:
@@ -77,6 +78,7 @@ class StepTotals:
         self.seconds = 0.0
         self.samples: int | None = 0
         self.communication_bytes: int | None = 0
+        self.gathered_bytes = 0
         # Seconds in communication, waiting for data, and in the whole of the steps for which these were measured.
         self._communication = self._communication_of = 0.0
         self._data = self._data_of = 0.0
@@ -90,6 +92,7 @@ class StepTotals:
         self.samples = None if self.samples is None or step.samples is None else self.samples + step.samples
         given, each = self.communication_bytes, step.communication_bytes
         self.communication_bytes = None if given is None or each is None else given + each
+        self.gathered_bytes += step.gathered_bytes or 0
         if step.communication_seconds is not None:
             self._communication += step.communication_seconds
             self._communication_of += step.seconds

@@ -149,8 +149,13 @@ class Recording:
         )
         return True
 
-    def step_done(self, learning_rate: float | None, number: int | None = None) -> None:
-        """Count and record a step that ends now; ``number`` is what the script's own state says that it is."""
+    def step_done(self, learning_rate: float | None, number: int | None = None, *, gathered: int | None = None) -> None:
+        """Count and record a step that ends now.
+
+        Args:
+            number: what the script's own state says that it is.
+            gathered: the bytes of rows that were gathered for it.
+        """
         now = time.perf_counter()
         if self._earlier:
             loaded = [each for each in self._loaded if each not in self._written]
@@ -171,6 +176,7 @@ class Recording:
                     samples=None,
                     seconds=now - self._step_began,
                     communication_seconds=None,
+                    gathered_bytes=gathered,
                 )
             )
         self._step_began = now

@@ -169,6 +169,9 @@ class StepEvent(_OfStep):
         description="that the writing rank passed to reductions, or exchanged with the parameter server; before "
         "compression",
     )
+    gathered_bytes: Count | None = Field(
+        default=None, description="rows of whole batches that the writing rank gathered for a script's functions"
+    )
 
 
 class LogEvent(BaseEvent):

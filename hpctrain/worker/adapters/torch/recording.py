@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from hpctrain.worker.adapters.recording import recording
+from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.comm import Communicator
 
 
@@ -19,7 +20,8 @@ def step_recorder(
         return None
 
     def step_done(optimizer: torch.optim.Optimizer) -> None:
-        own.step_done(learning_rate(optimizer))
+        ranks = known_ranks()
+        own.step_done(learning_rate(optimizer), gathered=None if ranks is None else ranks.end_step())
 
     return step_done
 

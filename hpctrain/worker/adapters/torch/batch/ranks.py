@@ -1,7 +1,7 @@
 """What ranks send each other to compute with a batch whose rows they divide: sums over the ranks, and gathered rows.
 
-Each operation begins with a message of one length that says where in the script a rank is. A rank that computes
-something else at that moment, as under ``if comm.rank == 0:``, is therefore found before a value is mistaken for another.
+Each operation begins with a message of one length that says where in the script a rank is. So a rank that computes
+something else at that moment, as under ``if comm.rank == 0:``, is found before a value is mistaken for another.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.deadlocks import mismatch_error
-from hpctrain.worker.comm.places import is_of_script, script_place
+from hpctrain.worker.comm.places import is_of_script, script_line, script_place
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
 _WORDS = 16
 _SMALL = _WORDS - 1
 _PLACE_BYTES = 256
+# Gathered bytes a step from which on it is worth knowing what gathers them.
+_LARGE = 64_000_000
 
 T = TypeVar("T")
 
@@ -41,13 +43,14 @@ class DataRanks:
     Attributes:
         rank: this rank's place among them.
         size: their number.
-        gathered: how many bytes of gathered rows this rank has received since the last step that was recorded.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = data_place(comm)
-        self.gathered = 0
         self._comm = comm
+        # In the step that runs: the bytes of gathered rows, and of the largest operation with its name and line.
+        self._gathered, self._largest = 0, (0, "", "")
+        self._told = False
         self._counts = is_first_of_data(comm)
         self._group: Group = comm.group(what="computing with the whole batch")
 
@@ -77,12 +80,27 @@ class DataRanks:
         if self._counts:
             begin = sum(sizes[: self.rank])
             whole[begin : begin + sizes[self.rank]] = rows
-        self.gathered += whole.nbytes
+        self._gathered += whole.nbytes
+        if whole.nbytes > max(self._largest[0], _LARGE // 64):
+            self._largest = whole.nbytes, name, script_line()
         if whole.numel():
             # As integers: what is added to zero bits stays as it is, whatever the type.
             words = whole.reshape(-1).view(torch.int32 if whole.nbytes % 4 == 0 else torch.uint8)
             whole = self._group.allreduce_torch(words).view(own.dtype).view(whole.shape)
         return whole.movedim(0, dim)
+
+    def end_step(self) -> int:
+        """The bytes of rows that were gathered on this rank in the step that ends. Says once where they are many."""
+        gathered, largest = self._gathered, self._largest
+        self._gathered, self._largest = 0, (0, "", "")
+        if gathered > _LARGE and not self._told:
+            self._told = True
+            _, name, line = largest
+            self._comm.say(
+                f"a step gathers {gathered / 1e6:,.0f} MB of rows on each rank, because {name} "
+                f"at {line or 'some line'} needs the whole batch; a function of rows, or of fewer columns, costs less"
+            )
+        return gathered
 
     def exchange(self, own: T) -> list[T]:
         """What each rank has found, on all ranks."""
