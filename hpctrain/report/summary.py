@@ -55,8 +55,9 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
         shares are over all steps but the first of each attempt, which also compiles and allocates; of text there are
         ``tokens_per_s`` and, where the GPUs' peak is known, ``flops_utilisation``. ``communication_bytes`` are what one
         rank gave to reductions in all steps, before compression, ``gathered_bytes`` the rows of whole batches that were
-        gathered on one rank. With ``shared_gpus``, ranks shared GPUs and no speed means anything. ``metrics`` are those of the last epoch, and the median of several where that is the recipe's
-        result; for a script the last value of each name that it logged.
+        gathered on one rank. With ``shared_gpus``, ranks shared GPUs and no speed means anything. ``metrics`` are those
+        of the last epoch, and the median of several where that is the recipe's result; for a script the last value of
+        each name that it logged.
         ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it
         uses. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and joules of all attempts, a
         sample counted once however often it was trained on. ``predicted`` and ``outside`` are those of

@@ -1,12 +1,12 @@
 """The edge of a distributed model: it computes this rank's rows, and gives back batches.
 
-``torch.nn.Module.__call__`` is replaced, because PyTorch's hooks for all modules get no keyword arguments and slow every
-part of a model down. The outermost call of a module that belongs to a distributed model, or holds one, takes this rank's
-rows out of the batches among its arguments. Calls within it are plain; a part that is called alone, as in
+``torch.nn.Module.__call__`` is replaced, because PyTorch's hooks for all modules get no keyword arguments, and slow
+every part of a model down. The outermost call of a module that belongs to a distributed model, or holds one, takes this
+rank's rows out of the batches among its arguments. Calls within it are plain; a part that is called alone, as in
 ``model.encoder(x)``, has an edge of its own.
 
-What a model returns has to have rows. A result without rows, such as a loss that the model computed itself, is not that of
-the whole batch: such a module is called once more, with the whole batch, its parts being the models, and so in every
+What a model returns has to have rows. A result without rows, such as a loss that the model computed itself, is not that
+of the whole batch: such a module is called once more, with the whole batch, its parts being the models, and so in every
 later call.
 """
 
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
+from hpctrain.worker.adapters.torch.batch.first_call import FirstCall, Left, name_moved
 from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
 from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
@@ -119,7 +120,8 @@ def _common_rows(batches: list[BatchTensor]) -> Rows | None:
 def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     take = functools.partial(_part, rows=rows, recurrent=known.recurrent)
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
-    first = _FirstCall(module) if not known.looked else None
+    trains = torch.is_grad_enabled() or module.training
+    first = FirstCall(module) if trains and not known.looked else None
     losses = losses_made()
     with rank_stream(rows.ranks.rank):
         running.append(rows)
@@ -127,8 +129,9 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
             returned = _plain_call(module, *own_args, **own_kwargs)
         finally:
             running.pop()
-    if first is None and isinstance(returned, torch.Tensor) and (dims := known.dims.get(1)):  # the common case
-        if returned.dim() > dims[0] and returned.shape[dims[0]] == rows.size:
+    if first is None and isinstance(returned, torch.Tensor):  # the common case
+        dims = known.dims.get(1)
+        if dims is not None and _fits(rows, returned, dims[0]):
             return BatchTensor(returned, rows.along(dims[0]))
     results = results_of(returned, whole_losses=losses_made() > losses)
     dims = _dims_of(module, known, rows, results, first)
@@ -165,58 +168,32 @@ def _tensor_part(value: Any, rows: Rows, recurrent: bool) -> Any:
     return for_rows(value, rows)
 
 
-class _FirstCall:
-    """What a module's first call must not leave behind if it is made once more: moved buffers, and kept tensors."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._buffers = [(each, each.clone()) for each in module.buffers()] if module.training else []
-        self._kept = {id(tensor) for _, tensor in self._tensors()}
-
-    def _tensors(self) -> Iterator[tuple[nn.Module, torch.Tensor]]:
-        for part in self._module.modules():
-            for value in list(vars(part).values()):
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                    yield part, value
-
-    def owners(self) -> list[str]:
-        """The names of the parts that have kept a tensor with a graph."""
-        owners = {part for part, tensor in self._tensors() if id(tensor) not in self._kept}
-        return [name for name, part in self._module.named_modules() if part in owners]
-
-    def undo(self) -> None:
-        """Restore the buffers."""
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
-
-
 def _dims_of(
-    module: nn.Module, known: _Known, rows: Rows, results: list[Result], first: _FirstCall | None
+    module: nn.Module, known: _Known, rows: Rows, results: list[Result], first: FirstCall | None
 ) -> tuple[int, ...] | None:
     """The dimension of the rows of each result; None if the module has to be called with the whole batch."""
     dims = known.dims.get(len(results))
-    if first is None and dims is not None and all(map(functools.partial(_fits, rows), results, dims)):
+    pairs = zip(results, dims, strict=True) if first is None and dims is not None else None
+    if pairs and all(_fits(rows, each.value, dim) for each, dim in pairs):
         return dims
-    owners = first.owners() if first else []
+    found = rows.ranks.exchange((first.left() if first else Left(), [each.dims(rows) for each in results]))
     known.looked = known.looked or torch.is_grad_enabled()
-    found = rows.ranks.exchange((owners, [each.dims(rows) for each in results]))
-    owners = sorted({name for each, _ in found for name in each})
     dims = agreed_dims([each for _, each in found], first=rows.dim, others=1 if known.recurrent else rows.dim)
-    if dims is not None and not owners:
+    keeping = sorted({name for left, _ in found for name in left.keeping})
+    if dims is not None and not keeping:
         known.dims[len(results)] = dims
+        name_moved(rows.ranks, type(module).__name__, [left for left, _ in found])
         return dims
     known.whole = True
-    for name in owners:
+    for name in keeping:
         _call_whole(module, name)
     if first:
         first.undo()
     return None
 
 
-def _fits(rows: Rows, result: Result, dim: int) -> bool:
-    shape = result.shape
-    return shape is not None and len(shape) > dim and shape[dim] == rows.size
+def _fits(rows: Rows, result: Any, dim: int) -> bool:
+    return isinstance(result, torch.Tensor) and result.dim() > dim and result.shape[dim] == rows.size
 
 
 def _call_whole(module: nn.Module, name: str) -> None:

@@ -102,6 +102,10 @@ class DataRanks:
             )
         return gathered
 
+    def say(self, text: str) -> None:
+        """Print a message for the user, once for all ranks."""
+        self._comm.say(text)
+
     def exchange(self, own: T) -> list[T]:
         """What each rank has found, on all ranks."""
         return self._comm.allgather_object(own)
