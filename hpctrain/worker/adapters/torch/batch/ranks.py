@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.deadlocks import mismatch_error
-from hpctrain.worker.comm.places import is_of_script, script_line, script_place
+from hpctrain.worker.comm.places import is_of_script, script_line
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
 _WORDS = 16
@@ -130,7 +130,7 @@ class DataRanks:
         return total[1:]
 
     def _differ(self, name: str) -> None:
-        own = f"{self._comm.host}\n{script_place(name)}".encode()[:_PLACE_BYTES]
+        own = f"{self._comm.host}\nin {name} of a whole batch at {script_line()}".encode()[:_PLACE_BYTES]
         slots = np.zeros((self._comm.size, _PLACE_BYTES), np.uint8)
         slots[self._comm.rank, : len(own)] = np.frombuffer(own, np.uint8)
         texts = [

@@ -47,8 +47,8 @@ class BatchTensor(torch.Tensor):
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        """The shape of the whole batch."""
-        return self._shape
+        """The shape of the whole batch, within a model that of the rows that it computes."""
+        return self.local.shape if running else self._shape
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
