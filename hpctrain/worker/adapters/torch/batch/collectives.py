@@ -1,9 +1,9 @@
 """Steps between plain tensors, which all ranks hold, and rows, which the ranks divide, with gradients of any order.
 
 The gradient of a plain tensor is the mean over the ranks of what each of them has, and each rank has the true gradient
-of its rows times the number of ranks. With these two conventions the mean over the ranks of a parameter's gradient, which
-the reducer computes, is that of one process. They decide the factors below: a sum over the ranks (S) of each rank's
-number s_r has dL/ds_r = dL/dS = mean of the G_r, and so s_r gets N x that mean, the sum of the G_r.
+of its rows times the number of ranks. With these two conventions the mean over the ranks of a parameter's gradient,
+which the reducer computes, is that of one process. They decide the factors below: a sum over the ranks (S) of each
+rank's number s_r has dL/ds_r = dL/dS = mean of the G_r, and so s_r gets N x that mean, the sum of the G_r.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Backward passes that begin at batches, and gradients that a script asks autograd for.
 
-``torch.autograd.grad`` has to return the true gradient: for a plain tensor, such as a parameter, the mean over the ranks.
-No hook tells its call from that of ``backward()``, after which the reducer averages, so the function through which both
-start PyTorch's engine is replaced.
+``torch.autograd.grad`` has to return the true gradient: for a plain tensor, such as a parameter, the mean over the
+ranks. No hook tells its call from that of ``backward()``, after which the reducer averages, so the function through
+which both start PyTorch's engine is replaced.
 """
 
 from __future__ import annotations
@@ -74,9 +74,13 @@ def _here(value: Any) -> Any:
 
 
 def _start(root: Any, gradient: Any) -> Any:
-    """What a backward pass begins with at a root: each rank has the number of ranks times the true gradient of its rows."""
-    if not isinstance(root, BatchTensor) or gradient is None:
+    """What a backward pass begins with at a root: of its rows, the number of ranks times the true gradient."""
+    if not isinstance(root, BatchTensor):
         return gradient.whole() if isinstance(gradient, BatchTensor) else gradient
+    if gradient is None:
+        if root.numel() != 1:
+            raise RuntimeError("grad can be implicitly created only for scalar outputs")
+        gradient = torch.ones(root.shape, dtype=root.dtype, device=root.device)
     if isinstance(gradient, BatchTensor):
         same = gradient.rows == root.rows
         return (gradient.local if same else own_rows(gradient.whole(), root.rows)) * root.rows.ranks.size

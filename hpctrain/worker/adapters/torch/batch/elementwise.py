@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,24 +18,24 @@ _NAMES = """
 abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal
 sin cos tan asin acos atan arcsin arccos arctan sinh cosh tanh asinh acosh atanh arcsinh arccosh arctanh
 sigmoid logit erf erfc erfinv lgamma digamma sinc relu floor ceil round trunc frac fix nan_to_num deg2rad rad2deg
-isnan isinf isfinite isposinf isneginf isreal signbit logical_not bitwise_not conj real imag angle conj_physical resolve_conj
+isnan isinf isfinite isposinf isneginf isreal signbit logical_not bitwise_not conj real imag
+angle conj_physical resolve_conj
 add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power rsub
 eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 maximum minimum fmax fmin atan2 arctan2 hypot copysign xlogy logaddexp logaddexp2 nextafter ldexp heaviside
 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm
 where lerp addcmul addcdiv clamp clip clamp_min clamp_max masked_fill threshold clone detach
-zeros_like ones_like full_like
-""".split()
+zeros_like ones_like full_like empty_like
+"""
 _METHODS = """
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__ __rfloordiv__
 __mod__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __lshift__ __rshift__
 float double half bfloat16 int long short char byte bool cfloat cdouble to type type_as cpu cuda contiguous
-new_zeros_like detach
-""".split()
+"""
 _ACTIVATIONS = """
-relu relu6 elu selu celu leaky_relu gelu silu mish softplus softsign softshrink hardshrink tanhshrink hardtanh hardsigmoid
-hardswish logsigmoid sigmoid tanh threshold
+relu relu6 elu selu celu leaky_relu gelu silu mish softplus softsign softshrink hardshrink tanhshrink hardtanh
+hardsigmoid hardswish logsigmoid sigmoid tanh threshold
 """
 _IN_PLACE = """
 add_ sub_ mul_ div_ true_divide_ pow_ neg_ abs_ exp_ log_ log1p_ sqrt_ rsqrt_ square_ reciprocal_ sigmoid_ tanh_ relu_
@@ -69,29 +69,47 @@ class Aligned(NamedTuple):
 
 
 def aligned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Aligned | None:
-    """Take of each operand what belongs to this rank's rows, by the rules of broadcasting; None where that does not fit."""
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
-    batches = [each for each in tensors if isinstance(each, BatchTensor)]
-    if not batches:
+    """Take of each operand what belongs to this rank's rows, by the rules of broadcasting; None where that fails."""
+    tensors = tensors_in(args, kwargs)
+    first = next((each for each in tensors if isinstance(each, BatchTensor)), None)
+    if first is None:
         return None
-    rows = batches[0].rows
-    from_end = batches[0].dim() - rows.dim
-    for batch in batches:
-        if batch.dim() - batch.rows.dim != from_end or batch.rows.total != rows.total:
-            return None
+    rows = first.rows
+    from_end = len(first.shape) - rows.dim
+    dims = 0
     for tensor in tensors:
-        if (
-            tensor.dim() >= from_end
-            and tensor.shape[-from_end] != rows.total
-            and (tensor.shape[-from_end] != 1 or rows.total == 0)
-        ):
+        shape = tensor.shape
+        dims = max(dims, len(shape))
+        if isinstance(tensor, BatchTensor):
+            if len(shape) - tensor.rows.dim != from_end or tensor.rows.total != rows.total:
+                return None
+        elif len(shape) >= from_end and shape[-from_end] != rows.total and (shape[-from_end] != 1 or not rows.total):
             return None
 
     def here(value: Any) -> Any:
         return part_of(value, rows, from_end) if isinstance(value, torch.Tensor) else value
 
-    dims = max(each.dim() for each in tensors)
-    return Aligned(tree_map(here, args), tree_map(here, kwargs), rows, from_end, dims)
+    return Aligned(
+        _mapped(here, args), {name: _mapped(here, each) for name, each in kwargs.items()}, rows, from_end, dims
+    )
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among arguments."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list | dict):
+            found += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return found
+
+
+def _mapped(func: Callable[[Any], Any], value: Any) -> Any:
+    """Like tree_map, which is slow, in the usual cases: an argument, or a tuple of arguments that are no containers."""
+    if type(value) is tuple:
+        return tuple(_mapped(func, each) for each in value)
+    return tree_map(func, value) if isinstance(value, list | dict) else func(value)
 
 
 def part_of(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
@@ -111,16 +129,14 @@ def for_rows(plain: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 T = torch.Tensor
-SPECIAL = [
-    getattr(torch.special, name) for name in ("expit", "log_ndtr", "ndtr", "entr", "i0", "i0e", "erfcx", "xlog1py")
-]
+_SPECIAL = "expit log_ndtr ndtr entr i0 i0e erfcx xlog1py"
 
 
 @rule(
-    *named(" ".join(_NAMES), torch, T),
-    *named(" ".join(_METHODS), T),
+    *named(_NAMES, torch, T),
+    *named(_METHODS, T),
     *named(_ACTIVATIONS, F, torch),
-    *SPECIAL,
+    *named(_SPECIAL, torch.special),
 )
 def elementwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("out") is not None or (kwargs.get("inplace") and not isinstance(args[0], BatchTensor)):
@@ -131,7 +147,7 @@ def elementwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     result = func(*operands.args, **operands.kwargs)
     if isinstance(result, torch.Tensor) and result.dim() == operands.dims:
         return args[0] if kwargs.get("inplace") else operands.result(result)
-    return NotImplemented if isinstance(result, torch.Tensor) else result
+    return NotImplemented  # such as the numbers that torch.where gives of a mask alone
 
 
 @rule(*named(_IN_PLACE, T, torch), *named("relu_ elu_ selu_ celu_ leaky_relu_ hardtanh_ threshold_", F))
@@ -144,8 +160,3 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return NotImplemented
     func(*operands.args, **operands.kwargs)
     return changed
-
-
-def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among arguments."""
-    return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]

@@ -1,10 +1,11 @@
-"""Losses of torch.nn.functional: the sum of this rank's rows, added up over the ranks, divided by what one process divides by."""
+"""Losses of torch.nn.functional: what this rank's rows add up to, summed over the ranks, divided as in one process.
+
+PyTorch hands these functions on with their operands by position and everything else by name.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,112 +13,107 @@ from torch.nn import functional as F
 
 from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import aligned, for_rows, part_of
+from hpctrain.worker.adapters.torch.batch.reductions import sum_or_mean
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
 
 _OF_ELEMENTS = """
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss
-poisson_nll_loss kl_div
+poisson_nll_loss kl_div hinge_embedding_loss
 """
 _OF_ROWS = """
-cosine_embedding_loss margin_ranking_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss
-multilabel_soft_margin_loss gaussian_nll_loss hinge_embedding_loss
+cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss
 """
-
-
-@lru_cache(maxsize=64)
-def _signature(func: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(func)
-
-
-def _stated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name, but for those that are not given."""
-    return dict(_signature(func).bind(*args, **kwargs).arguments)
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _reduction(given: dict[str, Any]) -> str | None:
-    """How the losses are reduced; None where the outdated arguments say it."""
+    """How the losses are reduced; None where outdated arguments say it, or PyTorch does not know it."""
+    reduction = given.get("reduction", "mean")
     if given.get("size_average") is not None or given.get("reduce") is not None:
         return None
-    return given.get("reduction", "mean")
+    return reduction if reduction in ("none", "mean", "sum") else None
+
+
+def _reduced(losses: BatchTensor, reduction: str) -> Any:
+    if reduction == "none":
+        return losses
+    func = torch.mean if reduction == "mean" else torch.sum
+    return sum_or_mean(func, (losses,), {})
 
 
 @rule(*named(_OF_ELEMENTS, F))
 def of_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loss of each element, of operands of one shape."""
-    given = _stated(func, args, kwargs)
-    reduction = _reduction(given)
-    operands = aligned((), given)
-    x = given.get("input")
-    target = given.get("target")
-    if reduction is None or operands is None or not isinstance(x, torch.Tensor) or not isinstance(target, torch.Tensor):
+    by_batch = kwargs.get("reduction") == "batchmean"
+    reduction = _reduction({**kwargs, "reduction": "sum"} if by_batch else kwargs)
+    operands = aligned(args, kwargs)
+    if (
+        reduction is None
+        or operands is None
+        or len({each.shape for each in args}) > 1
+        or operands.dims != args[0].dim()
+    ):
         return NotImplemented
-    if x.shape != target.shape or operands.dims != x.dim():
-        return NotImplemented
-    if reduction == "none":
-        return operands.result(func(**operands.kwargs))
-    total = sum_over_ranks(func(**{**operands.kwargs, "reduction": "sum"}), operands.rows.ranks, func.__name__)
-    if reduction == "batchmean":
-        return total / x.shape[0]
-    return total if reduction == "sum" else total / x.numel()
+    if (
+        kwargs.get("weight") is not None
+        and func is not F.binary_cross_entropy
+        and (func is not F.binary_cross_entropy_with_logits)
+    ):
+        return NotImplemented  # the mean is that of the weights
+    losses = operands.result(func(*operands.args, **{**operands.kwargs, "reduction": "none"}))
+    total = _reduced(losses, reduction)
+    return total / args[0].shape[0] if by_batch else total
 
 
 @rule(*named(_OF_ROWS, F))
 def of_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A loss of each row, of operands whose rows are their first dimension."""
-    given = _stated(func, args, kwargs)
-    reduction = _reduction(given)
-    tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
-    batches = [each for each in tensors if isinstance(each, BatchTensor)]
-    first = batches[0]
-    rows = first.rows
-    if reduction is None or any(each.rows.dim or each.rows.sizes != rows.sizes for each in batches):
+    """A loss of each row, of batches whose rows are their first dimension."""
+    reduction = _reduction(kwargs)
+    first = args[0]
+    if reduction is None or not isinstance(first, BatchTensor) or first.dim() < 2 or 0 in first.rows.sizes:
         return NotImplemented
-    if any(each.dim() != first.dim() and each.dim() != 1 for each in tensors) or first.dim() < 1:
+    if any(not isinstance(each, BatchTensor) or each.rows != first.rows or each.rows.dim for each in args):
         return NotImplemented
-    if any(each.shape[:1] != first.shape[:1] and "weight" not in given for each in tensors) or rows.total < 2:
+    shared = {
+        name: for_rows(each, first.rows) if isinstance(each, torch.Tensor) else each for name, each in kwargs.items()
+    }
+    if any(isinstance(each, BatchTensor) for each in kwargs.values()):
         return NotImplemented
-    if any(not isinstance(each, BatchTensor) for each in tensors):
-        return NotImplemented
-    local = {name: each.local if isinstance(each, BatchTensor) else each for name, each in given.items()}
-    losses = func(**{**local, "reduction": "none"})
-    if losses.dim() < 1 or losses.shape[0] != rows.size:
-        return NotImplemented
-    if reduction == "none":
-        return BatchTensor(losses, rows)
-    total = sum_over_ranks(losses.sum(), rows.ranks, func.__name__)
-    return total if reduction == "sum" else total / (rows.total * losses.shape[1:].numel())
+    losses = func(*(each.local for each in args), **{**shared, "reduction": "none"})
+    return _reduced(BatchTensor(losses, first.rows), reduction)
 
 
 @rule(F.cross_entropy, F.nll_loss)
 def of_classes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loss of classes, divided by the number of targets that count, or by their weights."""
-    given = _stated(func, args, kwargs)
-    reduction = _reduction(given)
-    x, target, weight = given["input"], given["target"], given.get("weight")
-    if reduction is None or isinstance(weight, BatchTensor) or x.dim() < 2:
+    x, target = args
+    reduction, weight = _reduction(kwargs), kwargs.get("weight")
+    batches = [each for each in args if isinstance(each, BatchTensor)]
+    if reduction is None or isinstance(weight, BatchTensor) or not batches or len(x.shape) < 2 or not target.shape:
         return NotImplemented
-    operand = x if isinstance(x, BatchTensor) else target
-    if (
-        not isinstance(operand, BatchTensor)
-        or operand.rows.dim
-        or x.shape[0] != target.shape[0]
-        or operand.rows.total < 2
-    ):
+    rows = batches[0].rows
+    if any(each.rows.dim for each in batches) or rows.total < 2 or not x.shape[0] == target.shape[0] == rows.total:
         return NotImplemented
-    rows = operand.rows
-    # The rows are the first dimension of both, which differ in their number of dimensions.
-    own_x, own_target = part_of(x, rows, x.dim()), part_of(target, rows, target.dim())
-    if weight is not None:
-        weight = given["weight"] = for_rows(weight, rows)
-    given.update(input=own_x, target=own_target)
+    own_x, own_target = part_of(x, rows, len(x.shape)), part_of(target, rows, len(target.shape))
+    given = kwargs if weight is None else {**kwargs, "weight": for_rows(weight, rows)}
     if reduction == "none":
-        return BatchTensor(func(**given), rows)
-    own = func(**{**given, "reduction": "sum"})
+        return BatchTensor(func(own_x, own_target, **given), rows)
+    if own_x.dtype in _HALVES:  # the sum of many rows is beyond them
+        own = func(own_x, own_target, **{**given, "reduction": "none"}).float().sum()
+    else:
+        own = func(own_x, own_target, **{**given, "reduction": "sum"})
     if reduction == "sum":
-        return sum_over_ranks(own, rows.ranks, func.__name__)
+        return sum_over_ranks(own, rows.ranks, func.__name__).to(x.dtype)
     if own_target.is_floating_point():
-        return sum_over_ranks(own, rows.ranks, func.__name__) / (target.numel() // max(target.shape[1], 1))
-    counts = own_target != given.get("ignore_index", -100)
-    count = counts.sum() if weight is None else (weight.detach()[own_target.masked_fill(~counts, 0)] * counts).sum()
-    both = sum_over_ranks(torch.stack([own, count.to(own.dtype)]), rows.ranks, func.__name__)
-    return both[0] / both[1].detach()
+        return (sum_over_ranks(own, rows.ranks, func.__name__) / (x.numel() // max(x.shape[1], 1))).to(x.dtype)
+    count = _count(own_target, weight, kwargs.get("ignore_index", -100)).to(own.dtype)
+    both = sum_over_ranks(torch.stack((own, count)), rows.ranks, func.__name__)
+    return (both[0] / both[1].detach()).to(x.dtype)
+
+
+def _count(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:
+    """How many targets count, or what their weights add up to."""
+    counts = target != ignored
+    if weight is None:
+        return counts.sum()
+    return (weight.detach()[target.masked_fill(~counts, 0)] * counts).sum()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
 
 T = torch.Tensor
@@ -18,7 +19,7 @@ _ATTRIBUTES = (
 
 
 @rule(
-    *(attribute.__get__ for attribute in named(_ATTRIBUTES, T)),
+    *named(_ATTRIBUTES, T),
     *named("size dim ndimension numel nelement element_size __len__ is_floating_point is_complex is_signed", T, torch),
     *named("get_device is_inference is_conj is_neg is_same_size has_names", T, torch),
 )
@@ -38,7 +39,7 @@ def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return args[0].local.retain_grad()
 
 
-@rule(T.data.__get__)  # type: ignore[attr-defined]
+@rule(*named("data", T))
 def data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(args[0].local.data, args[0].rows)
 
@@ -57,6 +58,7 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         changed = hook(BatchTensor(gradient / ranks, batch.rows))
         if changed is None:
             return None
-        return (changed.local if isinstance(changed, BatchTensor) else changed) * ranks
+        own: torch.Tensor = changed.local if isinstance(changed, BatchTensor) else own_rows(changed, batch.rows)
+        return own * ranks
 
     return batch.local.register_hook(on_true_gradient)

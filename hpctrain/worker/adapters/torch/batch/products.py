@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
 
@@ -24,8 +25,11 @@ def matmul(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
             return BatchTensor(a.local @ _plain(b, a), a.rows)
         if isinstance(b, BatchTensor) and a.dim() == b.dim() and a.rows == b.rows and a.rows.dim < a.dim() - 2:
             return BatchTensor(a.local @ b.local, a.rows)
-    elif isinstance(b, BatchTensor) and b.dim() >= 2 and b.rows.dim == b.dim() - 1 and a.dim() == 2 == b.dim():
-        return BatchTensor(_plain(a, b) @ b.local, b.rows)
+    elif isinstance(b, BatchTensor) and a.dim() == 2 == b.dim():
+        if b.rows.dim == 1:
+            return BatchTensor(_plain(a, b) @ b.local, b.rows)
+        if isinstance(a, BatchTensor) and a.rows.sizes == b.rows.sizes:  # the product adds up over the rows
+            return sum_over_ranks(a.local @ b.local, b.rows.ranks, "a product")
     return NotImplemented
 
 

@@ -1,5 +1,7 @@
-"""Random tensors of a batch's shape: drawn whole on each rank from the stream that all ranks share, so that they are those
-of one process, and divided as the batch is."""
+"""Random tensors of a batch's shape: those of one process.
+
+Each rank draws them whole from the stream that all ranks share, and keeps those of its rows.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,14 @@ def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return BatchTensor(own_rows(func(shape, *args[1:], **kwargs), x.rows), x.rows)
 
 
-@rule(F.dropout, torch.dropout)
+@rule(F.dropout)
 def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    names = ("input", "p", "training", "inplace") if func is F.dropout else ("input", "p", "train")
-    given = {"p": 0.5, "training": True, "inplace": False} | dict(zip(names, args, strict=False)) | kwargs
-    x = given["input"]
-    if given["inplace"]:
-        return NotImplemented
-    if not given.get("train", given["training"]):
+    x = args[0]
+    if not kwargs["training"]:
         return x
-    mask = F.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), given["p"])
-    return x * BatchTensor(own_rows(mask, x.rows), x.rows)
+    mask = F.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), kwargs["p"])
+    factors = BatchTensor(own_rows(mask, x.rows), x.rows)
+    return x.mul_(factors) if kwargs["inplace"] else x * factors
 
 
 @rule(*named("uniform_ normal_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ random_", torch.Tensor))

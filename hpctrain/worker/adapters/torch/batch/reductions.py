@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import elementwise
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, place_of, rule
 
 T = torch.Tensor
 _PAIRWISE = set(named("max min", torch, T))
@@ -25,12 +25,10 @@ kthvalue count_nonzero var_mean std_mean cummax cummin
 def dims_of(args: tuple[Any, ...], kwargs: dict[str, Any], place: int = 1) -> tuple[int, ...] | None:
     """The dimensions that a function is applied along; None for all, or where they are not stated in this way."""
     given = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
-    if given is None or isinstance(given, bool) or not isinstance(given, int | tuple | list):
+    dims = (given,) if type(given) is int else given
+    if not isinstance(dims, tuple | list) or not dims or not all(type(each) is int for each in dims):
         return None
-    dims = (given,) if isinstance(given, int) else tuple(given)
-    if not dims or not all(type(each) is int for each in dims):
-        return None
-    return tuple(each % args[0].dim() for each in dims) if args[0].dim() else None
+    return tuple(place_of(each, args[0].dim()) for each in dims)
 
 
 @rule(*named("sum mean", torch, T))
@@ -40,7 +38,8 @@ def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return NotImplemented
     stated = len(args) > 1 or kwargs.get("dim", kwargs.get("axis")) is not None
     dims = dims_of(args, kwargs)
-    if stated and (dims is None or len(args) > 3):
+    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    if (stated and dims is None) or (keepdim and dims is None) or len(args) > 3:
         return NotImplemented
     if dims is not None and x.rows.dim not in dims:
         return along_others(func, args, kwargs)
@@ -48,7 +47,6 @@ def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     mean = func in (torch.mean, T.mean)
     if mean and not (dtype or x.dtype).is_floating_point and not (dtype or x.dtype).is_complex:
         return NotImplemented  # an error of PyTorch's own
-    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
     # Halves are added up in float32, as within one process.
     half = (dtype or x.dtype) in (torch.float16, torch.bfloat16)
     wide = torch.float32 if half else dtype
@@ -78,7 +76,7 @@ def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if any(isinstance(each, torch.Tensor) for each in (*args[1:], *kwargs.values())):
         return elementwise(func, args, kwargs) if func in _PAIRWISE else NotImplemented
     dims = dims_of(args, kwargs, place)
-    if dims is None or x.rows.dim in dims or (x.rows.size == 0 and any(x.shape[dim] == 0 for dim in dims)):
+    if dims is None or x.rows.dim in dims or any(x.shape[dim] == 0 for dim in dims):
         return NotImplemented
     return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
 
@@ -106,9 +104,10 @@ def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
     if not isinstance(x, BatchTensor) or not isinstance(dim, int) or kwargs.get("out") is not None:
         return NotImplemented
-    if not x.dim() or dim % x.dim() == x.rows.dim:
+    dim = place_of(dim, x.dim())
+    if dim == x.rows.dim:
         return NotImplemented
-    return _wrapped(func(x.local, *args[1:], **kwargs), x, (dim % x.dim(),))
+    return _wrapped(func(x.local, *args[1:], **kwargs), x, (dim,))
 
 
 def _wrapped(result: Any, x: BatchTensor, dims: tuple[int, ...]) -> Any:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, place_of, rule
 
 T = torch.Tensor
 
@@ -24,13 +24,13 @@ def reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return NotImplemented
     if isinstance(shape[0], torch.Tensor | Sequence):
         shape = list(shape[0].shape if isinstance(shape[0], torch.Tensor) else shape[0])
-    return _reshaped(x, shape, T.view if func in (T.view, T.view_as) else T.reshape)
+    return _reshaped(x, shape)
 
 
-def _reshaped(x: BatchTensor, shape: Sequence[int], func: Callable[..., Any]) -> Any:
+def _reshaped(x: BatchTensor, shape: Sequence[int]) -> Any:
     """The rows in another shape, where that divides no rank's elements differently.
 
-    In the order of memory, what comes before the rows' dimension stays, and behind it each rank holds a contiguous part.
+    In the order of memory, what comes before the rows' dimension stays; behind it each rank holds a contiguous part.
     """
     shape = [int(each) for each in shape]
     if shape.count(-1) == 1:
@@ -48,21 +48,21 @@ def _reshaped(x: BatchTensor, shape: Sequence[int], func: Callable[..., Any]) ->
                 continue
             sizes = [size * inner // step for size in x.rows.sizes]
             local = [*shape[:dim], sizes[x.rows.ranks.rank], *shape[dim + 1 :]]
-            return BatchTensor(func(x.local, local), Rows(x.rows.ranks, tuple(sizes), dim))
+            return BatchTensor(x.local.reshape(local), Rows(x.rows.ranks, tuple(sizes), dim))
     return NotImplemented
 
 
 @rule(*named("flatten", torch, T))
 def flatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, first, last = [*args, *[None] * (3 - len(args))]
+    x, first, last = (*args, None, None)[:3]
     first = kwargs.get("start_dim", 0 if first is None else first)
     last = kwargs.get("end_dim", -1 if last is None else last)
     if not isinstance(x, BatchTensor) or not isinstance(first, int) or not isinstance(last, int) or not x.dim():
         return NotImplemented
-    first, last = first % x.dim(), last % x.dim()
+    first, last = place_of(first, x.dim()), place_of(last, x.dim())
     if first > last:
         return NotImplemented
-    return _reshaped(x, [*x.shape[:first], prod(x.shape[first : last + 1]), *x.shape[last + 1 :]], T.reshape)
+    return _reshaped(x, [*x.shape[:first], prod(x.shape[first : last + 1]), *x.shape[last + 1 :]])
 
 
 @rule(*named("unflatten", torch, T))
@@ -70,14 +70,12 @@ def unflatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[1], int):
         return NotImplemented
     x, dim, sizes = args
-    dim %= x.dim()
-    shape = list(sizes)
-    if -1 in shape:
-        known = -prod(shape)
-        if not known:
-            return NotImplemented
+    dim, shape = place_of(dim, x.dim()), list(sizes)
+    if shape.count(-1) == 1 and (known := -prod(shape)):
         shape[shape.index(-1)] = x.shape[dim] // known
-    return _reshaped(x, [*x.shape[:dim], *shape, *x.shape[dim + 1 :]], T.view)
+    if prod(shape) != x.shape[dim]:
+        return NotImplemented  # an error of PyTorch's own
+    return _reshaped(x, [*x.shape[:dim], *shape, *x.shape[dim + 1 :]])
 
 
 @rule(*named("squeeze", torch, T))
@@ -86,12 +84,11 @@ def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if not isinstance(x, BatchTensor):
         return NotImplemented
     dims = kwargs.get("dim", args[1] if len(args) > 1 else tuple(range(x.dim())))
-    dims = {each % x.dim() for each in ((dims,) if isinstance(dims, int) else dims)}
+    dims = {place_of(each, x.dim()) for each in ((dims,) if isinstance(dims, int) else dims)}
     removed = {dim for dim in dims if x.shape[dim] == 1}
     if x.rows.dim in removed:
         return NotImplemented
-    shape = [size for dim, size in enumerate(x.local.shape) if dim not in removed]
-    return BatchTensor(x.local.view(shape) if 0 not in shape else x.local.reshape(shape), _after(x.rows, removed))
+    return BatchTensor(x.local.squeeze(tuple(removed)), _after(x.rows, removed))
 
 
 def _after(rows: Rows, removed: set[int]) -> Rows:
@@ -103,7 +100,7 @@ def unsqueeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
     if not isinstance(x, BatchTensor) or not isinstance(dim, int):
         return NotImplemented
-    dim %= x.dim() + 1
+    dim = place_of(dim, x.dim() + 1)
     return BatchTensor(x.local.unsqueeze(dim), x.rows.along(x.rows.dim + (dim <= x.rows.dim)))
 
 
@@ -113,7 +110,7 @@ def transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         return NotImplemented
     x = args[0]
     order = list(range(x.dim()))
-    a, b = args[1] % x.dim(), args[2] % x.dim()
+    a, b = place_of(args[1], x.dim()), place_of(args[2], x.dim())
     order[a], order[b] = order[b], order[a]
     return _permuted(x, order)
 
@@ -135,7 +132,7 @@ def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if not isinstance(x, BatchTensor) or kwargs:
         return NotImplemented
     order = list(order[0]) if isinstance(order[0], Sequence) else order
-    return _permuted(x, [each % x.dim() for each in order])
+    return _permuted(x, [place_of(each, x.dim()) for each in order])
 
 
 def _permuted(x: BatchTensor, order: list[int]) -> Any:
@@ -164,11 +161,10 @@ def join(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     first = next((each for each in tensors if isinstance(each, BatchTensor)), None)
     if first is None or kwargs.get("out") is not None or not isinstance(dim, int):
         return NotImplemented
-    tensors = [each for each in tensors if each.shape != (0,)]  # PyTorch leaves these out
     dims = {each.dim() for each in tensors}
     if len(dims) > 1 or any(isinstance(each, BatchTensor) and each.rows.dim != first.rows.dim for each in tensors):
         return NotImplemented
-    rows, dim = first.rows, dim % first.dim()
+    rows, dim = first.rows, place_of(dim, first.dim())
     if dim != rows.dim:
         if any(each.shape[rows.dim] != rows.total for each in tensors):
             return NotImplemented
@@ -178,15 +174,20 @@ def join(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         sizes = [sum(each) for each in zip(*(each.rows.sizes for each in tensors), strict=True)]
         return BatchTensor(torch.cat([each.local for each in tensors], dim), rows.sized(sizes))
     # Divided anew, so that what follows is computed by all ranks.
-    whole = torch.cat([each.whole() if isinstance(each, BatchTensor) else each for each in tensors], dim)
+    whole = torch.cat([_plain(each) for each in tensors], dim)
     return divided(whole, rows.sized((whole.shape[dim],)))
 
 
 def _part(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
     """Like part_of, and also where there is only one row, which is not repeated here."""
-    if not isinstance(value, BatchTensor) and rows.total == 1:
-        return own_rows(value, rows)
+    if rows.total == 1:
+        same = isinstance(value, BatchTensor) and value.rows.sizes == rows.sizes
+        return value.local if same else own_rows(_plain(value), rows)
     return part_of(value, rows, from_end)
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    return value.whole() if isinstance(value, BatchTensor) else value
 
 
 def _in_order(sizes: Sequence[Sequence[int]]) -> bool:
@@ -219,7 +220,7 @@ def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if any(isinstance(each, BatchTensor) and each.rows.dim != first.rows.dim for each in tensors):
         return NotImplemented
     rows, from_end = first.rows, first.dim() - first.rows.dim
-    dim %= first.dim() + 1
+    dim = place_of(dim, first.dim() + 1)
     parts = [_part(each, rows, from_end) for each in tensors]
     return BatchTensor(torch.stack(parts, dim), rows.along(rows.dim + (dim <= rows.dim)))
 
@@ -233,7 +234,7 @@ def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     dim = kwargs.get("dim", args[place] if len(args) > place else 0)
     if not isinstance(dim, int):
         return NotImplemented
-    dim %= x.dim()
+    dim = place_of(dim, x.dim())
     if func.__name__ == "unbind":
         if dim == x.rows.dim:
             return NotImplemented
@@ -253,9 +254,10 @@ def narrow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs or len(args) != 4 or not isinstance(args[0], BatchTensor) or not isinstance(args[2], int):
         return NotImplemented
     x, dim, start, length = args
-    dim, start = dim % x.dim(), start % max(x.shape[dim], 1)
-    if start + length > x.shape[dim]:
-        return NotImplemented
+    dim = place_of(dim, x.dim())
+    start += x.shape[dim] if start < 0 else 0
+    if not 0 <= start <= start + length <= x.shape[dim]:
+        return NotImplemented  # an error of PyTorch's own
     if dim != x.rows.dim:
         return BatchTensor(x.local.narrow(dim, start, length), x.rows)
     return _slice(x, start, start + length)
@@ -266,7 +268,7 @@ def select(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[2], int):
         return NotImplemented
     x, dim, index = args
-    return getitem(T.__getitem__, (x, (*[slice(None)] * (dim % x.dim()), index)), {})
+    return getitem(T.__getitem__, (x, (*[slice(None)] * place_of(dim, x.dim()), index)), {})
 
 
 def _slice(x: BatchTensor, begin: int, end: int, step: int = 1) -> BatchTensor:
@@ -294,10 +296,10 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return NotImplemented
     if isinstance(index, torch.Tensor):
         return _by_tensor(x, index)
-    entries = _entries(x, index if isinstance(index, tuple) else (index,))
-    if entries is None:
+    found = _entries(x, index if isinstance(index, tuple) else (index,))
+    if found is None:
         return NotImplemented
-    entries, at = entries
+    entries, at = found
     entry = entries[at]
     if isinstance(entry, slice):
         begin, end, step = entry.indices(x.rows.total)
@@ -338,14 +340,14 @@ def _is_simple(part: slice) -> bool:
 
 def _by_tensor(x: BatchTensor, index: torch.Tensor) -> Any:
     """Rows that a mask or numbers choose. They are a batch too, so that what follows is computed by all ranks."""
-    if x.rows.dim or not x.dim() or index.dim() != 1 and index.dtype == torch.bool:
+    if x.rows.dim or not x.dim() or (index.dim() != 1 and index.dtype == torch.bool):
         return NotImplemented
-    if isinstance(index, BatchTensor) and index.dtype == torch.bool and index.rows.sizes == x.rows.sizes:
-        own = x.local[index.local]
+    if index.dtype == torch.bool and len(index) == x.rows.total != 1:
+        own = x.local[part_of(index, x.rows, 1)]
         counts = torch.zeros(x.rows.ranks.size, dtype=torch.float64, device="cpu")
         counts[x.rows.ranks.rank] = len(own)
         sizes = x.rows.ranks.sum(counts, "the number of chosen rows")
-        return BatchTensor(own, x.rows.sized(int(each) for each in sizes))
+        return BatchTensor(own, x.rows.sized([int(each) for each in sizes]))
     if index.dim() != 1:
         return NotImplemented
     chosen = x.whole()[index.whole() if isinstance(index, BatchTensor) else index]
@@ -358,31 +360,37 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if not isinstance(x, BatchTensor):
         return NotImplemented
     if isinstance(index, torch.Tensor):
-        fits = index.dtype == torch.bool and index.shape == x.shape[: index.dim()] and index.dim() > x.rows.dim
-        if not fits or (isinstance(value, torch.Tensor) and value.dim()) or isinstance(value, BatchTensor):
-            return NotImplemented
-        x.local[part_of(index, x.rows, index.dim() - x.rows.dim)] = value
-        return None
-    entries = _entries(x, index if isinstance(index, tuple) else (index,))
-    if entries is None:
+        return _set_masked(x, index, value)
+    found = _entries(x, index if isinstance(index, tuple) else (index,))
+    if found is None:
         return NotImplemented
-    listed, at = entries
-    if type(listed[at]) is int:
-        row = listed[at] % x.rows.total
-        target = _slice(x, row, row + 1)
-        if isinstance(value, torch.Tensor) and (
-            isinstance(value, BatchTensor) or value.dim() > x.dim() - 1 - x.rows.dim
-        ):
-            return NotImplemented
-        listed[at] = slice(None)
-        target.local[tuple(listed)] = for_rows(value, x.rows) if isinstance(value, torch.Tensor) else value
-        return None
-    target = getitem(T.__getitem__, (x, tuple(listed)), {})
+    entries, at = found
+    one = entries[at]
+    if isinstance(one, int):  # a row, which is written like several ones
+        row = place_of(one, x.rows.total)
+        entries[at] = slice(row, row + 1)
+    target = getitem(T.__getitem__, (x, tuple(entries)), {})
     if isinstance(value, torch.Tensor):
+        if isinstance(one, int) and value.dim() >= target.dim() - target.rows.dim:
+            value = value.unsqueeze(target.rows.dim - target.dim())
         if value.dim() > target.dim() or (isinstance(value, BatchTensor) and value.shape != target.shape):
             return NotImplemented
+        if isinstance(value, BatchTensor) and value.rows.dim != target.rows.dim:
+            value = value.whole()
         value = part_of(value, target.rows, target.dim() - target.rows.dim)
     target.local[...] = value
+    return None
+
+
+def _set_masked(x: BatchTensor, mask: torch.Tensor, value: Any) -> Any:
+    """Write one number where a mask says so."""
+    fits = mask.dtype == torch.bool and mask.shape == x.shape[: mask.dim()] and mask.dim() > x.rows.dim
+    if not fits or (isinstance(value, torch.Tensor) and value.dim()):
+        return NotImplemented
+    if isinstance(mask, BatchTensor) and mask.rows.dim != x.rows.dim:
+        mask = mask.whole()
+    own = part_of(mask, x.rows, mask.dim() - x.rows.dim)
+    x.local[own] = for_rows(value, x.rows) if isinstance(value, torch.Tensor) else value
     return None
 
 

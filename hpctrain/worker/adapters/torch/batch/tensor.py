@@ -1,15 +1,17 @@
-"""A batch that all ranks hold together: a tensor with the shape and values of the whole, of which each has some rows."""
+"""A batch that all ranks hold together: a tensor with the shape and values of the whole, of which each has rows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.batch.collectives import gathered
+from hpctrain.worker.adapters.torch.batch.collectives import gathered, own_rows
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 
 
@@ -33,7 +35,7 @@ class BatchTensor(torch.Tensor):
     def __new__(cls, local: torch.Tensor, rows: Rows) -> BatchTensor:
         shape = list(local.shape)
         shape[rows.dim] = rows.total
-        made: BatchTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: BatchTensor = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=local.dtype, device=local.device, requires_grad=False
         )
         made.local, made.rows, made._shape = local, rows, torch.Size(shape)
@@ -51,7 +53,7 @@ class BatchTensor(torch.Tensor):
         return self.local.shape if running else self._shape
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         """Whether autograd records what is computed from it."""
         return self.local.requires_grad
 
@@ -78,7 +80,8 @@ class BatchTensor(torch.Tensor):
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         if value is not None:
-            value = (value.local if isinstance(value, BatchTensor) else value) * self.rows.ranks.size
+            own = value.local if isinstance(value, BatchTensor) else own_rows(value, self.rows)
+            value = own * self.rows.ranks.size
         self.local.grad = value
 
     def __hash__(self) -> int:
@@ -95,12 +98,17 @@ class BatchTensor(torch.Tensor):
         kwargs = kwargs or {}
         if running:
             return func(*tree_map(_computed_here, args), **tree_map(_computed_here, kwargs))
-        if (rule := rules.get(func)) is not None and (result := rule(func, args, kwargs)) is not NotImplemented:
-            return result
+        # The rules find their operands by position; none of them by name alone.
+        if args and (rule := rules.get(func)) is not None:
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return on_whole(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise HpctrainError(
             "HT-batch-not-supported-here",
             "{function} got a batch of which each rank holds some rows, where PyTorch does not tell hpctrain",
@@ -130,8 +138,20 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def named(names: str, *modules: Any) -> list[Any]:
-    """The functions of these names, separated by blanks, in those modules that have them."""
-    return [getattr(module, name) for name in names.split() for module in modules if hasattr(module, name)]
+    """The functions and attributes of these names, separated by blanks, in those modules that have them."""
+    found = [getattr(module, name) for name in names.split() for module in modules if hasattr(module, name)]
+    return [each.__get__ if isinstance(each, GetSetDescriptorType | property) else each for each in found]
+
+
+def place_of(dim: int, dims: int) -> int:
+    """A dimension counted from the first one.
+
+    Raises:
+        IndexError: there is none of this number.
+    """
+    if not -dims <= dim < dims:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})")
+    return dim % dims
 
 
 def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str = "") -> Any:
@@ -162,13 +182,14 @@ def _changes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function of this name changes a batch among its arguments."""
     if any(isinstance(each, BatchTensor) for each in tree_leaves(kwargs.get("out"))):
         return True
-    changes = (name.endswith("_") and not name.endswith("__")) or name in _CHANGING
-    return changes and bool(args) and isinstance(args[0], BatchTensor)
+    changes = kwargs.get("inplace") or _CHANGING.fullmatch(name)
+    return bool(changes) and any(isinstance(each, BatchTensor) for each in tree_leaves(args[:1]))
 
 
-_CHANGING = {"__setitem__", "__delitem__"} | {
-    f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
-}
+# Setting an attribute, such as data, is a call of __set__.
+_CHANGING = re.compile(
+    r".*[^_]_|__(set|setitem|delitem|i(add|sub|mul|matmul|truediv|div|floordiv|mod|pow|and|or|xor|lshift|rshift))__"
+)
 
 
 def _computed_here(value: Any) -> Any:
