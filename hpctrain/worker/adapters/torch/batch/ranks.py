@@ -10,7 +10,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Sequence
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TypeVar
 
 import numpy as np
@@ -164,7 +164,7 @@ _codes: dict[CodeType, int | None] = {}
 
 def _place(name: str) -> float:
     """A number for an operation at the line of the script that calls it, the same on every rank that is there."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code not in _codes:
@@ -173,5 +173,5 @@ def _place(name: str) -> float:
             _codes[code] = zlib.crc32(file.rpartition("/")[2].encode()) if is_of_script(file) else None
         if (number := _codes[code]) is not None:
             return float((number * 31 + zlib.crc32(name.encode()) + frame.f_lineno * 7919) % 0x7FFFFFFF + 1)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return float(zlib.crc32(name.encode()) % 0x7FFFFFFF + 1)

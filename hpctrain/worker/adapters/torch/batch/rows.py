@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hpctrain.worker.adapters.torch.batch.ranks import DataRanks
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
         """The same parts of another dimension."""
         return self if dim == self.dim else Rows(self.ranks, self.sizes, dim)
 
-    def sized(self, sizes: Sequence[int]) -> Rows:
+    def sized(self, sizes: Iterable[int]) -> Rows:
         """Parts of other sizes of the same dimension."""
         return Rows(self.ranks, tuple(sizes), self.dim)
 
