@@ -1,8 +1,8 @@
 """Random numbers within a model: each rank draws others, for the rows that it computes.
 
-Outside of models all ranks share one stream, that of one process. A model's numbers follow from the state of that stream
-and from the rank. The shared stream moves on by one number if the model has drawn any, so that the next call draws others,
-and a script that restores the shared stream, as on resuming, restores all.
+Outside of models all ranks share one stream, that of one process. A model's numbers follow from the state of that
+stream and from the rank. The shared stream moves on by one number if the model has drawn any, so that the next call
+draws others, and a script that restores the shared stream, as on resuming, restores all.
 """
 
 from __future__ import annotations
