@@ -7,6 +7,7 @@ from hpctrain.worker.adapters.keras.mean_loss import mean_loss, sum_loss
 from hpctrain.worker.adapters.keras.optimizer import distribute
 from hpctrain.worker.adapters.keras.sharding import shard
 from hpctrain.worker.adapters.keras.strategy import coordinator, strategy
+from hpctrain.worker.adapters.keras.whole import whole
 from hpctrain.worker.models.keras_batch_norm import average_statistics
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "shard",
     "strategy",
     "sum_loss",
+    "whole",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
+_NUMBERS = itertools.count()
+
 # The distributions whose steps are being traced or computed, the innermost last.
 _computing: list[Distribution] = []
 
@@ -30,9 +33,8 @@ class Distribution:
         own_data: whether it trains on data that ``ht.shard`` did not make.
         warned: whether a warning about own data was printed.
         reduction: that of its last optimizer.
-        weighted: whether the gradients of the current step have got their share.
         states: within a step of ``fit``, the values of the metrics' variables before it, by their ids.
-        gathers: how often the current step gathered what its losses and metrics are computed from.
+        number: how many models were distributed before it, the same on all ranks.
     """
 
     reduction: GradientReduction
@@ -45,9 +47,8 @@ class Distribution:
         self.fitting = False
         self.own_data = False
         self.warned = False
-        self.weighted = False
         self.states: dict[int, tf.Tensor] = {}
-        self.gathers = 0
+        self.number = next(_NUMBERS)
 
     @property
     def share(self) -> tf.Tensor | None:
@@ -60,16 +61,14 @@ class Distribution:
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self._share, self.states, self.gathers = share, {}, 0
+        self._share, self.states = share, {}
         if tf.executing_eagerly():
             # A tf.function that the step calls keeps what it found when it was traced, with an earlier batch: in a
-            # variable it finds this batch's number, and whether it weights its gradients stays as it was.
+            # variable it finds this batch's number.
             if share.dtype not in self._shares:
                 self._shares[share.dtype] = tf.Variable(share, trainable=False)
             self._share = self._shares[share.dtype]
             self._share.assign(share)
-        else:
-            self.weighted = False
         _computing.append(self)
         try:
             yield
@@ -85,6 +84,11 @@ class Distribution:
             yield
         finally:
             self._share = share
+
+
+def in_whole_batch() -> bool:
+    """Whether a step of ``fit`` is within what gets the samples of all ranks."""
+    return bool(_computing) and _computing[-1].share is None
 
 
 def share_in_work() -> tf.Tensor | None:
@@ -106,5 +110,5 @@ def new_distribution(model: keras.Model, comm: Communicator) -> Distribution:
 
 
 def distributed_models() -> list[keras.Model]:
-    """All distributed models that are alive."""
-    return list(_MODELS)
+    """All distributed models that are alive, in the order in which they were distributed."""
+    return sorted(_MODELS, key=lambda model: model._distribution.number)

@@ -1,117 +1,104 @@
-"""Gradients on their way from a tape to an optimizer: weighted by the share, and clipped by hand as on one process."""
+"""Gradients of tapes: of a distributed model's variables those of the whole batch, on every rank."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager.record import could_possibly_record
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.distribution import Distribution, distributed_models, distribution_of
+from hpctrain.worker.adapters.keras.distribution import Distribution, distributed_models, distribution_of, share_in_work
+from hpctrain.worker.adapters.keras.share import check_used
+from hpctrain.worker.adapters.keras.watch import check_compiler
 
-
-class _Origin(NamedTuple):
-    """Where a gradient comes from.
-
-    Attributes:
-        place: of its variable in the model.
-        added_up: whether the loss was several numbers.
-    """
-
-    distribution: Distribution
-    place: int
-    added_up: bool = False
+# Whether a tape calls its own ``gradient`` for a Jacobian.
+_within_jacobian = False
+_warned = False
 
 
 def watch_tapes() -> None:
-    """From now on, weight the gradients that tapes compute, and clip by hand what the mean over the ranks will be.
+    """From now on, tapes give the gradients of whole batches for the variables of distributed models.
 
-    A gradient is weighted where it is made and not where it is applied, because a script may add up those of several
-    batches, which have different shares.
+    They are reduced where they are made and not where they are applied: what a script computes from them is then plain
+    arithmetic, the same on every rank.
     """
     tape = tf.GradientTape
     if hasattr(tape.gradient, "watches"):
         return
-    tape.gradient = _watched(tape.gradient)
-    for module, name, made in (
-        (tf, "clip_by_global_norm", _by_global_norm),
-        (tf, "clip_by_norm", _by_norm),
-        (tf, "clip_by_value", _by_value),
-        (tf.linalg, "global_norm", _global_norm),
-        (keras.ops, "clip", _by_value),
-    ):
-        setattr(module, name, made(getattr(module, name)))
+    tape.gradient = _of_whole_batches(tape.gradient)
+    tape.jacobian = _of_own_samples(tape.jacobian)
 
 
-def _watched(gradient: Callable[..., Any]) -> Any:
+def _of_whole_batches(gradient: Callable[..., Any]) -> Any:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def watched(tape: Any, target: Any, sources: Any, output_gradients: Any = None, *further: Any, **named: Any) -> Any:
         found = gradient(tape, target, sources, output_gradients, *further, **named)
-        # What another tape differentiates once more is not what will be applied.
-        if could_possibly_record():
+        if _within_jacobian:
             return found
-        origins = _origins()
-        added_up = output_gradients is None and any(map(_is_long, tf.nest.flatten(target)))
-        marked = [
-            each if each is None or id(source) not in origins else _marked(each, origins[id(source)], added_up)
-            for source, each in zip(tf.nest.flatten(sources), tf.nest.flatten(found), strict=True)
-        ]
-        return tf.nest.pack_sequence_as(sources, marked)
+        variables, gradients = tf.nest.flatten(sources), tf.nest.flatten(found)
+        for distribution, places in _by_model(variables):
+            if output_gradients is None:
+                _check_one_number(target)
+            _reduce(distribution, variables, gradients, places)
+        return tf.nest.pack_sequence_as(sources, gradients)
 
     watched.watches = True
     return watched
 
 
-def _origins() -> dict[int, _Origin]:
-    """The origins of gradients that an optimizer will reduce, by the ids of their variables."""
-    return {
-        id(each): _Origin(distribution, place)
-        for model in distributed_models()
+def _of_own_samples(jacobian: Callable[..., Any]) -> Any:
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def watched(*arguments: Any, **settings: Any) -> Any:
+        global _within_jacobian
+        _within_jacobian = True
+        try:
+            return jacobian(*arguments, **settings)
+        finally:
+            _within_jacobian = False
+
+    return watched
+
+
+def _by_model(variables: Sequence[Any]) -> Iterator[tuple[Distribution, list[int]]]:
+    """The distributed models that variables are part of, each with the places of its own, in one order on all ranks."""
+    left: dict[int, list[int]] = {}
+    for place, variable in enumerate(variables):
+        left.setdefault(id(variable), []).append(place)
+    for model in distributed_models():
+        distribution = distribution_of(model)
         # A model that ht.distribute refused halfway has no optimizer.
-        if (distribution := distribution_of(model)) and distribution.comm.size > 1 and distribution.optimizers
-        if not distribution.reduction.ahead
-        for place, variable in enumerate(model.trainable_variables)
-        for each in (variable, variable._value)
-    }
+        if distribution is None or distribution.comm.size == 1 or not distribution.optimizers:
+            continue
+        own = [each for variable in model.trainable_variables for each in (variable, variable._value)]
+        places = sorted(place for each in own for place in left.pop(id(each), ()))
+        # A trainer that reduces by itself gets what its tape made.
+        if places and not distribution.reduction.ahead:
+            yield distribution, places
+    _warn_of_others([variables[place] for place, *_ in left.values()])
 
 
-def _is_long(target: Any) -> bool:
-    shape = getattr(target, "shape", None)
-    return bool(isinstance(shape, tf.TensorShape) and shape.rank and shape.num_elements() != 1)
+def _reduce(distribution: Distribution, variables: Sequence[Any], gradients: list[Any], places: list[int]) -> None:
+    """Replace the gradients in these places by their means over the ranks, each weighted by its rank's share."""
+    share = share_in_work()
+    if share is None:
+        check_used()
+    check_compiler()
+    present = [place for place in places if gradients[place] is not None]
+    means = distribution.reduction.of_tape(
+        [variables[place] for place in present], [gradients[place] for place in present], share
+    )
+    for place, mean in zip(present, means, strict=True):
+        gradients[place] = mean
 
 
-def _marked(gradient: Any, origin: _Origin, added_up: bool) -> Any:
-    """The gradient, within a step of ``fit`` times the share of its batch, with its origin."""
-    distribution = origin.distribution
-    if distribution.share is not None:
-        gradient = tf.math.scalar_mul(tf.cast(distribution.share, gradient.dtype), gradient)
-        distribution.weighted = True
-    gradient._origin = origin._replace(added_up=added_up)
-    return gradient
-
-
-def _origin_of(gradient: Any) -> _Origin | None:
-    origin: _Origin | None = getattr(gradient, "_origin", None)
-    return origin
-
-
-def _part_as(made: Any, gradient: Any) -> Any:
-    """What was made of a gradient and is again this rank's part of a mean, so that it can be clipped once more."""
-    if origin := _origin_of(gradient):
-        made._origin = origin
-    return made
-
-
-def check_added_up(gradients: Iterable[Any]) -> None:
-    """Refuse the gradients of a loss with a value for each sample, which a tape adds up.
+def _check_one_number(target: Any) -> None:
+    """Refuse a loss with a value for each sample, which a tape adds up.
 
     The mean over the ranks of the sums of their samples is not the sum over those of all ranks, and no mean either.
     """
-    if any(origin.added_up for each in gradients if (origin := _origin_of(each))):
+    if any(map(_is_long, tf.nest.flatten(target))):
         raise HpctrainError(
             "HT-loss-not-one-number",
             "tape.gradient was given a loss of several numbers, and differentiates their sum",
@@ -120,54 +107,21 @@ def check_added_up(gradients: Iterable[Any]) -> None:
         )
 
 
-def _means(gradients: Sequence[Any], use: str) -> list[Any]:
-    """The means over the ranks of gradients that will be reduced; other tensors as they are."""
-    origins = [_origin_of(each) for each in gradients]
-    first = next((origin for origin in origins if origin), None)
-    if first is None:
-        return list(gradients)
-    check_added_up(gradients)
-    places = [origin and origin.place for origin in origins]
-    name = f"{use}.{zlib.crc32(repr(places).encode()):x}"
-    means = iter(first.distribution.reduction.mean_by_hand([each for each in gradients if each is not None], name))
-    return [each if each is None else next(means) for each in gradients]
+def _is_long(target: Any) -> bool:
+    shape = getattr(target, "shape", None)
+    return bool(isinstance(shape, tf.TensorShape) and shape.rank and shape.num_elements() != 1)
 
 
-def _global_norm(norm: Callable[..., Any]) -> Any:
-    def global_norm(t_list: Any, name: str | None = None) -> Any:
-        return norm(_means(t_list, "global_norm"), name=name)
-
-    return tf.autograph.experimental.do_not_convert(global_norm)
-
-
-def _by_global_norm(clip: Callable[..., Any]) -> Any:
-    def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None) -> Any:
-        # This rank's part times a factor that is the same on all ranks: the update takes the mean.
-        clipped, norm = clip(t_list, clip_norm, tf.linalg.global_norm(t_list) if use_norm is None else use_norm, name)
-        return [_part_as(each, given) for each, given in zip(clipped, t_list, strict=True)], norm
-
-    return tf.autograph.experimental.do_not_convert(clip_by_global_norm)
-
-
-def _by_norm(clip: Callable[..., Any]) -> Any:
-    def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
-        if _origin_of(t) and isinstance(t, tf.IndexedSlices):
-            return tf.clip_by_global_norm([t], clip_norm)[0][0]
-        return clip(_means([t], "norm")[0], clip_norm, axes, name)
-
-    return tf.autograph.experimental.do_not_convert(clip_by_norm)
-
-
-def _by_value(clip: Callable[..., Any]) -> Any:
-    def clip_by_value(*given: Any, **settings: Any) -> Any:
-        # TensorFlow and Keras call it differently.
-        value, *limits = given or [settings.pop("t" if "t" in settings else "x")]
-        origin = _origin_of(value)
-        if origin and isinstance(value, tf.IndexedSlices):
-            # Each row is that of one sample, and in the mean over the ranks still one of its own.
-            ranks = tf.cast(origin.distribution.comm.size, value.dtype)
-            part = tf.math.scalar_mul(ranks, clip(tf.math.scalar_mul(1 / ranks, value), *limits, **settings))
-            return _part_as(part, value)
-        return clip(_means([value], "value")[0], *limits, **settings)
-
-    return tf.autograph.experimental.do_not_convert(clip_by_value)
+def _warn_of_others(variables: Sequence[Any]) -> None:
+    """Say once that a Keras model is trained which no rank shares with the others."""
+    global _warned
+    models = distributed_models()
+    for variable in variables:
+        if not _warned and isinstance(variable, keras.Variable) and variable.trainable:
+            _warned = True
+            distribution = distribution_of(models[0]) if models else None
+            if distribution is not None:
+                distribution.comm.say(
+                    f"tape.gradient is asked for {variable.path!r}, which is not part of a model that was given to "
+                    "ht.distribute: each rank gets the gradient of its own samples"
+                )

@@ -1,12 +1,14 @@
 """Losses whose mean over the ranks is not the loss of the global batch, corrected so that it is.
 
-A loss that is the mean over samples needs no correction: a rank's loss times its share of the batch has the right mean
-over the ranks. Other losses are replaced by one for which that holds as well.
+A loss of Keras that is the mean over samples needs no correction: a rank's loss times its share of the batch has the
+right mean over the ranks, and of a sum the factor is known. A user's own function may compute anything from a batch,
+and so gets the samples of all ranks; so does a ``compute_loss`` of the user's own.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.keras.metrics import counting_on_one_rank
 from hpctrain.worker.adapters.keras.ranks import of_all_ranks, total
 
 if TYPE_CHECKING:
@@ -22,6 +25,24 @@ if TYPE_CHECKING:
 
 # The wrapped losses that are being computed.
 _wrapped: list[_OfGlobalBatch] = []
+
+
+def patch_compute_loss(model: keras.Model, distribution: Distribution) -> None:
+    """Let a ``compute_loss`` of the user's own get the samples of all ranks within a step of ``fit``."""
+    own = inspect.getattr_static(model, "compute_loss")
+    if distribution.comm.size == 1 or own.__module__.startswith("keras."):
+        return
+    compute_loss = model.compute_loss
+
+    @functools.wraps(compute_loss)
+    def of_whole_batch(*arguments: Any, **settings: Any) -> Any:
+        if distribution.share is None:
+            return compute_loss(*arguments, **settings)
+        arguments, settings = of_all_ranks(distribution, (arguments, settings))
+        with counting_on_one_rank(model, distribution):
+            return compute_loss(*arguments, **settings)
+
+    model.compute_loss = of_whole_batch
 
 
 def patch_losses(model: keras.Model, distribution: Distribution) -> None:
@@ -95,6 +116,7 @@ class _OfGlobalBatch:
     def __init__(self, loss: keras.losses.Loss, distribution: Distribution) -> None:
         self._loss = loss
         self._distribution = distribution
+        self._gathers = _compares_samples(loss)
         self._values: Any = None
         self.name = loss.name
         _note_values(loss, self._note)
@@ -103,22 +125,22 @@ class _OfGlobalBatch:
         share = self._distribution.share
         if share is not None:
             _check_reduced(self._loss)
+        if share is None or self._distribution.comm.size == 1:
+            return self._of_keras(y_true, y_pred, sample_weight)
+        if self._gathers:
+            return self._of_all(y_true, y_pred, sample_weight)
         self._values = None
         own = self._of_keras(y_true, y_pred, sample_weight)
-        if share is None or self._values is None or self._distribution.comm.size == 1:
+        if self._values is None:
             return own
         values, mask = self._values, _mask_of(y_pred, self._values)
         share = tf.cast(share, own.dtype)
-        if isinstance(self._loss, keras.losses.Circle):
-            # Its value for one sample compares it with all others of the batch.
-            return self._of_all(y_true, y_pred, sample_weight, share)
+        if not values.shape.rank:
+            return self._of_all(y_true, y_pred, sample_weight)
         if self._loss.reduction == "sum":
             # The ranks' sums are averaged later, so each is scaled up by the number of ranks.
-            if values.shape.rank:
-                return own * self._per_share(share)
-        elif values.shape.rank and self._loss.reduction != "mean_with_sample_weight":
-            return own if mask is None else own * self._part_of(mask, share)
-        return self._of_all(y_true, y_pred, sample_weight, share)
+            return own * self._per_share(share)
+        return own if mask is None else own * self._part_of(mask, share)
 
     def _of_keras(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
         _wrapped.append(self)
@@ -143,10 +165,18 @@ class _OfGlobalBatch:
         part = tf.math.divide_no_nan(count, total(self._distribution.comm, count))
         return tf.cast(part, share.dtype) * self._per_share(share)
 
-    def _of_all(self, y_true: Any, y_pred: Any, sample_weight: Any, share: tf.Tensor) -> tf.Tensor:
+    def _of_all(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
         """The loss of all ranks' samples, gathered, as a function of a whole batch cannot be joined from its parts."""
-        loss = self._of_keras(*of_all_ranks(self._distribution, (y_true, y_pred, sample_weight)))
-        return _with_gradient_times(self._per_share(share), loss)
+        return self._of_keras(*of_all_ranks(self._distribution, (y_true, y_pred, sample_weight)))
+
+
+def _compares_samples(loss: keras.losses.Loss) -> bool:
+    """Whether the loss may be anything but a sum over samples, divided by their number."""
+    kind = next(each for each in type(loss).__mro__ if "call" in vars(each))
+    function = getattr(loss, "fn", loss)
+    of_keras = all(getattr(each, "__module__", "").startswith("keras.") for each in (kind, function))
+    # The value of Circle for one sample compares it with all others of the batch.
+    return not of_keras or isinstance(loss, keras.losses.Circle) or loss.reduction == "mean_with_sample_weight"
 
 
 def _note_values(loss: keras.losses.Loss, note: Callable[[Any], None]) -> None:
@@ -165,11 +195,3 @@ def _note_values(loss: keras.losses.Loss, note: Callable[[Any], None]) -> None:
 def _mask_of(y_pred: Any, values: tf.Tensor) -> tf.Tensor | None:
     masks = [mask for mask in (getattr(each, "_keras_mask", None) for each in (y_pred, values)) if mask is not None]
     return functools.reduce(tf.logical_and, masks) if masks else None
-
-
-def _with_gradient_times(factor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def same(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return tensor, lambda upstream: upstream * factor
-
-    return same(value)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.worker.adapters.keras.ranks import of_all_ranks
+from hpctrain.worker.adapters.keras.ranks import has_rows, of_all_ranks, total
 from hpctrain.worker.adapters.keras.variables import check_same
 from hpctrain.worker.comm import Communicator
 
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
-
-# What a metric may keep samples in that Keras does not join.
-_OF_PYTHON = (list, dict, set, int, float, np.ndarray)
-# Of the samples with which a metric is tried: none is worth less than any other.
-_TRIED = 6
 
 
 def patch_metrics(model: keras.Model, distribution: Distribution) -> None:
@@ -50,9 +45,14 @@ def drop_foreign_samples(model: keras.Model, distribution: Distribution) -> None
     assert distribution.share is not None
     for metric in metrics_of(model):
         for variable in () if gathers(metric) else metric.variables:
-            # A metric that its first update has just built was in its reset state before, which is 0.
-            before = distribution.states.get(id(variable), tf.zeros_like(variable.value))
-            variable.assign(tf.where(distribution.share > 0, variable.value, before))
+            variable.assign(_counted(variable, distribution))
+
+
+def _counted(variable: keras.Variable, distribution: Distribution) -> tf.Tensor:
+    """The value of a metric's variable from before the step on a rank without a sample of the batch."""
+    # A metric that its first update has just built was in its reset state before, which is 0.
+    before = distribution.states.get(id(variable), tf.zeros_like(variable.value))
+    return tf.where(distribution.share > 0, variable.value, before)
 
 
 def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -62,20 +62,17 @@ def metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 class _OfWholeBatches:
-    """The ``update_state`` of a metric, which gets the samples of all ranks if the ranks' states cannot be added up.
-
-    Such are a maximum, the mean over batches of what a whole batch gives, and what is kept outside of Keras's
-    variables.
+    """The ``update_state`` of a user's own metric, which gets the samples of all ranks: its state may be anything.
 
     Attributes:
-        gathers: whether it does, None before the first update.
+        gathers: whether it has got any.
     """
 
     def __init__(self, metric: keras.metrics.Metric, distribution: Distribution) -> None:
         self._metric = metric
         self._update = metric.update_state
         self._distribution = distribution
-        self.gathers: bool | None = None
+        self.gathers = False
         self._said = False
 
     def __call__(self, *arguments: Any, **settings: Any) -> None:
@@ -89,11 +86,8 @@ class _OfWholeBatches:
                 )
             self._update(*arguments, **settings)
             return
-        if self.gathers is None:
-            with self._distribution.pausing():
-                self.gathers = not _adds_up(self._metric, self._update, given)
-        if self.gathers:
-            arguments, settings = of_all_ranks(self._distribution, given)
+        self.gathers = True
+        arguments, settings = of_all_ranks(self._distribution, given)
         # Metrics and losses within this one take the samples that it got for a whole batch, as on one process.
         with self._distribution.pausing():
             self._update(*arguments, **settings)
@@ -105,10 +99,8 @@ def gathers(metric: keras.metrics.Metric) -> bool:
 
 
 def _have_rows(given: Any) -> bool:
-    """Whether these are tensors of numbers with a row for each sample, which can be gathered."""
     leaves = [leaf for leaf in keras.tree.flatten(given) if leaf is not None]
-    kinds = (isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.dtype != tf.string for leaf in leaves)
-    return bool(leaves) and all(kinds)
+    return bool(leaves) and all(map(has_rows, leaves))
 
 
 def _holds_number(given: Any) -> bool:
@@ -117,49 +109,56 @@ def _holds_number(given: Any) -> bool:
     return any(np.ndim(leaf) == 0 and tf.as_dtype(getattr(leaf, "dtype", type(leaf))).is_floating for leaf in leaves)
 
 
-def _adds_up(metric: keras.metrics.Metric, update: Any, given: Any) -> bool:
-    """Whether the state of some samples is the sum of the states of two parts of them; false if that cannot be tried.
+@contextmanager
+def counting_on_one_rank(model: keras.Model, distribution: Distribution) -> Iterator[None]:
+    """A context manager within a step, in which every rank computes the same from the samples of all ranks."""
+    before = [(each, tf.identity(each.value)) for metric in metrics_of(model) for each in metric.variables]
+    with distribution.pausing():
+        yield
+    for variable, value in before if distribution.comm.rank else ():
+        variable.assign(value)
 
-    The same on every rank, as it is tried with the same samples.
-    """
-    # The trial would change TensorFlow's own variables, which Keras neither lists nor resets.
-    unlisted = any(isinstance(each, tf.Variable) for each in vars(metric).values())
-    if unlisted or not metric.variables or any(variable.aggregation != "sum" for variable in metric.variables):
-        return False
-    random = np.random.default_rng(0)
 
-    def made(tensor: Any) -> Any:
-        if tensor is None:
-            return None
-        shape = [_TRIED, *(size or 3 for size in tensor.shape[1:])]
-        values = random.random(shape) if tensor.dtype.is_floating else random.integers(0, 2, shape)
-        return values.astype(tensor.dtype.as_numpy_dtype)
+@contextmanager
+def results_of_all_ranks(model: keras.Model, distribution: Distribution) -> Iterator[None]:
+    """Let a step of the user's own get what the metrics come to on the samples of all ranks."""
+    changed = [metric for metric in metrics_of(model) if "result" not in vars(metric)]
 
-    samples = keras.tree.map_structure(made, given)
+    def joined(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
+        if distribution.share is None or gathers(metric) or any(each.aggregation != "sum" for each in metric.variables):
+            return result()
+        own = [_counted(each, distribution) for each in metric.variables]
+        sums = total(distribution.comm, tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in own], 0))
+        parts = tf.split(sums, [tf.size(each) for each in own])
+        state = [tf.cast(tf.reshape(part, each.shape), each.dtype) for part, each in zip(parts, own, strict=True)]
+        with keras.StatelessScope(zip(metric.variables, state, strict=True)):
+            return result()
 
-    def state(rows: slice) -> list[Any]:
-        arguments, settings = keras.tree.map_structure(
-            lambda values: values if values is None else tf.constant(values[rows]), samples
-        )
-        with keras.StatelessScope(zip(metric.variables, metric.stateless_reset_state(), strict=True)) as scope:
-            update(*arguments, **settings)
-        return [np.asarray(scope.get_current_value(variable), np.float64) for variable in metric.variables]
-
-    own = {name: copy.copy(value) for name, value in vars(metric).items() if isinstance(value, _OF_PYTHON)}
-    before = repr(own)
+    for metric in changed:
+        metric.result = functools.partial(joined, metric, metric.result)
     try:
-        with tf.init_scope():
-            first, second, whole = state(slice(2)), state(slice(2, None)), state(slice(None))
-    except Exception:
-        # Samples of these shapes may mean nothing to a user's own metric.
-        return False
+        yield
     finally:
-        kept = before == repr({name: vars(metric)[name] for name in own})
-        vars(metric).update(own)
-    if not kept:
-        return False
-    # A state that stays 0 shows nothing: that of a maximum above a limit does, where no sample exceeds the limit.
-    return all(c.any() and np.allclose(a + b, c, rtol=1e-3) for a, b, c in zip(first, second, whole, strict=True))
+        for metric in changed:
+            del metric.result
+
+
+def whole_batch_logs(distribution: Distribution, logs: Any) -> Any:
+    """What a step of the user's own returns, where numbers are their means over the ranks, weighted by the share."""
+    share = distribution.share
+    numbers = [name for name, value in logs.items() if _is_number(value)] if isinstance(logs, dict) else []
+    if not numbers or share is None:
+        return logs
+    own = [tf.cast(tf.convert_to_tensor(logs[name]), tf.float64) for name in numbers]
+    share = tf.cast(share, tf.float64)
+    # A rank without a sample of its own computes another rank's, whose NaN must not count.
+    parts = [tf.where(share > 0, each * share / distribution.comm.size, 0.0) for each in own]
+    means = tf.unstack(total(distribution.comm, tf.stack(parts)))
+    return logs | {name: tf.cast(mean, logs[name].dtype) for name, mean in zip(numbers, means, strict=True)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating
 
 
 @contextmanager
@@ -179,11 +178,15 @@ def whole_batch_values(distribution: Distribution) -> Iterator[None]:
         mean_update(metric, values, sample_weight=sample_weight)
 
     def of_function(metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        given = (y_true, y_pred)
-        joins = distribution.share is not None and distribution.comm.size > 1 and _have_rows(given)
-        if joins and np.ndim(metric._fn(*given, **metric._fn_kwargs)) == 0:
-            y_true, y_pred = of_all_ranks(distribution, given)
-        wrapper_update(metric, y_true, y_pred, sample_weight=sample_weight)
+        given = (y_true, y_pred, sample_weight)
+        own = not getattr(metric._fn, "__module__", "").startswith("keras.")
+        if not own or distribution.share is None or distribution.comm.size == 1 or not _have_rows(given):
+            wrapper_update(metric, *given)
+            return
+        given = of_all_ranks(distribution, given)
+        if distribution.comm.rank == 0:
+            with distribution.pausing():
+                wrapper_update(metric, *given)
 
     mean.update_state, wrapper.update_state = counting_once, of_function
     try:

@@ -14,19 +14,11 @@ from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
 from hpctrain.worker.adapters.keras.fitting import patch_fit
 from hpctrain.worker.adapters.keras.gradients import watch_tapes
-from hpctrain.worker.adapters.keras.reducing import (
-    Reducing,
-    ScalingAlike,
-    check_scaling,
-    insert_mixin,
-    reduction_of,
-    synchronise,
-)
+from hpctrain.worker.adapters.keras.reducing import check_scaling, make_distributed, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.reduction import GradientReduction
 from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
 from hpctrain.worker.adapters.keras.strategy import refuse_keras_distribution
 from hpctrain.worker.adapters.keras.variables import is_built
-from hpctrain.worker.adapters.keras.watch import watch_updates
 from hpctrain.worker.comm import Communicator, current
 
 _TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
@@ -81,17 +73,12 @@ def distribute(
     comm = comm or current()
     _check_scope(model, comm)
     wire = wire_of(compression, top_k, _TYPES, comm)
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        check_scaling(wire)
+    check_scaling(optimizer, wire)
     distribution = _distributed(model, comm)
     comm = distribution.comm
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    reduction = GradientReduction(distribution, model, wire, guard_every, adds_rows=_is_linear(inner))
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        insert_mixin(optimizer, ScalingAlike, reduction)
-    else:
-        reduction.scaled_alike = model.dtype_policy.name != "mixed_float16"
-    insert_mixin(inner, Reducing, reduction)
+    reduction = GradientReduction(distribution, model, wire, guard_every)
+    make_distributed(inner, reduction)
     patch_batch_norms(model, distribution)
     distribution.reduction = reduction
     distribution.optimizers.append(optimizer)
@@ -114,7 +101,6 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
     if not comm.has_xla_kernel:
         _compile_without_xla(model, comm)
     if comm.size > 1:
-        watch_updates()
         watch_tapes()
     return distribution
 
@@ -163,12 +149,6 @@ def _check_scope(model: keras.Model, comm: Communicator) -> None:
             model=model.name,
             strategy=type(comm.strategy).__name__,
         )
-
-
-def _is_linear(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the update of a sum of gradients is that of the gradients one after the other."""
-    clips = optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm
-    return type(optimizer) is keras.optimizers.SGD and not clips
 
 
 def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:

@@ -1,4 +1,4 @@
-"""Classes that are put in front of the class of a user's optimizer."""
+"""What is put in front of the class of a user's optimizer."""
 
 from __future__ import annotations
 
@@ -15,33 +15,21 @@ from hpctrain.worker.adapters.keras.variables import broadcast
 from hpctrain.worker.comm.base import TopK, Wire
 
 
-class Reducing:
-    """Reduces gradients before the user's optimizer applies them.
-
-    ``_clip_gradients`` is the one place of a Keras 3 optimizer that runs once per real update: after the gradients of
-    micro-batches were added up, before they are clipped. ``apply`` runs once a micro-batch.
-    """
+class Distributed:
+    """Refuses updates that would differ between ranks, and counts the others in the guard."""
 
     _reduction: GradientReduction
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
-        grads = list(grads)
-        self._reduction.check_update(variables, grads)
-        return super().apply(  # type: ignore[misc]
-            self._reduction.weighted(grads), trainable_variables if trainable_variables is None else variables
-        )
+        self._reduction.check_update(variables)
+        return super().apply(grads, trainable_variables if trainable_variables is None else variables)  # type: ignore[misc]
 
     def assign_add(self, variable: Any, value: Any) -> None:
         super().assign_add(variable, _in_order(value))  # type: ignore[misc]
 
     def assign_sub(self, variable: Any, value: Any) -> None:
         super().assign_sub(variable, _in_order(value))  # type: ignore[misc]
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        if not self._reduction.ahead:
-            grads = self._reduction.mean(grads, [self._iterations.value])  # type: ignore[attr-defined]
-        return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def _backend_update_step(self, *args: Any) -> None:
         super()._backend_update_step(*args)  # type: ignore[misc]
@@ -53,19 +41,10 @@ def _in_order(value: Any) -> Any:
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
-class ScalingAlike:
-    """Makes LossScaleOptimizer skip the same steps on all ranks."""
-
-    _reduction: GradientReduction
-
-    def check_finite(self, grads: Sequence[Any]) -> tf.Tensor:
-        return self._reduction.all_finite(super().check_finite(grads))  # type: ignore[misc]
-
-
 def reduction_of(optimizer: keras.optimizers.Optimizer) -> GradientReduction | None:
     """The reduction that ``distribute`` gave this optimizer, or the one that it wraps."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return inner._reduction if isinstance(inner, Reducing) else None
+    return inner._reduction if isinstance(inner, Distributed) else None
 
 
 def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -76,23 +55,14 @@ def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimize
     return [model.optimizer if around and reduction_of(each) is around else each for each in known]
 
 
-def check_scaling(wire: Wire[tf.DType]) -> None:
+def check_scaling(optimizer: keras.optimizers.Optimizer, wire: Wire[tf.DType]) -> None:
     """Raise HpctrainError where the compression does not allow the loss to be scaled."""
-    if isinstance(wire, TopK):
+    if isinstance(wire, TopK) and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise HpctrainError(
             "HT-compression-with-loss-scale",
             "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",
             "mixed_bfloat16 needs none; or choose compression 'bf16'",
         )
-
-
-def scale_alike(optimizer: keras.optimizers.Optimizer) -> None:
-    """Make a LossScaleOptimizer around a distributed optimizer skip the same steps on all ranks."""
-    reduction = reduction_of(optimizer)
-    if reduction and not reduction.scaled_alike and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        check_scaling(reduction.wire)
-        insert_mixin(optimizer, ScalingAlike, reduction)
-        reduction.scaled_alike = True
 
 
 def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
@@ -103,10 +73,10 @@ def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
     reduction.synchronised = True
 
 
-def insert_mixin(optimizer: keras.optimizers.Optimizer, mixin: type, reduction: GradientReduction) -> None:
+def make_distributed(optimizer: keras.optimizers.Optimizer, reduction: GradientReduction) -> None:
     """Change the class of this instance in place, so that its state and all references to it stay valid."""
     own = type(optimizer)
     # Keras saves an object under what its __class__ says, and looks up registered names by it.
     members = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__class__": property(lambda _: own)}
-    optimizer.__class__ = type(own.__name__, (mixin, own), members)
+    optimizer.__class__ = type(own.__name__, (Distributed, own), members)
     optimizer._reduction = reduction

@@ -1,4 +1,4 @@
-"""The reduction of one Keras optimizer's gradients over the ranks."""
+"""The reduction of a Keras model's gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import Distribution
-from hpctrain.worker.adapters.keras.gradients import check_added_up
-from hpctrain.worker.adapters.keras.share import check_used
+from hpctrain.worker.adapters.keras.ranks import number_in_graph
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
-from hpctrain.worker.adapters.keras.watch import check_compiler, check_fitted, check_updated
+from hpctrain.worker.adapters.keras.watch import check_fitted, check_updated
 from hpctrain.worker.comm.base import Wire
 from hpctrain.worker.comm.graph_errors import preserve_errors
 
@@ -25,35 +25,26 @@ _NUMBERS = itertools.count()
 
 
 class GradientReduction:
-    """Averages the gradients of one optimizer over the ranks, and proves that the ranks stay equal.
+    """Averages the gradients of one model over the ranks, and proves that the ranks stay equal.
 
     Attributes:
         wire: how gradients travel between nodes.
         synchronised: whether every rank has rank 0's variables.
-        scaled_alike: whether the ranks agree on skipping a step of loss scaling, or the loss is not scaled.
         guarded: whether the callback of ``fit`` checks the parameters, and not this reduction.
-        ahead: whether the optimizer gets gradients that :meth:`mean` has reduced before.
-        waited: seconds between the last gradient and the last mean of the last update.
+        ahead: whether a trainer reduces the gradients by :meth:`mean`, and tapes give it those of its own samples.
+        waited: seconds between the last gradient and the last mean of the last reduction.
     """
 
-    def __init__(
-        self,
-        distribution: Distribution,
-        model: keras.Model,
-        wire: Wire[tf.DType],
-        guard_every: int,
-        *,
-        adds_rows: bool,
-    ) -> None:
+    def __init__(self, distribution: Distribution, model: keras.Model, wire: Wire[tf.DType], guard_every: int) -> None:
         comm = distribution.comm
         self.comm = comm
         self.synchronised = False
         self.wire = wire
-        self.scaled_alike = True
         self.guarded = False
         self.ahead = False
         self._distribution = distribution
         self._codes: dict[tuple[int, ...], str] = {}
+        self._known: set[tuple[int, ...]] = set()
         self._engine = comm.tensorflow()
         self._model = model
         self._every = guard_every
@@ -61,83 +52,70 @@ class GradientReduction:
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._name = f"hpctrain.{next(_NUMBERS)}"
-        self._present = "all"
-        # Adding up repeated rows in parallel has no fixed order on a GPU, and ranks would drift apart by rounding.
-        self._adds_rows = adds_rows or bool(tf.config.get_visible_devices("GPU"))
 
-    def check_update(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Refuse, before it is made, an update that would differ between ranks.
-
-        Args:
-            gradients: one for each variable, or None. The ranks compare which have one before they reduce.
-        """
+    def check_update(self, variables: Sequence[Any]) -> None:
+        """Refuse, before it is made, an update that would differ between ranks."""
         if self.comm.size == 1:
             return
-        if self._distribution.share is None and not self.ahead:
-            check_used()
         check_fitted(self._model)
-        check_compiler()
-        check_added_up(gradients)
-        present = [gradient is not None for gradient in gradients]
-        key = (*map(id, variables), *present)
-        if key not in self._codes:
+        key = tuple(map(id, variables))
+        if key not in self._known:
             check_updated(self._model, variables)
-            self._codes[key] = self._code(itertools.compress(variables, present))
-        self._present = self._codes[key]
+            self._known.add(key)
+
+    def of_tape(self, variables: Sequence[Any], gradients: Sequence[Any], share: tf.Tensor | None) -> list[Any]:
+        """The mean over the ranks of each gradient times its rank's share, which can be differentiated again.
+
+        The rows of an embedding's gradient stay rows, those of all ranks one after the other as in one process: Keras
+        clips and squares each occurrence by itself. They become dense where another tape may differentiate them, and
+        on GPUs, where adding up repeated rows in parallel has no fixed order and ranks would drift apart by rounding.
+        """
+        self._check_ready()
+        weighted = [g if share is None else tf.math.scalar_mul(tf.cast(share, g.dtype), g) for g in gradients]
+        dense = could_possibly_record() or bool(tf.config.get_visible_devices("GPU"))
+        as_rows = [isinstance(each, tf.IndexedSlices) and not dense for each in weighted]
+        name = f"{self._name}.{self._code(variables)}.{number_in_graph()}"
+        rows = iter([self._rows(each, f"{name}.{place}") for place, each in enumerate(weighted) if as_rows[place]])
+        given = [tf.convert_to_tensor(each) for each, is_rows in zip(gradients, as_rows, strict=True) if not is_rows]
+        means = iter(self._differentiable(given, share, name) if given else [])
+        return [next(rows) if is_rows else next(means) for is_rows in as_rows]
+
+    def _differentiable(self, gradients: list[tf.Tensor], share: tf.Tensor | None, name: str) -> list[tf.Tensor]:
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def mean(*own: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+            weighted = [each if share is None else each * tf.cast(share, each.dtype) for each in own]
+
+            def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
+                # What one rank makes of the mean reaches the gradients of all.
+                return self._differentiable(list(upstream), share, f"{name}.again{number_in_graph()}")
+
+            return self.mean(weighted, name), backward
+
+        found = mean(*gradients)
+        return list(found) if isinstance(found, list | tuple) else [found]
 
     def _code(self, variables: Iterable[Any]) -> str:
         """A word for these variables, in this order, that is the same on all ranks."""
-        every = self._model.variables
-        places = {id(each): place for place, variable in enumerate(every) for each in (variable, variable.value)}
-        return f"{zlib.crc32(repr([places[id(variable)] for variable in variables]).encode()):x}"
+        key = tuple(map(id, variables))
+        if key not in self._codes:
+            every = self._model.variables
+            places = {id(each): place for place, variable in enumerate(every) for each in (variable, variable.value)}
+            self._codes[key] = f"{zlib.crc32(repr([places[each] for each in key]).encode()):x}"
+        return self._codes[key]
 
-    def weighted(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients times this rank's share of the global batch; None for a variable without a gradient.
-
-        Those of a tape have it already, and in loops that weight their own loss it is None.
-        """
-        share = self._distribution.share
-        if share is None or self._distribution.weighted:
-            return list(gradients)
-        return [g if g is None else tf.math.scalar_mul(tf.cast(share, g.dtype), g) for g in gradients]
-
-    def mean(self, gradients: Sequence[Any], counters: Sequence[tf.Variable] = ()) -> list[Any]:
-        """The mean of each gradient over the ranks. The optimizer's counters must not change before it is there.
-
-        The rows of an embedding's gradient stay rows, those of all ranks one after the other as in one process: Keras
-        clips and squares each occurrence by itself. Where that comes to the same, and on GPUs, they are added up.
-        """
-        self._check_ready()
-        return self._joined(gradients, f"{self._name}.{self._present}", self.wire, self._adds_rows, counters)
-
-    def mean_by_hand(self, gradients: Sequence[Any], use: str) -> list[Any]:
-        """What :meth:`mean` will make of these gradients, for a script that looks at it before the update."""
-        self._check_ready()
-        return self._joined(gradients, f"{self._name}.{use}", None, False)
-
-    def _joined(
-        self,
-        gradients: Sequence[Any],
-        name: str,
-        wire: Wire[tf.DType],
-        adds_rows: bool,
-        counters: Sequence[tf.Variable] = (),
-    ) -> list[Any]:
-        as_rows = [isinstance(gradient, tf.IndexedSlices) and not adds_rows for gradient in gradients]
-        dense = [tf.convert_to_tensor(each) for each, rows in zip(gradients, as_rows, strict=True) if not rows]
-        slices = [each for each, rows in zip(gradients, as_rows, strict=True) if rows]
-        own = dense + [part for each in slices for part in (each.values, each.indices)]
-        with tf.control_dependencies(own):
+    def mean(self, gradients: Sequence[Any], name: str = "") -> list[tf.Tensor]:
+        """The mean of each gradient over the ranks, dense."""
+        dense = [tf.convert_to_tensor(each) for each in gradients]
+        with tf.control_dependencies(dense):
             begin = tf.timestamp()
-        joined = [self._rows(each, f"{name}.{number}") for number, each in enumerate(slices)]
-        reduced = self._engine.allreduce(dense, name, wire) if dense else []
-        with tf.control_dependencies(reduced + [part for each in joined for part in (each.values, each.indices)]):
+        reduced = self._engine.allreduce(dense, name or f"{self._name}.all", self.wire)
+        with tf.control_dependencies(reduced):
             self.waited.assign(tf.timestamp() - begin)
             # TensorFlow orders a write after earlier reads: read now, the counters stay unchanged if a reduction fails.
-            for counter in (self._updates, *counters):
+            inner = [getattr(each, "inner_optimizer", each) for each in self._distribution.optimizers]
+            for counter in (self._updates, *(each._iterations.value for each in inner)):
                 tf.convert_to_tensor(counter)
-        sources = {True: iter(joined), False: iter(reduced)}
-        return [next(sources[rows]) for rows in as_rows]
+        return reduced
 
     def _rows(self, slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         values = slices.values / self.comm.size
@@ -146,14 +124,6 @@ class GradientReduction:
             self._engine.allgather(slices.indices, f"{name}.indices"),
             slices.dense_shape,
         )
-
-    def all_finite(self, finite: tf.Tensor) -> tf.Tensor:
-        """Whether the gradients of every rank are finite, so that a step of loss scaling is skipped by all ranks or
-        none.
-        """
-        if self.ahead:
-            return finite
-        return tf.cast(self._engine.minimum(tf.cast(finite, tf.int32), f"{self._name}.finite"), tf.bool)
 
     def updated(self) -> None:
         """Count an update in the guard, in a hand-written loop, eagerly or inside a tf.function."""
@@ -187,10 +157,4 @@ class GradientReduction:
                 "the first update comes before the ranks were given the same weights: the model was not "
                 "built when ht.distribute saw it",
                 f"{BUILD_HINT}. Or build it after that, and train it with fit",
-            )
-        if not self.scaled_alike:
-            raise HpctrainError(
-                "HT-loss-scale-not-agreed",
-                "mixed_float16 scales the loss, and the ranks did not agree on skipping a step that overflows",
-                "give ht.distribute a keras.optimizers.LossScaleOptimizer(optimizer), or train with fit",
             )

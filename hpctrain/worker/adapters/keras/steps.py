@@ -13,11 +13,16 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution
-from hpctrain.worker.adapters.keras.losses import patch_losses, whole_batch_losses
-from hpctrain.worker.adapters.keras.metrics import drop_foreign_samples, patch_metrics, whole_batch_values
+from hpctrain.worker.adapters.keras.losses import patch_compute_loss, patch_losses, whole_batch_losses
+from hpctrain.worker.adapters.keras.metrics import (
+    drop_foreign_samples,
+    patch_metrics,
+    results_of_all_ranks,
+    whole_batch_logs,
+    whole_batch_values,
+)
 from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of, share_of
 from hpctrain.worker.adapters.keras.ranks import group_of, in_step
-from hpctrain.worker.adapters.keras.watch import only_distributed
 from hpctrain.worker.comm.base import AnyArray, Communicator
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 
@@ -28,15 +33,15 @@ def patch_steps(model: keras.Model, distribution: Distribution) -> None:
     """Make ``fit`` and ``evaluate`` apply the shares of ``ht.shard``, and weight other batches by their samples.
 
     A ``train_step`` of the user's own gets what the user's dataset held. The share weights the gradients where the
-    optimizers get them: loss and metrics are those of this rank's own samples, so that their sums over the ranks are
-    those of the global batch.
+    tapes make them: loss and metrics are those of this rank's own samples, so that their sums over the ranks are those
+    of the global batch.
     """
+    patch_compute_loss(model, distribution)
     train, test, predict = model.train_step, model.test_step, model.predict_step
 
     def train_step(data: Any) -> Any:
         share = share_of(data) if is_part(data) else _share_of(data, distribution.comm)
-        with only_distributed(model):
-            return train(data) if share is None else _run(model, distribution, train, data, share)
+        return train(data) if share is None else _run(model, distribution, train, data, share)
 
     def test_step(data: Any) -> Any:
         return _run(model, distribution, test, data, share_of(data)) if is_part(data) else test(data)
@@ -125,6 +130,10 @@ def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, 
         patch_losses(model, distribution)
         patch_metrics(model, distribution)
         patch_batch_norms(model, distribution)
-        logs = step(batch)
+        if distribution.comm.size == 1 or step.__module__.startswith("keras."):
+            logs = step(batch)
+        else:
+            with results_of_all_ranks(model, distribution):
+                logs = whole_batch_logs(distribution, step(batch))
         drop_foreign_samples(model, distribution)
     return logs
