@@ -10,10 +10,11 @@ import itertools
 import sys
 
 import keras
-import keras_counted  # noqa: F401  # each of the four adds its patterns
+import keras_counted  # noqa: F401  # each of the five adds its patterns
 import keras_fits  # noqa: F401
 import keras_guides  # noqa: F401
 import keras_loops  # noqa: F401
+import keras_whole  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from keras_runs import KINDS, PATTERNS, Run

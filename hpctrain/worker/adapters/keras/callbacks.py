@@ -12,7 +12,7 @@ import numpy as np
 
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.distribution import distribution_of
-from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics
+from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics, metrics_of
 from hpctrain.worker.adapters.keras.reducing import check_scaling, distributed_optimizers, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.steps import end_of_data
 from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
@@ -82,6 +82,7 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._comm = comm
         self._results: dict[str, Any] | None = None
+        self._validated: dict[str, Any] = {}
         self._training = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -91,7 +92,7 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
         self._training = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._results = None
+        self._results, self._validated = None, {}
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Validation starts from the same metric objects, so the epoch's own state has to be taken here.
@@ -103,13 +104,30 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
         results = join_metrics(self._comm, self.model)
         if logs:
             join_logs(self._comm, logs, results)
-        if self._results is not None:
-            self._results |= {f"val_{name}": value for name, value in results.items()}
+            self._validated = {f"val_{name}": value for name, value in logs.items()}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # What is saved or evaluated from here on is the same on every rank.
         average_statistics(self.model, self._comm)
         results = join_metrics(self._comm, self.model) if self._results is None else self._results
+        if logs:
+            trained = {name: value for name, value in logs.items() if name not in self._validated}
+            join_logs(self._comm, trained, results)
+            logs.update(trained | {name: self._validated[name] for name in logs if name in self._validated})
+
+
+class JoinBatches(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes what the metrics come to on all ranks' samples into the logs of a batch, and leaves their states alone."""
+
+    def __init__(self, comm: Communicator) -> None:
+        super().__init__()
+        self._comm = comm
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        own = [(each, each.value.numpy()) for metric in metrics_of(self.model) for each in metric.variables]
+        results = join_metrics(self._comm, self.model)
+        for variable, value in own:
+            variable.assign(value)
         if logs:
             join_logs(self._comm, logs, results)
 

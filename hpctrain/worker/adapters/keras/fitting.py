@@ -16,6 +16,7 @@ from hpctrain.worker.adapters.keras.callbacks import (
     Broadcast,
     EndOfData,
     GuardParameters,
+    JoinBatches,
     JoinMetrics,
     Restored,
     StopTogether,
@@ -90,6 +91,21 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
         given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
     if not is_built(model):
         _build(model, given["x"].element_spec)
+    if distribution.comm.size > 1:
+        _check_batch_size(model)
+
+
+def _check_batch_size(model: keras.Model) -> None:
+    """Refuse a model whose input says how many samples a batch has: each rank computes a part of them."""
+    fixed = [each.shape[0] for each in getattr(model, "_inputs", ()) if each.shape[0] is not None]
+    if fixed:
+        raise HpctrainError(
+            "HT-model-fixed-batch",
+            "{model} takes batches of {count} samples, and each rank computes a part of a batch",
+            "keras.Input without batch_size. A state that goes from batch to batch (stateful=True) needs one process",
+            model=model.name,
+            count=fixed[0],
+        )
 
 
 def _build(model: keras.Model, part: Any) -> None:
@@ -178,15 +194,19 @@ def _for_ranks(given: Any, comm: Communicator) -> Any:
         kept = [*callbacks(comm=comm), *kept]
     if any(written and written[0] == "BackupAndRestore" for rank in everyone for written in rank):
         kept.append(Restored(comm))
+    each_batch = any(acts for _, acts in ranks)
+    if each_batch:
+        kept.append(JoinBatches(comm))
     kept.sort(key=_turn)
-    return [*kept, StopTogether(comm, each_batch=any(acts for _, acts in ranks))]
+    return [*kept, StopTogether(comm, each_batch=each_batch)]
 
 
 def _turn(callback: keras.callbacks.Callback) -> int:
     """The user's callbacks come after the metrics are joined, and before the parameters are compared."""
     if isinstance(callback, GuardParameters):
         return 2
-    return 0 if isinstance(callback, Broadcast | EndOfData | JoinMetrics) and not isinstance(callback, Restored) else 1
+    first = isinstance(callback, Broadcast | EndOfData | JoinMetrics | JoinBatches)
+    return 0 if first and not isinstance(callback, Restored) else 1
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.distribution import share_in_work
+from hpctrain.worker.adapters.keras.distribution import in_whole_batch, share_in_work
 from hpctrain.worker.adapters.keras.ranks import total as over_ranks
 from hpctrain.worker.adapters.keras.share import BatchShare, applied_share
 from hpctrain.worker.comm import Communicator, current
@@ -48,6 +48,8 @@ def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor
     in_step = share_in_work()
     given = applied_share(share) if isinstance(share, BatchShare) else share
     own_share = tf.cast(1.0 if given is None and in_step is None else in_step if given is None else given, tf.float64)
+    # Where every rank computes the loss from the samples of all, the sum is complete.
+    ranks = 1 if in_whole_batch() else comm.size
     # In a step of fit, the gradients are multiplied by the share later: divide by it here.
     later = own_share if in_step is not None else tf.ones([], tf.float64)
 
@@ -56,10 +58,10 @@ def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor
         # A rank without a sample of its own computes another rank's, which must not count; nor must a NaN of 0 / 0.
         counts = tf.logical_and(own_share > 0, counted > 0)
         own = tf.where(counts, tf.stack([tf.reshape(summed, []), tf.reshape(counted, [])]), 0.0)
-        sums = over_ranks(comm, own) if comm.size > 1 else own
+        sums = over_ranks(comm, own) if ranks > 1 else own
         divisor = sums[1] if count is not None else tf.ones([], tf.float64)
         value = tf.reshape(tf.math.divide_no_nan(sums[0], divisor), tf.shape(summed))
-        scale = tf.where(counts, tf.math.divide_no_nan(tf.cast(comm.size, tf.float64), divisor * later), 0.0)
+        scale = tf.where(counts, tf.math.divide_no_nan(tf.cast(ranks, tf.float64), divisor * later), 0.0)
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             gradient = upstream * scale

@@ -221,17 +221,21 @@ def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:
 
 
 def join_logs(comm: Communicator, logs: dict[str, Any], results: dict[str, Any]) -> None:
-    """Replace the values in ``logs`` that ``results`` has; values without a metric become their mean over the ranks.
+    """Replace the values in ``logs`` by ``results``, or by their means over the ranks if not all are metrics.
+
+    Keras as well takes the metrics' results where the names agree, and else what a step of the user's own returned.
 
     Raises:
         HpctrainError: ranks log different keys.
     """
     check_same(comm, "logged value", sorted(logs))
-    logs.update({name: results[name] for name in logs if name in results})
-    others = sorted(name for name in logs if name not in results and np.ndim(logs[name]) == 0)
-    if others:
-        means = comm.allreduce(np.array([float(logs[name]) for name in others]), "mean")
-        logs.update(zip(others, means.tolist(), strict=True))
+    if set(logs) == set(results):
+        logs.update(results)
+        return
+    numbers = sorted(name for name in logs if np.ndim(logs[name]) == 0)
+    if numbers:
+        means = comm.allreduce(np.array([float(logs[name]) for name in numbers]), "mean")
+        logs.update(zip(numbers, means.tolist(), strict=True))
 
 
 def flatten(results: dict[str, Any]) -> dict[str, Any]:

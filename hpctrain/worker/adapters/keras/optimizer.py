@@ -1,4 +1,4 @@
-"""A Keras 3 optimizer that reduces its gradients over the ranks, once per update and before it clips them."""
+"""Distributes a Keras 3 model with an optimizer."""
 
 from __future__ import annotations
 
@@ -33,20 +33,18 @@ def distribute(
     top_k: float = 0.01,
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-    """Make ``optimizer`` update with the mean gradient over all ranks.
+    """Let all ranks train one model: tapes give the gradients of whole batches for its variables.
 
-    Give it every optimizer that updates the model: both of a GAN, and the new one of a second ``compile``. An update of
-    the model by any other optimizer is refused, and so is an update by this one of a copy of the model or of a model
-    around it.
+    Give it every optimizer whose state is to be broadcast, compared and saved: both of a GAN. An update by this one of a
+    copy of the model, or of a model around it, is refused.
 
     On datasets from :func:`shard`, ``fit`` trains as one process does on the whole batches. On other data (arrays, a
     generator, a rank's own dataset) every rank computes everything that it is given, and an update is the mean over the
     samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every rank
-    passes over them once per rank. Losses given to ``compile`` are those of the global batch, whatever they do with it:
-    masked entries count together, and for a function that gives one number for a batch, the predictions of all ranks
-    are gathered. So are losses of Keras that a ``train_step`` calls, and metrics: of such functions, and of classes of
-    the user's own whose state is no sum over samples. What else it adds, or ``add_loss``, must be a mean over samples,
-    or come from :func:`hpctrain.mean_loss`.
+    passes over them once per rank. Losses of Keras are those of the global batch, in ``compile`` and where a
+    ``train_step`` calls them. A ``compute_loss`` and functions and classes of the user's own, for losses and metrics,
+    get the samples of all ranks. What else a ``train_step`` computes must be a mean over samples, or come from
+    :func:`hpctrain.mean_loss`, or from tensors of :func:`whole`.
 
     The model and optimizer returned are the ones passed in. The optimizer stays an instance of its class, saves as that
     class and keeps its state. A model that is already built gets rank 0's weights, and the optimizer rank 0's state, at
