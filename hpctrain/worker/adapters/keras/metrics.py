@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hpctrain.worker.adapters.keras.distribution import in_whole_batch
 from hpctrain.worker.adapters.keras.ranks import has_rows, of_all_ranks, total
 from hpctrain.worker.adapters.keras.variables import check_same
 from hpctrain.worker.comm import Communicator
@@ -77,6 +78,7 @@ class _OfWholeBatches:
 
     def __call__(self, *arguments: Any, **settings: Any) -> None:
         given = (arguments, settings)
+        self.gathers |= in_whole_batch()
         if self._distribution.share is None or not _have_rows(given):
             if self._distribution.share is not None and not self._said and _holds_number(given):
                 self._said = True
@@ -112,11 +114,12 @@ def _holds_number(given: Any) -> bool:
 @contextmanager
 def counting_on_one_rank(model: keras.Model, distribution: Distribution) -> Iterator[None]:
     """A context manager within a step, in which every rank computes the same from the samples of all ranks."""
-    before = [(each, tf.identity(each.value)) for metric in metrics_of(model) for each in metric.variables]
+    before = [(each, tf.identity(each.value), metric) for metric in metrics_of(model) for each in metric.variables]
     with distribution.pausing():
         yield
-    for variable, value in before if distribution.comm.rank else ():
-        variable.assign(value)
+    for variable, value, metric in before if distribution.comm.rank else ():
+        if not gathers(metric):
+            variable.assign(value)
 
 
 @contextmanager

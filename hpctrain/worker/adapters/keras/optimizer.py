@@ -35,8 +35,8 @@ def distribute(
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Let all ranks train one model: tapes give the gradients of whole batches for its variables.
 
-    Give it every optimizer whose state is to be broadcast, compared and saved: both of a GAN. An update by this one of a
-    copy of the model, or of a model around it, is refused.
+    Give it every optimizer whose state is to be broadcast, compared and saved: both of a GAN. An update by this one of
+    a copy of the model, or of a model around it, is refused.
 
     On datasets from :func:`shard`, ``fit`` trains as one process does on the whole batches. On other data (arrays, a
     generator, a rank's own dataset) every rank computes everything that it is given, and an update is the mean over the
