@@ -97,7 +97,7 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
 
 def _check_batch_size(model: keras.Model) -> None:
     """Refuse a model whose input says how many samples a batch has: each rank computes a part of them."""
-    fixed = [each.shape[0] for each in getattr(model, "_inputs", ()) if each.shape[0] is not None]
+    fixed = [each.shape[0] for each in getattr(model, "inputs", ()) if each.shape[0] is not None]
     if fixed:
         raise HpctrainError(
             "HT-model-fixed-batch",

@@ -43,7 +43,6 @@ def patch_metrics(model: keras.Model, distribution: Distribution) -> None:
 
 def drop_foreign_samples(model: keras.Model, distribution: Distribution) -> None:
     """Take back what metrics got on a rank without a sample of a batch: it computes another rank's."""
-    assert distribution.share is not None
     for metric in metrics_of(model):
         for variable in () if gathers(metric) else metric.variables:
             variable.assign(_counted(variable, distribution))
@@ -51,6 +50,7 @@ def drop_foreign_samples(model: keras.Model, distribution: Distribution) -> None
 
 def _counted(variable: keras.Variable, distribution: Distribution) -> tf.Tensor:
     """The value of a metric's variable from before the step on a rank without a sample of the batch."""
+    assert distribution.share is not None
     # A metric that its first update has just built was in its reset state before, which is 0.
     before = distribution.states.get(id(variable), tf.zeros_like(variable.value))
     return tf.where(distribution.share > 0, variable.value, before)
