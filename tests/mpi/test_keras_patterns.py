@@ -33,6 +33,10 @@ ENGINES = (
     "a_generator_on_each_rank",
     "evaluation_of_sharded_data",
     "metrics_of_ones_own",
+    "gradients_of_gradients",
+    "class_weights_in_a_compute_loss",
+    "train_step_of_whole_tensors",
+    "numbers_that_a_step_returns",
 )
 
 # Of each of them the hardest: a step of one's own, loops, a mask, statistics and rows of the batch, own data.
@@ -44,6 +48,8 @@ HARDEST = (
     "synchronized_batch_norm",
     "embedding_with_adagrad_clipped",
     "a_generator_on_each_rank",
+    "gradients_of_gradients",
+    "train_step_of_whole_tensors",
 )
 
 
