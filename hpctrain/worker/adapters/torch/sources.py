@@ -251,7 +251,7 @@ class WorkerBegin:
 
     def __call__(self, worker: int) -> None:
         info: Any = get_worker_info()
-        vars(info)["dataset"] = info.dataset.data  # the object refuses assignments
+        object.__setattr__(info, "dataset", info.dataset.data)  # the object itself refuses assignments
         self._begin(worker)
 
 

@@ -30,6 +30,7 @@ class BatchTensor(torch.Tensor):
     local: torch.Tensor
     rows: Rows
     _shape: torch.Size
+    _gradient: BatchTensor | None = None
 
     @staticmethod
     def __new__(cls, local: torch.Tensor, rows: Rows) -> BatchTensor:
@@ -72,17 +73,24 @@ class BatchTensor(torch.Tensor):
         return self.local.is_leaf
 
     @property
-    def grad(self) -> torch.Tensor | None:
-        """The true gradient: each rank's rows have the number of ranks times it."""
-        gradient = self.local.grad
-        return None if gradient is None else BatchTensor(gradient / self.rows.ranks.size, self.rows)
+    def grad(self) -> BatchTensor | None:  # type: ignore[override]
+        """The true gradient, while each rank's rows have the number of ranks times it."""
+        if (new := self.local.grad) is not None:
+            # Moved here and not computed at each look, because scripts change it in place: d.grad.zero_().
+            self.local.grad = None
+            new = new / self.rows.ranks.size
+            if self._gradient is None:
+                self._gradient = BatchTensor(new, self.rows)
+            else:
+                self._gradient.local = self._gradient.local + new
+        return self._gradient
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None:
-            own = value.local if isinstance(value, BatchTensor) else own_rows(value, self.rows)
-            value = own * self.rows.ranks.size
-        self.local.grad = value
+        self.local.grad = None
+        if value is not None and not isinstance(value, BatchTensor):
+            value = BatchTensor(own_rows(value, self.rows), self.rows)
+        self._gradient = value
 
     def __hash__(self) -> int:
         return id(self)
