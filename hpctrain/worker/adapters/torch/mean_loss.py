@@ -15,15 +15,10 @@ import torch
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data, mesh_of
+from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
+from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.comm import Communicator, current
-
-_made = [0]
-
-
-def losses_made() -> int:
-    """How many losses of all ranks this process has made: a model that returns one has computed it of all rows."""
-    return _made[0]
 
 
 def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None) -> torch.Tensor:
@@ -68,6 +63,8 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
             "let the pipeline's loss return the sum, and give ht.Pipeline count=, a function of the targets",
             call=name,
         )
+    if count is None and known_ranks() is not None and not running:
+        return total  # the sum over a whole batch
     turns = turns_of(comm)
     # Where nothing is counted, a mean that the script multiplied by it is not a number.
     number = 1.0 if count is None else _number(count)
@@ -84,7 +81,8 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
     scale = 1 / (divisor * later) if divisor and counts else 0.0
     divisor_tensor = count if isinstance(count, torch.Tensor) else None
     result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale)  # type: ignore[no-untyped-call]
-    _made[0] += 1
+    if running:
+        running[-1].ranks.losses += 1
     return result
 
 

@@ -29,7 +29,6 @@ from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
 from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
-from hpctrain.worker.adapters.torch.mean_loss import losses_made
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
 
 
@@ -122,7 +121,7 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
     trains = torch.is_grad_enabled() or module.training
     first = FirstCall(module) if trains and not known.looked else None
-    losses = losses_made()
+    losses = rows.ranks.losses
     with rank_stream(rows.ranks.rank):
         running.append(rows)
         try:
@@ -133,7 +132,7 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
         dims = known.dims.get(1)
         if dims is not None and _fits(rows, returned, dims[0]):
             return BatchTensor(returned, rows.along(dims[0]))
-    results = results_of(returned, whole_losses=losses_made() > losses)
+    results = results_of(returned, whole_losses=rows.ranks.losses > losses)
     dims = _dims_of(module, known, rows, results, first)
     if dims is None:
         return _plain_call(module, *args, **kwargs)

@@ -43,10 +43,12 @@ class DataRanks:
     Attributes:
         rank: this rank's place among them.
         size: their number.
+        losses: how many losses models have added up over all ranks themselves, by ``ht.mean_loss``.
     """
 
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = data_place(comm)
+        self.losses = 0
         self._comm = comm
         # In the step that runs: the bytes of gathered rows, and of the largest operation with its name and line.
         self._gathered, self._largest = 0, (0, "", "")
