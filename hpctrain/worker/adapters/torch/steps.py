@@ -18,7 +18,7 @@ from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_optimizer
 from hpctrain.worker.adapters.torch.trainable import (
-    have_changed,
+    have_any,
     is_reduced,
     records,
     take_changed,
@@ -36,6 +36,8 @@ reduced_elsewhere: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 # The optimizer whose step is running, around any steps of optimizers within it.
 _outermost: list[Optimizer] = []
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+# The ids of the parameters that each optimizer updates and that belong to no model of ht.distribute.
+_others: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
 _watching: list[object] = []
 
 
@@ -64,10 +66,7 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         return None
     everyone = [each.reducer for each in several if each.reducer is not None]
     _check_ended(everyone)
-    if have_changed() and any(each.grad is not None and not is_reduced(each) for each in updated_by(optimizer)):
-        # A function that was compiled as a whole used new parameters, or the model made them in its forward pass.
-        for reducer in take_changed():
-            reducer.reduce_present()
+    _reduce_new(optimizer)
     if not any(map(is_reduced, updated_by(optimizer))):
         return None
     comm = several[0].comm
@@ -77,6 +76,15 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         _checked.add(optimizer)
     _refuse_scaled(optimizer, everyone)
     return None if nested else with_closure(arguments, named, functools.partial(mean_loss, comm))
+
+
+def _reduce_new(optimizer: Optimizer) -> None:
+    """Reduce the gradients of parameters that a model got since its last forward pass, or where no hook is called."""
+    other = {id(each) for each in updated_by(optimizer) if each.requires_grad and not is_reduced(each)}
+    if not other <= _others.get(optimizer, set()):
+        for reducer in take_changed() if have_any(other) else ():
+            reducer.reduce_present()
+        _others[optimizer] = other
 
 
 def _mention_hooks(optimizer: Optimizer, comm: Communicator) -> None:

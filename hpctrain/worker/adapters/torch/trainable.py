@@ -249,17 +249,17 @@ def take_new_parameters() -> None:
 
     Between a model's forward passes, on all ranks alike.
     """
-    if have_changed():
+    if _registered.is_set() or any(each.changed for each in _records):
         take_changed()
 
 
-def have_changed() -> bool:
-    """Whether a model may have parameters that nobody reduces yet."""
-    return _registered.is_set() or any(each.changed for each in _records)
+def have_any(parameters: set[int]) -> bool:
+    """Whether the models have any of these parameters, by their ids. Slow: it looks at all."""
+    return any(id(each) in parameters for module in list(_parts) for _, each in _parameters_in(module))
 
 
 def take_changed() -> list[GradientReducer]:
-    """Take new parameters of models that :func:`have_changed`; returns the reducers that got some."""
+    """Take the new parameters of all models; returns the reducers that got some. Collective then."""
     if in_backward():  # activation checkpointing repeats a forward pass
         return []
     _registered.clear()
