@@ -56,16 +56,9 @@ def test_guard_names_parameter_rank_and_host(ranks):
         check(rank["guard_names_the_parameter"], "HT-parameters-differ", **values)
 
 
-def test_a_parameter_unfrozen_after_distribute_is_caught(ranks):
+def test_a_parameter_unfrozen_after_distribute_gets_the_mean(ranks):
     for rank in ranks:
-        check(rank["unfrozen_later_is_caught"], "HT-gradient-not-reduced")
-
-
-def test_an_optimizer_of_parameters_that_distribute_never_saw_is_refused(ranks):
-    for rank in ranks:
-        refused, accepted = rank["foreign_parameters_are_refused"]
-        check(refused, "HT-gradient-not-reduced", shape=(2, 2))
-        assert accepted is None
+        assert rank["unfrozen_later"] == [[1.5, 1.5]] * 2
 
 
 def test_an_update_after_a_backward_that_failed_is_refused(ranks):
@@ -122,13 +115,10 @@ def test_one_backward_pass_through_several_models_equals_one_process(ranks):
     assert all(rank["one_backward_pass_through_several_models"] < 1e-6 for rank in ranks)
 
 
-def test_what_is_added_or_replaced_after_distribute_is_refused_in_that_step(ranks):
+def test_what_is_added_or_replaced_after_distribute_trains_as_in_one_process(ranks):
     for rank in ranks:
         found = rank["replaced_parameters"]
-        for how in ("assign", "head", "added"):
-            check(found[how], "HT-parameter-not-distributed")
-        for how in ("hidden", "closure"):
-            check(found[how], "HT-gradient-not-reduced")
+        assert max(found["off"].values()) < 1e-6
         check(found["dtype"], "HT-parameter-changed-form", dtype="torch.float64")
         # converted and back: the gradients still lie in the bucket
         assert found["back"] == [None, ranks[0]["replaced_parameters"]["back"][1]]
@@ -145,11 +135,9 @@ def test_an_optimizer_made_anew_is_looked_at(ranks):
         check(second, "HT-parameters-differ", name="bias")
 
 
-def test_an_optimizer_of_something_else_is_left_alone_with_a_word(ranks, folder):
+def test_an_optimizer_of_something_else_is_left_alone(ranks):
     # 1 - 2 steps x 0.5 x (1 + rank)
     assert [rank["an_optimizer_of_something_else"] for rank in ranks] == [0.0, -1.0]
-    told = "SGD updates 1 "
-    assert (folder / "output").read_text().count(told) == len(BACKENDS)
 
 
 def test_what_reduces_gradients_by_itself_is_refused(ranks):

@@ -76,25 +76,13 @@ def guard_names_the_parameter():
 
 
 @check
-def unfrozen_later_is_caught():
+def unfrozen_later():
     model = nn.Linear(2, 2)
     model.weight.requires_grad_(False)
-    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     model.weight.requires_grad_(True)
     model(torch.full((1, 2), 1.0 + comm.rank)).sum().backward()
-    return refusal(optimizer.step)
-
-
-@check
-def foreign_parameters_are_refused():
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    _, optimizer = ht.distribute(model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
-    other(model(torch.rand(1, 2))).sum().backward()
-    refused = refusal(optimizer.step)
-    ht.distribute(other, optimizer)
-    optimizer.zero_grad()
-    other(model(torch.rand(1, 2))).sum().backward()
-    return [refused, refusal(optimizer.step)]
+    return model.weight.grad.tolist()
 
 
 class Failing(torch.autograd.Function):

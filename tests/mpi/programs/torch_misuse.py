@@ -88,7 +88,7 @@ def a_model_that_one_rank_alone_trains(comm):
 
 @check
 def replaced_parameters(comm):
-    said = {}
+    said = {"off": {}}
 
     def step(model, optimizer):
         optimizer.zero_grad()
@@ -100,22 +100,37 @@ def replaced_parameters(comm):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
         return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    model, optimizer = fresh()
-    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    said["assign"] = refusal(lambda: step(model, optimizer))
-    model, optimizer = fresh()
-    model[1] = nn.Linear(3, 2)
-    said["head"] = refusal(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
-    model, optimizer = fresh()
-    model.append(nn.Linear(3, 3))
-    said["added"] = refusal(lambda: step(model, optimizer))
-    model, optimizer = fresh()
-    model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))  # past what PyTorch tells of
-    said["hidden"] = refusal(lambda: step(model, torch.optim.SGD(model.parameters(), lr=0.1)))
-    model, optimizer = fresh()
-    model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))
-    lbfgs = torch.optim.LBFGS(model.parameters())
-    said["closure"] = refusal(lambda: lbfgs.step(lambda: step(model, optimizer)))
+    def assign(model):
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+    def head(model):
+        model[1] = nn.Linear(3, 2)
+
+    def added(model):
+        model.append(nn.Linear(3, 3))
+
+    def inserted(model):
+        model.insert(1, nn.Linear(3, 3))
+
+    def parametrized(model):
+        nn.utils.parametrizations.spectral_norm(model[0])
+        nn.utils.parametrizations.weight_norm(model[1])
+
+    def hidden(model):
+        model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))  # PyTorch calls no hook
+
+    for change in (assign, head, added, inserted, parametrized, hidden):
+        model, _ = fresh()
+        change(model)
+        alone = copy.deepcopy(model)
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone)]
+        for _ in range(2):
+            step(model, optimizers[0])
+            optimizers[1].zero_grad()
+            sum(alone(torch.full((1, 3), 1.0 + r)).square().sum() / comm.size for r in range(comm.size)).backward()
+            optimizers[1].step()
+        pairs = zip(model.parameters(), alone.parameters(), strict=True)
+        said["off"][change.__name__] = max((ours - theirs).abs().max().item() for ours, theirs in pairs)
     model, optimizer = fresh()
     step(model, optimizer)
     model.double()
@@ -161,7 +176,7 @@ def an_optimizer_made_anew(comm):
 
 @check
 def an_optimizer_of_something_else(comm):
-    """Trains as it would in one process; the user is told that ranks train apart."""
+    """Trains as it would in one process."""
     distributed()
     model, _ = distributed()
     temperature = nn.Parameter(torch.ones(1))

@@ -62,6 +62,7 @@ class GradientReducer:
         title: the model's class, for messages.
         bucket_bytes: a bucket is closed when it holds this much.
         wire: the wire format, see :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
+        at_end: called after each backward pass, when the gradients are reduced.
 
     Attributes:
         timeline: the events of the last backward pass: seconds since its first gradient, what happened, which bucket.
@@ -72,8 +73,17 @@ class GradientReducer:
         defers: whether a later step sends what this one leaves out, see :class:`hpctrain.worker.comm.base.TopK`.
     """
 
-    def __init__(self, comm: Communicator, title: str, *, bucket_bytes: float, wire: Wire[torch.dtype]) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        title: str,
+        *,
+        bucket_bytes: float,
+        wire: Wire[torch.dtype],
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self.comm = comm
+        self._at_end = at_end
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
         self._turns = turns_of(comm)
@@ -287,6 +297,7 @@ class GradientReducer:
         begin = time.perf_counter()
         self.reduce_present()
         self.communication_seconds = time.perf_counter() - begin
+        self._at_end()
 
     def reduce_present(self) -> None:
         """Reduce the gradients that are there and were not reduced in this backward pass. Collective."""

@@ -136,7 +136,9 @@ class Trained:
         names = self._names()
         if self.reducer is None:
             bucket_bytes, wire = self.settings.bucket_bytes, self.settings.wire
-            self.reducer = GradientReducer(self.comm, self._title, bucket_bytes=bucket_bytes, wire=wire)
+            self.reducer = GradientReducer(
+                self.comm, self._title, bucket_bytes=bucket_bytes, wire=wire, at_end=_reduce_new_parameters
+            )
         known = self.reducer.managed
         own = [each for each in parameters if id(each) in known or (each.requires_grad and id(each) not in reduced)]
         self.reducer.manage([(names(each), each) for each in own], sparse_parameters(modules))
@@ -249,8 +251,20 @@ def take_new_parameters() -> None:
 
     Between a model's forward passes, on all ranks alike.
     """
-    if _registered.is_set() or any(each.changed for each in _records):
+    if _have_changed() and not in_backward():  # where activation checkpointing repeats a forward pass
         take_changed()
+
+
+def _have_changed() -> bool:
+    return _registered.is_set() or any(each.changed for each in _records)
+
+
+def _reduce_new_parameters() -> None:
+    """Reduce the gradients of parameters that were not taken before the forward pass, as of models called otherwise."""
+    # In one order on all ranks: when the last of the models of this backward pass is reduced.
+    if _have_changed() and not any(each.reducer.interrupted for each in records() if each.reducer):
+        for reducer in take_changed():
+            reducer.reduce_present()
 
 
 def have_any(parameters: set[int]) -> bool:
@@ -260,8 +274,6 @@ def have_any(parameters: set[int]) -> bool:
 
 def take_changed() -> list[GradientReducer]:
     """Take the new parameters of all models; returns the reducers that got some. Collective then."""
-    if in_backward():  # activation checkpointing repeats a forward pass
-        return []
     _registered.clear()
     for module, part in list(_parts.items()):
         for child in list(module.children()):
