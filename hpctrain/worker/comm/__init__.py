@@ -155,6 +155,7 @@ def shutdown() -> None:
         leaving, _current = _current, None
         try:
             if leaving is not None:
+                leaving.left = True
                 leaving.shutdown()
         finally:
             _show_again()

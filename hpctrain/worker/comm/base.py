@@ -173,6 +173,7 @@ class Communicator(ABC):
         distributed: whether ``ht.distribute`` got a model, whose parameters are proven equal, or the script asked for
             process groups.
         reduced_by_hand: whether the script reduced an array of several numbers itself.
+        left: whether :func:`hpctrain.shutdown` has left the run.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
         has_xla_kernel: whether XLA can compile the reduction of TensorFlow gradients.
@@ -194,7 +195,7 @@ class Communicator(ABC):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.passes = 0
-        self.distributed = self.reduced_by_hand = False
+        self.left = self.distributed = self.reduced_by_hand = False
         self.host = socket.gethostname()
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []

@@ -86,6 +86,34 @@ def a_model_that_one_rank_alone_trains(comm):
     return refusal(step)
 
 
+def assign(model):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def head(model):
+    model[1] = nn.Linear(3, 2)
+
+
+def added(model):
+    model.append(nn.Linear(3, 3))
+
+
+def inserted(model):
+    model.insert(1, nn.Linear(3, 3))
+
+
+def parametrized(model):
+    nn.utils.parametrizations.spectral_norm(model[0])
+    nn.utils.parametrizations.weight_norm(model[1])
+
+
+def hidden(model):
+    model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))  # PyTorch calls no hook
+
+
+CHANGES = (assign, head, added, inserted, parametrized, hidden)
+
+
 @check
 def replaced_parameters(comm):
     said = {"off": {}}
@@ -100,26 +128,7 @@ def replaced_parameters(comm):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
         return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    def assign(model):
-        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-
-    def head(model):
-        model[1] = nn.Linear(3, 2)
-
-    def added(model):
-        model.append(nn.Linear(3, 3))
-
-    def inserted(model):
-        model.insert(1, nn.Linear(3, 3))
-
-    def parametrized(model):
-        nn.utils.parametrizations.spectral_norm(model[0])
-        nn.utils.parametrizations.weight_norm(model[1])
-
-    def hidden(model):
-        model[0]._parameters["weight"] = nn.Parameter(torch.ones(3, 3))  # PyTorch calls no hook
-
-    for change in (assign, head, added, inserted, parametrized, hidden):
+    for change in CHANGES:
         model, _ = fresh()
         change(model)
         alone = copy.deepcopy(model)
@@ -127,7 +136,7 @@ def replaced_parameters(comm):
         for _ in range(2):
             step(model, optimizers[0])
             optimizers[1].zero_grad()
-            sum(alone(torch.full((1, 3), 1.0 + r)).square().sum() / comm.size for r in range(comm.size)).backward()
+            (alone(1.0 + torch.arange(comm.size).view(-1, 1).expand(-1, 3)).square().sum() / comm.size).backward()
             optimizers[1].step()
         pairs = zip(model.parameters(), alone.parameters(), strict=True)
         said["off"][change.__name__] = max((ours - theirs).abs().max().item() for ours, theirs in pairs)

@@ -69,7 +69,6 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
-        left: whether the communicator was shut down.
         defers: whether a later step sends what this one leaves out, see :class:`hpctrain.worker.comm.base.TopK`.
     """
 
@@ -101,7 +100,7 @@ class GradientReducer:
         self._running = False
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
-        self.left = False
+        self._left = False
         self._start = 0.0
         self.managed: set[int] = set()
         self._hooks: dict[int, RemovableHandle] = {}
@@ -185,7 +184,7 @@ class GradientReducer:
         self._copy_gradients()
         self._buckets, self._slots = [], []
         self._used = torch.empty(0, device="cpu")
-        self.left = True
+        self._left = True
 
     def _copy_gradients(self) -> None:
         for slot in self._slots:
@@ -209,7 +208,7 @@ class GradientReducer:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
         if self._running or _paused:
             return
-        if self.left:
+        if self._left:
             raise HpctrainError(
                 "HT-backward-after-shutdown",
                 "backward() of a model that ht.distribute got, after ht.shutdown()",

@@ -107,7 +107,7 @@ class Trained:
         Returns:
             Whether there were any. Collective then.
         """
-        if self.reducer is not None and self.reducer.left:
+        if self.comm.left:
             self._frozen, self._lists = [], []
             return False
         modules = dict(self._modules())

@@ -151,7 +151,7 @@ def data_ranks(comm: Communicator) -> DataRanks:
 
 def known_ranks() -> DataRanks | None:
     """The data ranks of the batches that were divided last; None where none were."""
-    return next(reversed(list(_all.values())), None) if _all else None
+    return next((each for comm, each in reversed(list(_all.items())) if not comm.left), None) if _all else None
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
