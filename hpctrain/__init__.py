@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.adapters import no_sync as no_sync
     from hpctrain.worker.adapters import shard as shard
     from hpctrain.worker.adapters import sum_loss as sum_loss
+    from hpctrain.worker.adapters.torch.batch import BatchTensor as BatchTensor
     from hpctrain.worker.adapters.torch.parallel import ParallelPlan as ParallelPlan
     from hpctrain.worker.adapters.torch.parallel import Pipeline as Pipeline
     from hpctrain.worker.adapters.torch.parallel import mesh as mesh
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOME = {
+    "BatchTensor": "hpctrain.worker.adapters.torch.batch",
     "ParallelPlan": "hpctrain.worker.adapters.torch.parallel",
     "Pipeline": "hpctrain.worker.adapters.torch.parallel",
     "average_statistics": "hpctrain.worker.adapters",
@@ -77,6 +79,7 @@ _OF_INIT = (
 
 __all__ = [
     "RESUMABLE",
+    "BatchTensor",
     "HpctrainError",
     "ParallelPlan",
     "Pipeline",

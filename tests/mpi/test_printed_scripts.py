@@ -28,19 +28,6 @@ def test_script_runs_on_two_ranks_as_printed(hpctrain, tmp_path, name):
     assert _accuracy(result.stdout) > 0.95
 
 
-def test_a_loss_divided_by_tokens_is_that_of_one_process(hpctrain, tmp_path):
-    pytest.importorskip("torch")
-    (tmp_path / "sentences.py").write_text(scripts()["sentences.py"])
-    printed = []
-    for ranks in ("1", "2"):
-        result = hpctrain("run", "sentences.py", "-np", ranks)
-        assert result.returncode == 0, result.stdout
-        printed += re.findall(r"^loss (\d\.\d+)$", result.stdout, flags=re.MULTILINE)
-    assert len(printed) == 2
-    # Ten updates in float32.
-    assert abs(float(printed[0]) - float(printed[1])) < 1e-4
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "lines"), [("digits_torch.py", 4), ("digits_keras.py", 5)])
 def test_script_without_the_marked_lines_needs_no_hpctrain(tmp_path, name, lines):

@@ -38,7 +38,7 @@ def test_the_picture_of_the_layers_is_the_contract():
 
 def test_scripts_are_those_that_are_run():
     names = ("torch", "keras", "resume", "resume_sharded", "lightning", "fabric", "accelerate", "trainer")
-    assert set(scripts()) == {"sentences.py", "sweep.py", *(f"digits_{name}.py" for name in names)}
+    assert set(scripts()) == {"sweep.py", *(f"digits_{name}.py" for name in names)}
 
 
 def test_files_named_on_the_pages_exist():

@@ -98,7 +98,7 @@ def shard(
     comm: Communicator | None = None,
 ) -> tf.data.Dataset: ...
 def shard(data: Any, **settings: Any) -> Any:
-    """Divide each batch over the ranks.
+    """Divide each batch over the ranks. In PyTorch its tensors are :class:`hpctrain.BatchTensor`.
 
     See :func:`hpctrain.worker.adapters.torch.shard` (a DataLoader) and :func:`hpctrain.worker.adapters.keras.shard` (a
     tf.data.Dataset or arrays) for the settings.
@@ -129,27 +129,23 @@ def mean_loss(
 @overload
 def mean_loss(total: Any, count: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor: ...
 def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
-    """A loss that is a mean over something other than samples: the sum of the ranks' ``total`` / that of ``count``.
+    """A mean over the ranks' samples: the sum of the ranks' ``total`` / that of ``count``. Collective.
 
-    For losses that are divided by a number of tokens, pixels or boxes, or by the sum of weights: with ``ignore_index``,
-    with the class weights of a cross entropy, or multiplied by a mask. Ranks have different numbers of them, so the
-    mean over the ranks of their own means is not the mean of the batch. Give the sum over this rank's samples, and what
-    this rank's part of that sum counts::
+    For losses that are computed from a rank's own samples: within a PyTorch model, which has this rank's rows, from
+    samples that a script divides over the ranks itself, and in Keras. What is computed from a whole batch outside of
+    models needs it not, and is not changed by it. In a model that adds a loss of its experts::
 
-        total = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-        loss = ht.mean_loss(total, (labels != -100).sum())
-        loss.backward()
+        def forward(self, x):
+            hidden = self.experts(x)
+            return hidden, ht.mean_loss(hidden.square().sum(), hidden.numel())
 
-    Where only the mean is at hand, as with the loss that a model returns, multiply it:
-    ``ht.mean_loss(loss * count, count)``. After ``backward()`` the gradients are those of the mean of the whole batch,
-    however its samples are divided over the ranks; the weights of uneven batches are not applied on top. Such losses
-    can be added to each other, and to losses that are means over samples.
+    After ``backward()`` the gradients are those of the mean of the whole batch, however its samples are divided over the
+    ranks. Such losses can be added to each other, and to any other. Where gradients of a rank's own samples are
+    accumulated, give each part the ``count`` of all parts of the update that this rank computes: the values then add up
+    to the mean.
 
-    Where gradients are accumulated, give each part the ``count`` of all parts of the update that this rank computes:
-    the values then add up to the mean. With one ``count`` a part each part is divided by its own, as in one process.
-
-    Collective: all ranks call it equally often, one without any tokens too (``count`` 0). Within ``ht.join`` only the
-    ranks that still have batches call it. In a pipeline, see ``count`` of :class:`hpctrain.Pipeline`.
+    All ranks call it equally often, one without any tokens too (``count`` 0). Within ``ht.join`` only the ranks that
+    still have batches call it. In a pipeline, see ``count`` of :class:`hpctrain.Pipeline`.
 
     Args:
         total: a number with a gradient, in either framework: the sum over this rank's samples.
@@ -162,7 +158,7 @@ def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
         rank.
 
     Raises:
-        HpctrainError: a total that is not one number, a count below 0, or a batch that cannot be known.
+        HpctrainError: a total that is not one number, or a count below 0.
     """
     return _call("mean_loss", "a tensor", total, count, **settings)
 
@@ -172,10 +168,11 @@ def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.
 @overload
 def sum_loss(total: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor: ...
 def sum_loss(total: Any, **settings: Any) -> Any:
-    """A loss that is a sum over all samples of the batch (``reduction="sum"``), not divided by anything. Collective.
+    """A sum over the ranks' samples (``reduction="sum"``), not divided by anything. Collective.
 
-    After ``backward()`` the gradients are those of the sum over all ranks, which is also the value that is returned;
-    without it they would be those of the mean over the ranks, too small by the number of ranks. See :func:`mean_loss`.
+    For losses of a rank's own samples, as :func:`mean_loss`. After ``backward()`` the gradients are those of the sum over
+    all ranks, which is also the value that is returned; without it they would be those of the mean over the ranks, too
+    small by the number of ranks.
 
     Args:
         total: the sum over this rank's samples.

@@ -32,18 +32,15 @@ Parts = Sequence[tuple[int, Any]]
 def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     """Join the values of all ranks, in rank order, on every rank. Collective.
 
-    Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
+    For what is each rank's own: of a :class:`hpctrain.BatchTensor` it returns all rows once, as ``whole()`` does, but what
+    a script computes from one is the same on all ranks, and would come once for each. Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
     between ranks; they keep their type, their dtype and their device, and carry no gradient. A tensor without
     dimensions counts as one row. Lists are concatenated. Each member of a dictionary or tuple is gathered by itself.
     Anything else, such as a number or a string, becomes a list with one value per rank. A rank without a sample gives
     None, an empty list or a tensor without rows, and gets the same result as the others. Among ranks that compute the
     same samples (along tp, cp and pp of a mesh), the first one that does not give None counts::
 
-        predictions, labels = [], []
-        for x, y in ht.shard(test_loader, evaluation=True):
-            predictions.append(model(x).argmax(1))
-            labels.append(y)
-        predictions, labels = map(torch.cat, ht.gather((predictions, labels)))  # of all samples, on every rank
+        seconds = ht.gather(time.perf_counter() - start)  # a list, on every rank
 
     Args:
         value: this rank's value, or None where it has no sample.
@@ -55,7 +52,7 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     """
     comm = comm or current()
     devices: dict[str, Any] = {}
-    everyone = comm.allgather_object(_travelling(value, devices))
+    everyone = comm.allgather_object(_travelling(value, devices, own_rows=True))
     counts = first_of_each(comm, [each is not None for each in everyone])
     return _arrived(_joined([part for part in enumerate(everyone) if counts[part[0]]], "the value"), devices)
 
@@ -66,16 +63,16 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
     floating one, and their device, and carry no gradient; each member of a dictionary, list or tuple is averaged by
     itself. The sum is computed in float64, in rank order, and is bit-identical on every rank. The value of a rank whose
-    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples, the result is that of
-    one process over all samples, up to the rounding of each rank's value::
+    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples that a rank has itself, the
+    result is that of one process over all samples, up to the rounding of each rank's value::
 
         right = seen = 0
-        for x, y in ht.shard(test_loader, evaluation=True):
+        for x, y in own_part:  # of data that the script divides over the ranks
             right += (model(x).argmax(1) == y).sum().item()
             seen += len(y)
         accuracy = ht.mean(right / max(seen, 1), weight=seen)
 
-    A metric that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
+    What is computed from the whole batches of :func:`hpctrain.shard` is that mean already, and stays the same. A metric that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
 
     Args:
         weight: the weight of this rank's value, at least 0, such as its number of samples. By default every rank counts
@@ -113,14 +110,21 @@ class _Torch:
     device: str
 
 
-def _travelling(value: Any, devices: dict[str, Any]) -> Any:
-    """Convert a value for sending; ``devices`` records where this rank keeps tensors of each kind of device."""
+def _travelling(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any:
+    """Convert a value for sending.
+
+    Args:
+        devices: records where this rank keeps tensors of each kind of device.
+        own_rows: whether this rank sends its own rows of a batch instead of all of them.
+    """
     if isinstance(value, Mapping):
-        return {key: _travelling(member, devices) for key, member in value.items()}
+        return {key: _travelling(member, devices, own_rows=own_rows) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return _like(value, [_travelling(member, devices) for member in value])
+        return _like(value, [_travelling(member, devices, own_rows=own_rows) for member in value])
     match _framework(value):
         case "torch":
+            if own_rows:
+                value = getattr(value, "local", value)
             if value.layout != sys.modules["torch"].strided:
                 raise HpctrainError(
                     "HT-gather-not-dense",

@@ -365,7 +365,7 @@ def warn_of_data_restart(comm: Communicator) -> None:
         comm.say(
             "this run was resumed, but its data begin again: with the first batch of epoch 0, and its order. Call "
             "loader.set_epoch(epoch) before each epoch, or save loader.state_dict() and load it "
-            "(docs/scripts.md, Resuming)"
+            "(docs/resuming.md)"
         )
 
 

@@ -51,9 +51,10 @@ def distribute(
     """Make ``backward()`` leave the mean gradient over all ranks in ``parameter.grad``.
 
     The model and optimizer returned are the ones passed in, with their classes and arguments unchanged; every rank
-    starts from rank 0's parameters, buffers and optimizer state. Parameters are reduced if they require a gradient at
-    this moment; an optimizer that updates others, even one made later, stops with an error at its first step. After
-    replacing layers, or converting or moving the model, call it again. As in DistributedDataParallel with
+    starts from rank 0's parameters, buffers and optimizer state. The model computes this rank's rows of the batches of
+    :func:`hpctrain.shard`, and returns batches. Layers that are unfrozen, added or replaced later are taken before the
+    next forward pass, with rank 0's values; an optimizer made later needs nothing. After converting or moving the
+    model, call this function again. As in DistributedDataParallel with
     ``gradient_as_bucket_view``, ``parameter.grad`` can lie in a buffer that the next backward pass writes again: clone
     a gradient that you keep. With the backend mpi that buffer is gone after :func:`hpctrain.shutdown`: parameters then
     get copies of their gradients, and a tensor taken from ``parameter.grad`` earlier must not be used. Synchronised

@@ -136,8 +136,8 @@ def say_when_pickled(comm: Communicator) -> None:
                 f"hpctrain: {name} pickles its part of a sharded tensor ({tuple(tensor.to_local().shape)} of "
                 f"{tuple(tensor.shape)}), as torch.save does: a file of rank 0 lacks the other ranks' parts. Save with "
                 "torch.distributed.checkpoint; or call get_model_state_dict(model, options=StateDictOptions("
-                "full_state_dict=True, cpu_offload=True)) on all ranks and save what rank 0 gets (docs/scripts.md, "
-                "Resuming)",
+                "full_state_dict=True, cpu_offload=True)) on all ranks and save what rank 0 gets (docs/"
+                "resuming.md)",
                 file=sys.stderr,
                 flush=True,
             )
