@@ -139,10 +139,9 @@ def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
             hidden = self.experts(x)
             return hidden, ht.mean_loss(hidden.square().sum(), hidden.numel())
 
-    After ``backward()`` the gradients are those of the mean of the whole batch, however its samples are divided over the
-    ranks. Such losses can be added to each other, and to any other. Where gradients of a rank's own samples are
-    accumulated, give each part the ``count`` of all parts of the update that this rank computes: the values then add up
-    to the mean.
+    After ``backward()`` the gradients are those of the mean of the whole batch, however its samples are divided. Such
+    losses can be added to each other, and to any other. Where gradients of a rank's own samples are accumulated, give
+    each part the ``count`` of all parts of the update that this rank computes: the values then add up to the mean.
 
     All ranks call it equally often, one without any tokens too (``count`` 0). Within ``ht.join`` only the ranks that
     still have batches call it. In a pipeline, see ``count`` of :class:`hpctrain.Pipeline`.
@@ -170,9 +169,9 @@ def sum_loss(total: Any, *, share: Any = None, comm: Communicator | None = None)
 def sum_loss(total: Any, **settings: Any) -> Any:
     """A sum over the ranks' samples (``reduction="sum"``), not divided by anything. Collective.
 
-    For losses of a rank's own samples, as :func:`mean_loss`. After ``backward()`` the gradients are those of the sum over
-    all ranks, which is also the value that is returned; without it they would be those of the mean over the ranks, too
-    small by the number of ranks.
+    For losses of a rank's own samples, as :func:`mean_loss`. After ``backward()`` the gradients are those of the sum
+    over all ranks, which is also the value that is returned; without it they would be those of the mean over the ranks,
+    too small by the number of ranks.
 
     Args:
         total: the sum over this rank's samples.

@@ -32,8 +32,10 @@ Parts = Sequence[tuple[int, Any]]
 def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     """Join the values of all ranks, in rank order, on every rank. Collective.
 
-    For what is each rank's own: of a :class:`hpctrain.BatchTensor` it returns all rows once, as ``whole()`` does, but what
-    a script computes from one is the same on all ranks, and would come once for each. Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
+    For what is each rank's own. Of a :class:`hpctrain.BatchTensor` it returns all rows once; but what a script computes
+    from one is the same on all ranks, and would come once for each.
+
+    Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
     between ranks; they keep their type, their dtype and their device, and carry no gradient. A tensor without
     dimensions counts as one row. Lists are concatenated. Each member of a dictionary or tuple is gathered by itself.
     Anything else, such as a number or a string, becomes a list with one value per rank. A rank without a sample gives
@@ -63,8 +65,8 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
     floating one, and their device, and carry no gradient; each member of a dictionary, list or tuple is averaged by
     itself. The sum is computed in float64, in rank order, and is bit-identical on every rank. The value of a rank whose
-    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples that a rank has itself, the
-    result is that of one process over all samples, up to the rounding of each rank's value::
+    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples that a rank has itself,
+    the result is that of one process over all samples, up to the rounding of each rank's value::
 
         right = seen = 0
         for x, y in own_part:  # of data that the script divides over the ranks
@@ -72,7 +74,8 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
             seen += len(y)
         accuracy = ht.mean(right / max(seen, 1), weight=seen)
 
-    What is computed from the whole batches of :func:`hpctrain.shard` is that mean already, and stays the same. A metric that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
+    What is computed from the whole batches of :func:`hpctrain.shard` is that mean already, and stays the same. A metric
+    that is not a mean over samples (the area under a curve, a median) needs the samples: :func:`gather` them.
 
     Args:
         weight: the weight of this rank's value, at least 0, such as its number of samples. By default every rank counts
