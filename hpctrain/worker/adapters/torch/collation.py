@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
@@ -95,6 +96,8 @@ class Collation:
         def own_rows(path: Path, leaf: Any) -> Any:
             axis = Axis(0) if self._axes is None else self._axes.get(path)
             if axis is None or not _has_rows(leaf) or leaf.dim() <= axis.dim:
+                if self.by_sample and isinstance(leaf, torch.Tensor | np.ndarray):
+                    raise _not_by_sample(f"a {type(leaf).__name__} with no dimension that counts samples")
                 return leaf
             rows = self._rows(leaf.shape[axis.dim], axis, counts, place)
             sizes.append((path, axis.dim, rows))
@@ -103,7 +106,8 @@ class Collation:
                 return leaf
             return leaf.narrow(axis.dim, begin, rows[place.rank]).clone(memory_format=torch.contiguous_format)
 
-        batch = batch if self._axes == {} else changed(batch, own_rows)
+        if self.by_sample or self._axes:
+            batch = changed(batch, own_rows)
         if self.by_sample:
             return Part(batch, tuple(sizes), texts=counts[place.rank])
         name = getattr(self._collate, "__qualname__", type(self._collate).__name__)
@@ -114,18 +118,21 @@ class Collation:
         expected = tuple(axis.rows * count for count in counts)
         if self.by_sample:
             if size != (expected[place.rank] or axis.rows):
-                raise HpctrainError(
-                    "HT-loader-not-by-sample",
-                    "the collate_fn has made {size} rows of {samples} samples, so it does not treat each by itself",
-                    "leave collate_by_sample=True out: each rank then collates the whole batch",
-                    size=size,
-                    samples=counts[place.rank] or 1,
-                )
+                raise _not_by_sample(f"{size} rows of {counts[place.rank] or 1} samples")
             return expected
         if size == sum(expected):
             return expected
         parts = [part_of(size, rank, place.ranks) for rank in range(place.ranks)]
         return tuple(part.stop - part.start for part in parts)
+
+
+def _not_by_sample(made: str) -> HpctrainError:
+    return HpctrainError(
+        "HT-loader-not-by-sample",
+        "the collate_fn has made {made}, so it does not treat each sample by itself",
+        "leave collate_by_sample=True out: each rank then collates the whole batch",
+        made=made,
+    )
 
 
 def joined(part: Part, comm: Communicator) -> Any:
@@ -161,11 +168,16 @@ def _tell(part: Part, comm: Communicator) -> None:
     if part.reads_all in told:
         return
     told.add(part.reads_all)
-    computes = "" if part.sizes else ", and computes them, as no dimension of a tensor counts samples"
-    comm.say(
-        f"every rank reads all samples of each batch{computes}: the collate_fn {part.reads_all} may pad or mix them. "
-        "If it treats each sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only"
-    )
+    if part.sizes:
+        comm.say(
+            f"every rank reads all samples of each batch: the collate_fn {part.reads_all} may pad or mix them. If it "
+            "treats each sample by itself, ht.shard(loader, collate_by_sample=True) lets each rank read its own only"
+        )
+    else:
+        comm.say(
+            f"every rank reads and computes all samples of each batch: the collate_fn {part.reads_all} makes no tensor "
+            "with a dimension that counts samples. With a DistributedSampler each rank has samples of its own"
+        )
 
 
 def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
@@ -188,6 +200,13 @@ def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> 
         members = [member(number, each) for number, each in enumerate(value)]
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return change(path, value)
+
+
+def leaves(batch: Any) -> list[tuple[Path, Any]]:
+    """The leaves of a batch with their paths, as :func:`changed` finds them."""
+    found: list[tuple[Path, Any]] = []
+    changed(batch, lambda path, leaf: found.append((path, leaf)))
+    return found
 
 
 def _mapping(value: Mapping[Any, Any], members: dict[Any, Any]) -> Any:
@@ -225,11 +244,9 @@ def axes_of(collate: Callable[[list[Any]], Any], samples: Any) -> dict[Path, Axi
 def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> dict[Path, Axis]:
     shapes: list[dict[Path, tuple[int, ...]]] = []
     for count in _COUNTS:
-        seen: dict[Path, tuple[int, ...]] = {}
         # Copied because a collate_fn may change its samples.
-        batch = collate([copy.deepcopy(sample) for _ in range(count)])
-        changed(batch, lambda path, leaf, seen=seen: seen.update({path: tuple(leaf.shape)} if _has_rows(leaf) else {}))
-        shapes.append(seen)
+        made = collate([copy.deepcopy(sample) for _ in range(count)])
+        shapes.append({path: tuple(leaf.shape) for path, leaf in leaves(made) if _has_rows(leaf)})
     found = {}
     for path, few in shapes[0].items():
         many = shapes[1].get(path, ())

@@ -56,7 +56,7 @@ class Epochs:
         self._loaders = loaders = _all.setdefault(comm, _Loaders())
         self._key = f"{_data_set(loader.dataset)} {dict(identity)}"
         state = (loader.generator or torch.default_generator).get_state()
-        made = self._key, xxhash.xxh3_64_intdigest(state.numpy())
+        made = self._key, xxhash.xxh3_64_intdigest(state.numpy().tobytes())
         own = loaders.first.setdefault(made, loaders.following.get(self._key, 0))
         self.first = comm.broadcast_object(own)
         loaders.count += 1

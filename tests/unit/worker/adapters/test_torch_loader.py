@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 
@@ -16,12 +15,17 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from hpctrain.common.errors import HpctrainError  # noqa: E402
-from hpctrain.common.recipes.mesh import Mesh  # noqa: E402
-from hpctrain.worker.adapters.data_ranks import set_mesh  # noqa: E402
 from hpctrain.worker.adapters.torch import shard  # noqa: E402
-from hpctrain.worker.adapters.torch.weights import computed_samples, own_samples  # noqa: E402
+from hpctrain.worker.adapters.torch.batch import BatchTensor  # noqa: E402
+from hpctrain.worker.comm.agreement import Agreement  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
+from hpctrain.worker.data.sampling import part_of  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def ranks_that_agree(monkeypatch):
+    """The ranks of these tests are made one after the other, and all tell what this one does."""
+    monkeypatch.setattr(Agreement, "gather", lambda agreement, value: [value] * agreement.ranks)
 
 
 def rank_of(rank: int, size: int) -> SingleCommunicator:
@@ -34,9 +38,14 @@ def loader(samples: int, batch: int, **settings) -> DataLoader:
     return DataLoader(TensorDataset(torch.arange(samples)), batch_size=batch, **settings)
 
 
+def own(batch) -> list:
+    """The rows that a rank holds of a batch."""
+    return (batch.local if isinstance(batch, BatchTensor) else batch).tolist()
+
+
 @pytest.mark.long
 @given(samples=st.integers(1, 60), batch=st.integers(1, 20), ranks=st.integers(1, 7), epochs=st.integers(1, 3))
-def test_training_sees_each_sample_once_an_epoch(samples, batch, ranks, epochs):
+def test_each_sample_comes_once_an_epoch(samples, batch, ranks, epochs):
     comms = [rank_of(rank, ranks) for rank in range(ranks)]
     loaders = [shard(loader(samples, batch, shuffle=True), comm=comm, seed=1) for comm in comms]
     for epoch in range(epochs):
@@ -44,34 +53,107 @@ def test_training_sees_each_sample_once_an_epoch(samples, batch, ranks, epochs):
         for step, parts in enumerate(zip(*loaders, strict=True)):
             whole = order[step * batch : (step + 1) * batch]
             for rank, (part,) in enumerate(parts):
-                assert len(part) == computed_samples(len(whole), rank, ranks)
-            own = [part[0].tolist() for rank, part in enumerate(parts) if own_samples(len(whole), rank, ranks)]
-            assert sum(own, []) == whole.tolist()
+                assert len(part) == len(whole) and type(part) is (BatchTensor if ranks > 1 else torch.Tensor)
+                assert own(part) == whole[part_of(len(whole), rank, ranks)].tolist()
         assert step + 1 == len(loaders[0])
 
 
-@pytest.mark.parametrize("kind", [np.random.default_rng, np.random.RandomState, random.Random])
-def test_a_data_set_s_own_random_numbers_are_as_without_a_comparison(kind):
-    class Noisy(torch.utils.data.Dataset):
-        def __init__(self):
-            self.transforms = [{"noise": kind(3)}]
+GENERATORS = [np.random.default_rng, np.random.RandomState, random.Random]
 
-        def __len__(self):
-            return 8
 
-        def __getitem__(self, index):
-            return getattr(self.transforms[0]["noise"], "normal" if kind is not random.Random else "gauss")(0, 1)
+def drawn_by(generator) -> float:
+    return float(generator.gauss(0, 1) if isinstance(generator, random.Random) else generator.normal())
 
-    plain, sharded = DataLoader(Noisy()), shard(DataLoader(Noisy(), batch_size=2), comm=rank_of(0, 2))
-    assert next(iter(sharded)) == next(iter(plain))
+
+class Noisy(torch.utils.data.Dataset):
+    """Samples that are drawn with the process's generators, and with one that a transform holds."""
+
+    def __init__(self, kind) -> None:
+        self.transforms = [{"noise": kind(3)}]
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index):
+        return [torch.rand(()).item(), random.random(), np.random.rand(), drawn_by(self.transforms[0]["noise"])]
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_numbers_of_samples_are_those_of_one_process(kind, workers):
+    def epochs_of_rank(rank, ranks, workers=0):
+        given = DataLoader(Noisy(kind), batch_size=7, shuffle=True, num_workers=workers)
+        sharded = shard(given, comm=rank_of(rank, ranks), seed=1)
+        return [[[own(column) for column in batch] for batch in sharded] for _ in range(2)]
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    whole = epochs_of_rank(0, 1)
+    parts = [epochs_of_rank(rank, 3, workers) for rank in range(3)]
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+    for epoch, batches in enumerate(whole):
+        for number, batch in enumerate(batches):
+            for column, values in enumerate(batch):
+                assert sum((part[epoch][number][column] for part in parts), []) == values
+    numbers = [value for epoch in whole for batch in epoch for column in batch for value in column]
+    assert len(set(numbers)) == len(numbers) == 2 * 24 * 4
+
+
+def test_random_numbers_differ_with_the_seed_of_a_data_set_s_generator():
+    def first(seed):
+        return [own(column) for column in next(iter(shard(DataLoader(Noisy(lambda _: seeded(seed)), batch_size=8))))]
+
+    def seeded(seed):
+        return np.random.default_rng(seed)
+
+    assert first(1) == first(1) and first(1)[3] != first(2)[3]
+
+
+coins = np.random.default_rng(5)
+
+
+class OfTheModule(Noisy):
+    def __getitem__(self, index):
+        return coins.random()
+
+
+def test_generators_of_a_module_are_found_and_restored():
+    before = coins.bit_generator.state
+    parts = [shard(DataLoader(OfTheModule(random.Random), batch_size=24), comm=rank_of(r, 2)) for r in range(2)]
+    (first,), (second,) = (list(each) for each in parts)
+    assert not set(own(first)) & set(own(second)) and coins.bit_generator.state == before
+
+
+class AtOnce(Noisy):
+    """As the data sets of Hugging Face: a batch is fetched at once."""
+
+    def __init__(self, noise) -> None:
+        self.noise, self.fetches = noise, []
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        self.fetches.append(len(indices))
+        return [index + random.random() if self.noise else index for index in indices]
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_samples_that_are_fetched_at_once_have_the_numbers_of_one_process(noise):
+    whole = own(next(iter(shard(DataLoader(AtOnce(noise), batch_size=24), comm=rank_of(0, 1)))))
+    data = [AtOnce(noise) for _ in range(2)]
+    loaders = [shard(DataLoader(each, batch_size=24), comm=rank_of(r, 2)) for r, each in enumerate(data)]
+    for each in data:
+        each.fetches.clear()
+    assert sum((own(next(iter(each))) for each in loaders), []) == whole
+    assert data[0].fetches == ([12] if not noise else [12, *[1] * 12])
 
 
 def test_iterators_of_one_loader_are_epochs_of_their_own():
     sharded = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 2), seed=1)
-    drawn = [part.tolist() for pair in zip(sharded, sharded, strict=True) for (part,) in pair]
+    both = [own(part) for pair in zip(sharded, sharded, strict=True) for (part,) in pair]
     again = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 2), seed=1)
-    first, second = ([part.tolist() for (part,) in again] for _ in range(2))
-    assert drawn[::2] == first and drawn[1::2] == second and first != second
+    first, second = drawn(again), drawn(again)
+    assert both[::2] == first and both[1::2] == second and first != second
 
 
 def test_iterators_that_share_worker_processes_are_refused():
@@ -84,14 +166,11 @@ def test_iterators_that_share_worker_processes_are_refused():
         next(first)
 
 
-@pytest.mark.long
-@given(samples=st.integers(1, 60), batch=st.integers(1, 20), ranks=st.integers(1, 7))
-def test_evaluation_sees_each_sample_once_in_order(samples, batch, ranks):
-    comms = [rank_of(rank, ranks) for rank in range(ranks)]
-    loaders = [shard(loader(samples, batch), comm=comm, evaluation=True) for comm in comms]
-    seen = [[int(i) for (part,) in each for i in part] for each in loaders]
-    assert sorted(sum(seen, [])) == list(range(samples))
-    assert all(len(each) == len(list(each)) for each in loaders)
+def test_ranks_without_a_sample_get_every_batch_too():
+    loaders = [shard(loader(9, 4), comm=rank_of(rank, 3), evaluation=True) for rank in range(3)]
+    parts = [[own(part) for (part,) in each] for each in loaders]
+    assert parts == [[[0, 1], [4, 5], [8]], [[2], [6], []], [[3], [7], []]]
+    assert [len(part) for (part,) in loaders[2]] == [4, 4, 1] and len(loaders[2]) == 3
 
 
 def test_an_order_is_not_on_the_device_that_a_script_chose_for_what_it_makes():
@@ -105,7 +184,7 @@ def test_worker_processes_read_ahead_in_the_same_order():
     settings = {"shuffle": True, "num_workers": 1}
     ahead, alone = (shard(loader(9, 4, **each), comm=rank_of(0, 2)) for each in (settings, {"shuffle": True}))
     for _ in range(2):
-        assert [part.tolist() for (part,) in ahead] == [part.tolist() for (part,) in alone]
+        assert drawn(ahead) == drawn(alone)
 
 
 SETTINGS = {
@@ -128,8 +207,8 @@ def resumed(loaders: list, state: dict[str, int]) -> list:
 
 
 def joined(parts) -> list[int]:
-    """A global batch of what the ranks got: a rank that has none of it computes another's first sample."""
-    return list(dict.fromkeys(sample for (part,) in parts for sample in part.tolist()))
+    """A global batch of what the ranks got."""
+    return [sample for (part,) in parts for sample in own(part)]
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
@@ -156,7 +235,7 @@ def test_a_loader_continues_in_the_middle_of_an_epoch_on_another_number_of_ranks
 
 
 def drawn(sharded) -> list[list[int]]:
-    return [part.tolist() for (part,) in sharded]
+    return [own(part) for (part,) in sharded]
 
 
 def test_an_epoch_is_chosen_by_its_number_and_keeps_the_place_that_was_loaded_in_it():
@@ -234,19 +313,45 @@ def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not
         one.load_state_dict({"epoch": 1, "batches": 0})
 
 
-@pytest.mark.slow
-@given(samples=st.integers(1, 40), batch=st.integers(1, 12), ranks=st.integers(2, 5))
-def test_an_evaluation_that_some_ranks_would_skip_is_refused_where_they_compute_together(samples, batch, ranks):
-    comm = rank_of(0, 2 * ranks)
-    set_mesh(comm, Mesh(pp=2, dp_replicate=ranks))
-    sizes = {len(each) for each in torch.arange(samples).split(batch)}
-    try:
-        list(shard(loader(samples, batch), comm=comm, evaluation=True))
-    except HpctrainError as error:
-        assert min(sizes) < ranks
-        if found := re.search(r"batch_size=(\d+)", str(error)):
-            list(shard(loader(samples, int(found[1])), comm=comm, evaluation=True))
-        else:
-            assert samples < ranks
-    else:
-        assert min(sizes) >= ranks
+def test_a_loader_that_is_made_again_goes_on_with_the_next_epoch():
+    comm, whole = rank_of(0, 1), epochs_of(9, 4, 6)
+    data = Noisy(random.Random), TensorDataset(torch.arange(9))
+
+    def made(data=data[1], **settings):
+        return shard(DataLoader(data, batch_size=4, shuffle=True, **settings), comm=comm, seed=3)
+
+    torch.manual_seed(0)
+    assert [drawn(made()) for _ in range(2)] == whole[:2]
+    # The same tensors in a new data set, and one loader for two epochs.
+    kept = made(TensorDataset(torch.arange(9)))
+    assert [drawn(kept), drawn(kept), drawn(made())] == whole[2:5]
+    # Another data set, or other settings.
+    assert drawn(shard(loader(8, 4, shuffle=True), comm=comm, seed=3)) == epochs_of(8, 4, 1)[0]
+    assert drawn(made(drop_last=True)) == whole[0][:2]
+    # PyTorch's generator gives the same orders again.
+    torch.manual_seed(0)
+    assert [drawn(made()) for _ in range(2)] == whole[:2]
+    seeded = torch.Generator()
+    for _ in range(2):
+        seeded.manual_seed(4)
+        assert drawn(made(generator=seeded)) == whole[5]
+    assert len(list(shard(DataLoader(data[0], batch_size=24), comm=comm))) == 1
+
+
+def test_a_sharded_loader_has_the_attributes_of_its_loader():
+    given = loader(9, 4, shuffle=True, num_workers=1, drop_last=True)
+    sharded = shard(given, comm=rank_of(0, 2))
+    for name in ("batch_size", "num_workers", "drop_last", "sampler", "batch_sampler", "dataset", "collate_fn"):
+        assert getattr(sharded, name) is getattr(given, name)
+    with pytest.raises(AttributeError):
+        _ = sharded.missing
+
+
+def test_a_worker_s_information_has_the_data_set_of_the_script():
+    seen = torch.zeros(1).share_memory_()
+
+    def begin(worker):
+        seen[0] += len(torch.utils.data.get_worker_info().dataset.transforms)
+
+    list(shard(DataLoader(Noisy(random.Random), num_workers=1, worker_init_fn=begin), comm=rank_of(0, 1)))
+    assert seen[0] == 1
