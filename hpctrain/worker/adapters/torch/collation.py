@@ -96,7 +96,7 @@ class Collation:
         def own_rows(path: Path, leaf: Any) -> Any:
             axis = Axis(0) if self._axes is None else self._axes.get(path)
             if axis is None or not _has_rows(leaf) or leaf.dim() <= axis.dim:
-                if self.by_sample and isinstance(leaf, torch.Tensor | np.ndarray):
+                if self.by_sample and isinstance(leaf, torch.Tensor | np.ndarray | PackedSequence):
                     raise _not_by_sample(f"a {type(leaf).__name__} with no dimension that counts samples")
                 return leaf
             rows = self._rows(leaf.shape[axis.dim], axis, counts, place)
