@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 import hpctrain as ht
-from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch import weights
+from hpctrain.worker.adapters.torch import epochs
+from hpctrain.worker.adapters.torch.batch import BatchTensor
+from hpctrain.worker.comm.single import SingleCommunicator
 
 SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
 ALIKE = alike = Named()
@@ -71,6 +72,7 @@ def trained(given) -> float:
     model = network()
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     kept = random.getstate(), np.random.get_state()[1].tolist()
+    epochs._all.clear()
     sharded = ht.shard(given, seed=SEED)
     assert kept == (random.getstate(), np.random.get_state()[1].tolist())
     for _ in range(EPOCHS):
@@ -134,10 +136,8 @@ def a_broken_sample_that_nobody_is_given(comm):
             raise OSError("this file lies on another host")
         return sample
 
-    data = Own(change)
-    given = DataLoader(data, batch_size=BATCH)
     try:
-        return float(sum(len(x) for x, _ in ht.shard(given, evaluation=True)) < 0)
+        return float(sum(len(x.local) for x, _ in ht.shard(DataLoader(Own(change), batch_size=BATCH))) < 0)
     except OSError:
         return 0.0
 
@@ -218,44 +218,117 @@ def images_that_two_hosts_decode_to_slightly_different_numbers(comm):
 
 
 @alike
-def a_look_of_rank_0_at_the_first_batch(comm):
-    given = loader(TensorDataset(*numbers()))
-    sharded = ht.shard(given, seed=SEED)
-    if comm.rank == 0:
-        next(iter(sharded))
-    return 0.0
-
-
-@alike
 def a_loader_for_each_epoch(comm):
     data = Own()
     for _ in range(3):
         ht.shard(loader(data), seed=SEED)
-    return float(data.fetched > 64)
+    return float(data.fetched > 8)
+
+
+def without_none(samples):
+    return torch.utils.data.default_collate([each for each in samples if each is not None])
 
 
 @alike
-def evaluation_that_leaves_samples_out(comm):
-    data = Own(lambda sample, i: None if i % 5 == 0 else sample)
-
-    def collate(samples):
-        return torch.utils.data.default_collate([each for each in samples if each is not None] or [data.change])
-
-    seen = sum(len(y) for _, y in ht.shard(DataLoader(data, batch_size=20, collate_fn=collate), evaluation=True))
-    return abs(sum(ht.gather([seen])) - 23)
+def a_collate_function_that_drops_samples(comm):
+    return trained(loader(Own(lambda sample, i: None if i % 7 == 0 else sample), collate_fn=without_none))
 
 
 @alike
-def documents_packed_into_rows(comm):
-    """As TRL packs them: fewer rows than documents, of one length."""
+def a_collate_function_that_drops_samples_in_worker_processes(comm):
+    data = Own(lambda sample, i: None if i % 7 == 0 else sample)
+    return trained(loader(data, collate_fn=without_none, num_workers=1))
 
+
+@alike
+def a_collate_function_that_drops_large_samples_and_mixes_the_others(comm):
     def collate(samples):
-        rows = torch.cat([x for x, _ in samples])
-        return nn.functional.pad(rows, (0, -len(rows) % (2 * FEATURES))).view(-1, 2 * FEATURES)
+        x, y = without_none([each if each[0][0] < 0.8 else None for each in samples])
+        return (x + x.flip(0)) / 2, y
 
-    for _ in ht.shard(loader(Own(), collate_fn=collate), seed=SEED):
-        pass
-    return 0.0
+    return trained(loader(Own(), collate_fn=collate))
+
+
+def whole(value):
+    """A batch as lists, of which each rank has all."""
+    if isinstance(value, torch.Tensor):
+        return (value.whole() if isinstance(value, BatchTensor) else value).tolist()
+    if isinstance(value, dict):
+        return {name: whole(each) for name, each in value.items()}
+    return [whole(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def as_one_process(comm, make) -> float:
+    """How many batches differ from those of one process, to the bit."""
+    epochs._all.clear()
+    alone = ht.shard(make(), comm=SingleCommunicator("one process"))
+    sharded = ht.shard(make())
+    wrong = 0
+    for _ in range(EPOCHS):
+        wrong += sum(whole(one) != whole(other) for one, other in zip(sharded, alone, strict=True))
+    return float(wrong)
+
+
+def padded(samples):
+    """As data collators do: to the longest of the batch, with noise and texts."""
+    sequences = [each["x"][: 1 + each["index"] % 4] for each in samples]
+    mask = torch.rand(len(samples), max(map(len, sequences))) + random.random() + np.random.rand()
+    return {
+        "x": nn.utils.rnn.pad_sequence(sequences, batch_first=True),
+        "mask": mask,
+        "texts": [s["text"] for s in samples],
+    }
+
+
+class Drawing(Own):
+    """Samples that are drawn anew in each epoch, with all generators there are."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda sample, _: sample, samples=29)
+        self.coins = np.random.default_rng(9)
+
+    def __getitem__(self, index):
+        noise = torch.rand(FEATURES) + random.random() + np.random.rand() + self.coins.random()
+        return {"x": self.x[index] + noise, "index": index, "text": f"sample {index}"}
+
+
+@alike
+def random_numbers_and_texts_of_samples(comm):
+    return as_one_process(comm, lambda: loader(Drawing())) + as_one_process(
+        comm, lambda: loader(Drawing(), num_workers=2)
+    )
+
+
+@alike
+def random_numbers_of_a_collate_function_that_pads(comm):
+    return as_one_process(comm, lambda: loader(Drawing(), collate_fn=padded, num_workers=1))
+
+
+@alike
+def batches_with_fewer_samples_than_ranks(comm):
+    return as_one_process(comm, lambda: loader(Drawing(), batch_size=1)) + as_one_process(
+        comm, lambda: loader(Drawing(), batch_size=2, collate_fn=padded)
+    )
+
+
+@alike
+def a_collate_function_that_treats_each_sample_by_itself(comm):
+    def collate(samples):
+        collated.append(len(samples))
+        return torch.stack([each["x"] for each in samples], 1), [each["text"] for each in samples]
+
+    collated: list[int] = []
+    given = ht.shard(loader(Drawing(), collate_fn=collate), seed=SEED, collate_by_sample=True)
+    wrong = [(x.shape[1], len(texts)) for x, texts in given if len(texts) != x.shape[1]]
+    return float(len(wrong) + (max(collated) > 5))
+
+
+@alike
+def a_loader_that_is_made_again_for_each_epoch(comm):
+    data, orders = TensorDataset(torch.arange(29)), set()
+    for _ in range(3):
+        orders.add(str([whole(x) for (x,) in ht.shard(loader(data))]))
+    return float(len(orders) != 3)
 
 
 # Data that differ.
@@ -289,15 +362,6 @@ def a_permutation_of_the_scripts_own(comm):
     data, order = list(zip(*numbers(), strict=True)), list(range(29))
     random.Random().shuffle(order)
     ht.shard(loader([data[i] for i in order]))
-
-
-@differ
-def a_permutation_after_the_streams_were_parted(comm):
-    model = network()
-    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    data = TensorDataset(*numbers())
-    ht.shard(loader(data))
-    ht.shard(loader(Subset(data, torch.randperm(29).tolist())))
 
 
 @differ
@@ -354,8 +418,19 @@ def drop_last(comm):
 
 
 @differ
-def evaluation_on_one_rank(comm):
-    ht.shard(loader(TensorDataset(*numbers())), evaluation=comm.rank == 0)
+def a_look_of_rank_0_alone(comm):
+    sharded = ht.shard(loader(TensorDataset(*numbers())))
+    if comm.rank == 0:
+        next(iter(sharded))
+    for _ in sharded:
+        pass
+
+
+@differ
+def an_epoch_of_each_rank(comm):
+    sharded = ht.shard(loader(TensorDataset(*numbers())))
+    sharded.set_epoch(comm.rank)
+    next(iter(sharded))
 
 
 @differ
@@ -366,46 +441,7 @@ def test_samples_of_an_evaluation(comm):
     )
 
 
-def dropping(given):
-    """Each rank refuses by itself, before an update; the ranks go on together here."""
-    model = network()
-    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    before, refusal = [p.detach().clone() for p in model.parameters()], None
-    try:
-        for _ in ht.shard(given, seed=SEED):
-            pass
-    except HpctrainError as error:
-        refusal = error
-    assert all(map(torch.equal, before, model.parameters()))
-    refusals = ht.init().allgather_object(refusal and refusal.record())
-    raise HpctrainError.from_record(next(each for each in refusals if each))
-
-
-def without_none(samples):
-    return torch.utils.data.default_collate([each for each in samples if each is not None])
-
-
-@differ
-def a_collate_function_that_drops_samples(comm):
-    dropping(loader(Own(lambda sample, i: None if i % 7 == 0 else sample), collate_fn=without_none))
-
-
-@differ
-def a_collate_function_that_drops_samples_in_worker_processes(comm):
-    dropping(loader(Own(lambda sample, i: None if i % 7 == 0 else sample), collate_fn=without_none, num_workers=1))
-
-
-@differ
-def a_collate_function_that_drops_long_sequences(comm):
-    def collate(samples):
-        kept = [each for each in samples if each[0][0] < 0.8]
-        return kept and torch.stack([x for x, _ in kept], 1), torch.tensor([y for _, y in kept])
-
-    dropping(loader(Own(), collate_fn=collate))
-
-
 def begin(comm):
-    weights._all.pop(comm, None)
     as_of_a_new_run(comm)
     random.seed(1)
     np.random.seed(1)

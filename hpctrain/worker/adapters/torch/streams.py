@@ -85,19 +85,19 @@ class StreamSource:
         )
 
     def _require_whole_parts(self) -> None:
-        """Refuse a divided stream whose parts would have to be weighted, or that is divided over other ranks.
+        """Refuse a divided stream whose parts are of different sizes, or that is divided over other ranks.
 
         Raises:
             HpctrainError: says what to give instead.
         """
         if part := divided_by_itself(self._data, getattr(self._data, "_distributed", None)):
             require_place(self._comm, part)
-        if not self._drop_last or self._size < data_place(self._comm).ranks:
+        if not self._drop_last or self._size % data_place(self._comm).ranks:
             raise HpctrainError(
                 "HT-shard-divided-stream",
                 "the {kind} is divided over the ranks already, so they come to its end at different times",
-                "for a training DataLoader(…, drop_last=True) with a batch_size of at least the ranks: an epoch then "
-                "ends with the first rank. Or leave the division out (split_by_node, split_dataset_by_node): each rank "
+                "DataLoader(…, drop_last=True) with a batch_size that is a multiple of the ranks: an epoch then ends "
+                "with the first rank. Or leave the division out (split_by_node, split_dataset_by_node): each rank "
                 "then reads the whole stream, and each sample is seen once",
                 kind=type(self._data).__name__,
             )
