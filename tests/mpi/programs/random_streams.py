@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from situations import Named
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 from train_loop import recipe
 
@@ -23,28 +24,80 @@ from hpctrain.worker.train.torch_trainer import TorchTrainer
 STREAMS = stream = Named()
 
 
+def of_all(own: torch.Tensor) -> list[list[float]]:
+    return [each.tolist() for each in current().allgather_object(own.numpy())]
+
+
 def drawn() -> list[list[float]]:
-    """What each rank draws next."""
-    own = [*torch.rand(4).tolist(), random.random(), float(np.random.rand())]
-    return current().allgather_object(own)
+    """What each rank draws next outside of models."""
+    return of_all(torch.rand(4))
 
 
-def distributed():
-    model = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3))
-    return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+class Noise(nn.Module):
+    """Draws as dropout does, and keeps what it drew."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = torch.rand(4)
+        return x
+
+
+def distributed(**settings):
+    model = nn.Sequential(nn.Linear(4, 12), Noise(), nn.Linear(12, 4))
+    return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)[0]
 
 
 def sharded():
-    return ht.shard(DataLoader(TensorDataset(torch.arange(28.0).view(7, 4)), batch_size=3, shuffle=True))
+    return ht.shard(DataLoader(TensorDataset(torch.arange(96.0).view(24, 4)), batch_size=12))
+
+
+def drawn_in(model: nn.Module) -> dict[str, list[list[float]]]:
+    """What ranks draw in two calls of a model, and outside of it before and after."""
+    before, (batch,) = drawn(), next(iter(sharded()))
+    model(batch)
+    first = of_all(model[1].last)
+    model(batch)
+    return {"equal": before, "in": first, "in, later": of_all(model[1].last), "equal, later": drawn()}
+
+
+def apart(found: dict[str, list[list[float]]]) -> dict[str, object]:
+    assert found["in"][0] not in (found["in, later"][0], found["equal"][0])
+    return {name.replace("in", "apart"): each for name, each in found.items()}
 
 
 @stream
-def one_stream_of_a_script(comm):
+def replicas(comm):
+    return apart(drawn_in(distributed()))
+
+
+@stream
+def ranks_draw_as_one_process_outside(comm):
+    kept = torch.get_rng_state()
+    nn.Sequential(nn.Linear(4, 12), Noise(), nn.Linear(12, 4))
+    alone = torch.rand(4).tolist()
+    torch.set_rng_state(kept)
     distributed()
-    loader = sharded()
-    for _ in loader:
-        pass
+    sharded()
+    found = drawn()
+    assert found[0] == alone
+    return {"equal": found}
+
+
+@stream
+def a_model_without_random_numbers_leaves_the_stream(comm):
+    model = nn.Linear(4, 4)
+    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    (batch,) = next(iter(sharded()))
+    kept = torch.get_rng_state()
+    model(batch)
+    assert torch.equal(kept, torch.get_rng_state())
     return {"equal": drawn()}
+
+
+@stream
+def generators_of_python_and_numpy(comm):
+    distributed()
+    sharded()
+    return {"equal": comm.allgather_object([random.random(), float(np.random.rand())])}
 
 
 @stream
@@ -67,13 +120,28 @@ def ranks_that_the_script_seeded_apart(comm):
     torch.manual_seed(40 + comm.rank)
     sharded()
     own = [torch.rand(4, generator=torch.Generator().manual_seed(40 + rank)).tolist() for rank in range(comm.size)]
-    return {"apart": [each[:4] for each in drawn()], "own": own}
+    return {"apart": drawn(), "own": own}
 
 
 @stream
 def a_recipe(comm):
     trainer = TorchTrainer(recipe("uneven"), comm)
     return {"apart": drawn(), "alive": [trainer.updates]}
+
+
+# Meshes, which stay for what comes after.
+
+
+@stream
+def over_shards(comm):
+    return apart(drawn_in(distributed(mesh=ht.mesh(dp_shard=-1))))
+
+
+@stream
+def over_tensor_parallel_ranks(comm):
+    plan = ht.ParallelPlan(tensor={"0": ColwiseParallel(), "2": RowwiseParallel()})
+    found = drawn_in(distributed(mesh=ht.mesh(tp=-1), plan=plan))
+    return {name.replace("in", "equal in"): each for name, each in found.items()}
 
 
 def as_of_a_new_run(comm) -> None:

@@ -44,7 +44,10 @@ def compare_loaders(
     samples = len(data) if hasattr(data, "__len__") else 0
     facts = {"the number of samples": (str(samples), WHOLE)}
     facts |= {f"the indices of {name}": (text, _SEEDED) for name, text in _indices(data)}
-    settings = {"the kind of data set": type(data).__name__, "the sampler": type(loader.sampler).__name__}
+    settings: dict[str, Any] = {
+        "the kind of data set": type(data).__name__,
+        "the sampler": type(loader.sampler).__name__,
+    }
     # The workers decide the order of a stream, and where a collate_fn is tried.
     settings |= {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
     settings |= {name: value for name, value in identity.items() if name not in ("samples", "sampler", "workers")}
