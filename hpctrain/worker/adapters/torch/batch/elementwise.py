@@ -156,6 +156,8 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if not isinstance(changed, BatchTensor):
         return NotImplemented
     operands = aligned(args, kwargs)
+    if operands is None:  # other batches, whose rows are another dimension
+        operands = aligned((changed, *(each.whole() if isinstance(each, BatchTensor) else each for each in args[1:])), kwargs)
     if operands is None or operands.dims != changed.dim() or operands.args[0] is not changed.local:
         return NotImplemented
     func(*operands.args, **operands.kwargs)

@@ -20,8 +20,8 @@ _ATTRIBUTES = (
 
 @rule(
     *named(_ATTRIBUTES, T),
-    *named("size dim ndimension numel nelement element_size __len__ is_floating_point is_complex is_signed", T, torch),
-    *named("get_device is_inference is_conj is_neg is_same_size has_names", T, torch),
+    *named("size dim numel element_size __len__ is_floating_point is_complex is_signed", T, torch),
+    *named("get_device is_inference is_conj is_neg has_names", T, torch),
 )
 def metadata(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():

@@ -15,21 +15,22 @@ from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
 T = torch.Tensor
 
 
-@rule(*named("matmul mm bmm", torch, T), T.__matmul__, T.__rmatmul__)
+@rule(*named("matmul mm bmm", torch, T), T.__rmatmul__)
 def matmul(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    func, operands = (T.matmul, args[::-1]) if func is T.__rmatmul__ else (func, args)
     if kwargs or len(args) != 2 or not all(isinstance(each, torch.Tensor) for each in args):
         return NotImplemented
-    a, b = args[::-1] if func is T.__rmatmul__ else args
+    a, b = operands
     if isinstance(a, BatchTensor) and a.dim() >= 2 and a.rows.dim < a.dim() - 1:
         if b.dim() <= 2:
-            return BatchTensor(a.local @ _plain(b, a), a.rows)
+            return BatchTensor(func(a.local, _plain(b, a)), a.rows)
         if isinstance(b, BatchTensor) and a.dim() == b.dim() and a.rows == b.rows and a.rows.dim < a.dim() - 2:
-            return BatchTensor(a.local @ b.local, a.rows)
+            return BatchTensor(func(a.local, b.local), a.rows)
     elif isinstance(b, BatchTensor) and a.dim() == 2 == b.dim():
         if b.rows.dim == 1:
-            return BatchTensor(_plain(a, b) @ b.local, b.rows)
+            return BatchTensor(func(_plain(a, b), b.local), b.rows)
         if isinstance(a, BatchTensor) and a.rows.sizes == b.rows.sizes:  # the product adds up over the rows
-            return sum_over_ranks(a.local @ b.local, b.rows.ranks, "a product")
+            return sum_over_ranks(func(a.local, b.local), b.rows.ranks, "a product")
     return NotImplemented
 
 
@@ -48,7 +49,7 @@ def with_weights(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if func is F.linear and x.rows.dim == x.dim() - 1:
         return NotImplemented
     # Rescaling the weights, or gradients by how often a row occurs, concerns the whole batch.
-    if func is F.embedding and (len(args) > 3 or kwargs.keys() & {"max_norm", "scale_grad_by_freq", "sparse"}):
+    if any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse")):
         return NotImplemented
 
     def shared(value: Any) -> Any:

@@ -18,7 +18,7 @@ _PAIRWISE = set(named("max min", torch, T))
 _KEEPING = "softmax log_softmax softmin cumsum cumprod logcumsumexp sort argsort flip roll"
 _REDUCING = """
 amax amin argmax argmin max min sum mean nansum nanmean prod all any var std norm logsumexp median nanmedian mode topk
-kthvalue count_nonzero var_mean std_mean cummax cummin
+kthvalue var_mean std_mean cummax cummin
 """
 
 
@@ -76,7 +76,7 @@ def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if any(isinstance(each, torch.Tensor) for each in (*args[1:], *kwargs.values())):
         return elementwise(func, args, kwargs) if func in _PAIRWISE else NotImplemented
     dims = dims_of(args, kwargs, place)
-    if dims is None or x.rows.dim in dims or any(x.shape[dim] == 0 for dim in dims):
+    if dims is None or x.rows.dim in dims or _has_empty(x):
         return NotImplemented
     return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
 
@@ -93,9 +93,14 @@ def along_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if kwargs.get("dim", kwargs.get("dims")) is None and len(args) <= place:
         return NotImplemented
     dims = dims_of(args, {"dim": kwargs["dims"]} if "dims" in kwargs else kwargs, place)
-    if dims is None or x.rows.dim in dims or any(isinstance(each, int) for each in args[place + 1 :]):
+    if dims is None or x.rows.dim in dims or _has_empty(x) or any(isinstance(each, int) for each in args[place + 1 :]):
         return NotImplemented
     return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
+
+
+def _has_empty(x: BatchTensor) -> bool:
+    """Whether a rank has no element. PyTorch computes no gradient there, or another one than elsewhere."""
+    return not x.numel() or 0 in x.rows.sizes
 
 
 @rule(F.normalize)

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, place_of, rule
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, place_of, rule, watched
 
 T = torch.Tensor
 
@@ -186,7 +187,7 @@ def _part(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
     return part_of(value, rows, from_end)
 
 
-def _plain(value: torch.Tensor) -> torch.Tensor:
+def _plain(value: Any) -> Any:
     return value.whole() if isinstance(value, BatchTensor) else value
 
 
@@ -314,7 +315,8 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     entries[at] = slice(None)
     dim = x.rows.dim + sum(each is None for each in entries[:at]) - sum(isinstance(each, int) for each in entries[:at])
     # Only what is asked for of the row is sent.
-    return BatchTensor(row.local[tuple(entries)], row.rows.along(dim)).whole().select(dim, 0)
+    whole = BatchTensor(row.local[tuple(entries)], row.rows.along(dim)).whole()
+    return watched(whole.select(dim, 0), [whole], "indexing")
 
 
 def _entries(x: BatchTensor, index: tuple[Any, ...]) -> tuple[list[Any], int] | None:
@@ -359,38 +361,21 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     x, index, value = args
     if not isinstance(x, BatchTensor):
         return NotImplemented
-    if isinstance(index, torch.Tensor):
-        return _set_masked(x, index, value)
+    number = not isinstance(value, torch.Tensor) or (not value.dim() and not isinstance(value, BatchTensor))
     found = _entries(x, index if isinstance(index, tuple) else (index,))
-    if found is None:
-        return NotImplemented
-    entries, at = found
-    one = entries[at]
-    if isinstance(one, int):  # a row, which is written like several ones
-        row = place_of(one, x.rows.total)
-        entries[at] = slice(row, row + 1)
-    target = getitem(T.__getitem__, (x, tuple(entries)), {})
-    if isinstance(value, torch.Tensor):
-        if isinstance(one, int) and value.dim() >= target.dim() - target.rows.dim:
-            value = value.unsqueeze(target.rows.dim - target.dim())
-        if value.dim() > target.dim() or (isinstance(value, BatchTensor) and value.shape != target.shape):
-            return NotImplemented
-        if isinstance(value, BatchTensor) and value.rows.dim != target.rows.dim:
-            value = value.whole()
-        value = part_of(value, target.rows, target.dim() - target.rows.dim)
-    target.local[...] = value
-    return None
-
-
-def _set_masked(x: BatchTensor, mask: torch.Tensor, value: Any) -> Any:
-    """Write one number where a mask says so."""
-    fits = mask.dtype == torch.bool and mask.shape == x.shape[: mask.dim()] and mask.dim() > x.rows.dim
-    if not fits or (isinstance(value, torch.Tensor) and value.dim()):
-        return NotImplemented
-    if isinstance(mask, BatchTensor) and mask.rows.dim != x.rows.dim:
-        mask = mask.whole()
-    own = part_of(mask, x.rows, mask.dim() - x.rows.dim)
-    x.local[own] = for_rows(value, x.rows) if isinstance(value, torch.Tensor) else value
+    if number and found is not None and isinstance(found[0][found[1]], slice):
+        target = getitem(T.__getitem__, (x, index), {})
+        target.local[...] = for_rows(value, x.rows) if isinstance(value, torch.Tensor) else value
+        return None
+    if isinstance(index, BatchTensor) and number and index.dtype == torch.bool and index.shape == x.shape:
+        x.masked_fill_(index, value)
+        return None
+    # Any other index: what is written is laid out as the batch is.
+    index = tree_map(_plain, index)
+    mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+    values = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    mask[index], values[index] = True, _plain(value)
+    x.local.copy_(torch.where(own_rows(mask, x.rows), own_rows(values, x.rows), x.local))
     return None
 
 

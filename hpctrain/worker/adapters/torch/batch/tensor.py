@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from types import GetSetDescriptorType
 from typing import Any
@@ -23,12 +24,11 @@ class BatchTensor(torch.Tensor):
     have to call the same functions.
 
     Attributes:
-        local: this rank's rows, a plain tensor.
         rows: how the rows are divided.
     """
 
-    local: torch.Tensor
     rows: Rows
+    _local: torch.Tensor
     _shape: torch.Size
     _gradient: BatchTensor | None = None
 
@@ -39,10 +39,17 @@ class BatchTensor(torch.Tensor):
         made: BatchTensor = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=local.dtype, device=local.device, requires_grad=False
         )
-        made.local, made.rows, made._shape = local, rows, torch.Size(shape)
+        made._local, made.rows, made._shape = local, rows, torch.Size(shape)
         return made
 
     def __init__(self, local: torch.Tensor, rows: Rows) -> None: ...
+
+    @property
+    def local(self) -> torch.Tensor:
+        """This rank's rows, a plain tensor."""
+        if copies:
+            check_copies()
+        return self._local
 
     def whole(self) -> torch.Tensor:
         """The rows of all ranks, as a plain tensor with a gradient. Collective."""
@@ -172,18 +179,64 @@ def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """
     name = name or getattr(func, "__name__", type(func).__name__)
     if _changes(name, args, kwargs):
-        raise HpctrainError(
-            "HT-batch-changed-in-place",
-            "{function} would change a batch, of which each rank holds some rows, in another way than row by row",
-            "change a copy of the whole batch: x = x.whole()",
-            exit_code=1,
-            function=name,
-        )
+        raise _changed(name)
+    wholes = []
 
     def whole(value: Any) -> Any:
-        return gathered(value.local, value.rows, name) if isinstance(value, BatchTensor) else value
+        if not isinstance(value, BatchTensor):
+            return value
+        wholes.append(gathered(value.local, value.rows, name))
+        return wholes[-1]
 
-    return func(*tree_map(whole, args), **tree_map(whole, kwargs))
+    return watched(func(*tree_map(whole, args), **tree_map(whole, kwargs)), wholes, name)
+
+
+def _changed(name: str) -> HpctrainError:
+    return HpctrainError(
+        "HT-batch-changed-in-place",
+        "{function} would change a batch, of which each rank holds some rows, in another way than row by row",
+        "change a copy of the whole batch: x = x.whole()",
+        exit_code=1,
+        function=name,
+    )
+
+
+class _Copy:
+    """A gathered copy of which a script has views, where PyTorch gives views of the batch."""
+
+    def __init__(self, whole: torch.Tensor, views: list[torch.Tensor], name: str) -> None:
+        self._whole, self._version, self._name = whole, whole._version, name
+        self._views = {weakref.ref(view, lambda ref: self._views.discard(ref)) for view in views}
+
+    def check(self) -> bool:
+        """Whether the script still has views.
+
+        Raises:
+            HpctrainError: a view was changed.
+        """
+        if self._whole._version != self._version:
+            copies.remove(self)
+            raise _changed(f"a change of what {self._name} returned")
+        return bool(self._views)
+
+
+copies: list[_Copy] = []
+
+
+def check_copies() -> None:
+    """Find changes of gathered copies that PyTorch would have made to a batch."""
+    copies[:] = [each for each in list(copies) if each.check()]
+
+
+def watched(result: Any, wholes: list[torch.Tensor], name: str) -> Any:
+    """What a function returned for gathered rows, whose views among it must not be changed."""
+    for whole in wholes:
+        place = whole.untyped_storage().data_ptr()
+        found = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        views = [each for each in found if each.numel() and each.untyped_storage().data_ptr() == place]
+        if views:
+            copies.append(_Copy(whole, views, name))
+    return result
 
 
 def _changes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

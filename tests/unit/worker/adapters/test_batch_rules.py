@@ -1,0 +1,92 @@
+"""Each rule of the table against the same function of one process, on two divisions of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hpctrain.worker.adapters.torch import batch  # noqa: E402
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rules  # noqa: E402
+from support.batch_cases import CASES, GENERAL, OPERANDS, Case  # noqa: E402
+from support.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
+
+# The sizes of the ranks' shares: uneven, empty, along the first dimension and along another.
+DIVISIONS = {"uneven": ((3, 2), 0), "empty": ((0, 4, 1), 0), "second": ((2, 3), 1)}
+
+
+def name_of(func: Any) -> str:
+    return str(func.__self__.__name__ if func.__name__ == "__get__" else func.__name__)
+
+
+def _cases(func: Callable[..., Any]) -> list[Case]:
+    return CASES.get(name_of(func), GENERAL)
+
+
+@pytest.fixture(autouse=True)
+def ranks() -> Iterator[None]:
+    with threads_as_ranks():
+        yield
+
+
+def _operands(case: Case, division: str) -> list[Operand]:
+    sizes, dim = DIVISIONS[division]
+    return [OPERANDS[name](sizes, dim) for name in case.operands]
+
+
+def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
+    """How often a rule gave the result, by itself; -1 where one process gives an error.
+
+    Raises:
+        AssertionError: the ranks compute something else than one process.
+    """
+    operands = _operands(case, division)
+
+    if any(each.dim >= each.whole.dim() and each.sizes is not None for each in operands):
+        return 0
+
+    def body(*values: Any) -> Any:
+        return case.call(func, *values)
+
+    try:
+        theirs, twice = outcome(body, operands), True
+    except Exception:
+        try:
+            theirs, twice = outcome(body, operands, twice=False), False
+        except Exception:
+            with pytest.raises(Exception):  # noqa: B017, PT011
+                on_ranks(len(DIVISIONS[division][0]), lambda ranks: outcome(body, operands, ranks, twice=False))
+            return -1
+    used = []
+    rule = rules[func]
+
+    def counted(*arguments: Any) -> Any:
+        result = rule(*arguments)
+        used.append(result is not NotImplemented)
+        return result
+
+    rules[func] = counted
+    try:
+        found = on_ranks(len(DIVISIONS[division][0]), lambda ranks: outcome(body, operands, ranks, twice=twice))
+    finally:
+        rules[func] = rule
+    for rank, ours in enumerate(found):
+        told = difference(ours, theirs, case.tolerance)
+        assert not told, f"{name_of(func)} of {case}, {division}, rank {rank}: {told}"
+    return sum(used)
+
+
+@pytest.mark.parametrize("func", rules, ids=lambda func: f"{func.__objclass__.__name__}.{func.__name__}" if hasattr(func, "__objclass__") else name_of(func))
+def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> None:
+    wrong, used = [], 0
+    for case in _cases(func):
+        for division in DIVISIONS:
+            try:
+                used += max(_compare(func, case, division), 0)
+            except BaseException as error:
+                wrong.append(f"{case} {division}: {type(error).__name__} {str(error)[:600]}")
+    assert not wrong, "\n".join(wrong)
+    assert used, "no case in which the rule has a result: it needs one in support/batch_cases.py"
