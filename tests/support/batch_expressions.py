@@ -303,7 +303,7 @@ _STEPS += [("losses", 2), ("of_classes", 2), ("of_classes", 2)]
 def layers(rng: random.Random, x: Value) -> Any:
     channels, last = x.shape[1], x.shape[-1]
     weights = torch.linspace(-1, 1, 2 * channels * 2, dtype=torch.float64).reshape(2, channels, 2)
-    return rng.choice([lambda x: F.layer_norm(_floats(x), (last,)), lambda x: F.conv1d(_floats(x), weights), lambda x: F.avg_pool1d(_floats(x), 2), lambda x: F.max_pool1d(_floats(x), 2), lambda x: F.pad(_floats(x), (1, 2)), lambda x: F.group_norm(_floats(x), 1), lambda x: F.batch_norm(_floats(x), torch.zeros(channels).double(), torch.ones(channels).double()), lambda x: F.batch_norm(_floats(x), None, None, training=True), lambda x: F.scaled_dot_product_attention(_floats(x), _floats(x), _floats(x) * 2), lambda x: F.interpolate(_floats(x), scale_factor=2), lambda x: F.rms_norm(_floats(x), (last,)), lambda x: F.glu(_floats(x)), lambda x: seeded(F.dropout)(_floats(x), 0.3), lambda x: seeded(torch.rand_like)(_floats(x)) * x])
+    return rng.choice([lambda x: F.layer_norm(_floats(x), (last,)), lambda x: F.conv1d(_floats(x), weights), lambda x: F.avg_pool1d(_floats(x), 2), lambda x: F.max_pool1d(_floats(x), 2), lambda x: F.pad(_floats(x), (1, 2)), lambda x: F.group_norm(_floats(x), 1), lambda x: F.batch_norm(_floats(x), torch.zeros(channels).double(), torch.ones(channels).double()), lambda x: F.batch_norm(_floats(x), None, None, training=True), lambda x: F.scaled_dot_product_attention(_floats(x), _floats(x), _floats(x) * 2), lambda x: F.interpolate(_floats(x), scale_factor=2), lambda x: F.rms_norm(_floats(x), (last,)), lambda x: F.glu(_floats(x)), lambda x: seeded(F.dropout)(_floats(x).contiguous(), 0.3), lambda x: seeded(torch.rand_like)(x.double().contiguous()) * x])
 
 
 @step(1)

@@ -118,7 +118,7 @@ def part_of(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
         if value.rows.sizes == rows.sizes:
             return value.local
         value = value.whole()
-    if value.dim() >= from_end and value.shape[-from_end] == rows.total != 1:
+    if value.dim() >= from_end and value.shape[-from_end] == rows.total:
         return own_rows(value, rows.along(value.dim() - from_end))
     return for_rows(value, rows)
 
@@ -157,7 +157,9 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return NotImplemented
     operands = aligned(args, kwargs)
     if operands is None:  # other batches, whose rows are another dimension
-        operands = aligned((changed, *(each.whole() if isinstance(each, BatchTensor) else each for each in args[1:])), kwargs)
+        operands = aligned(
+            (changed, *(each.whole() if isinstance(each, BatchTensor) else each for each in args[1:])), kwargs
+        )
     if operands is None or operands.dims != changed.dim() or operands.args[0] is not changed.local:
         return NotImplemented
     func(*operands.args, **operands.kwargs)

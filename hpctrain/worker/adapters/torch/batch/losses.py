@@ -92,7 +92,7 @@ def of_classes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if reduction is None or isinstance(weight, BatchTensor) or not batches or len(x.shape) < 2 or not target.shape:
         return NotImplemented
     rows = batches[0].rows
-    if any(each.rows.dim for each in batches) or rows.total < 2 or not x.shape[0] == target.shape[0] == rows.total:
+    if any(each.rows.dim for each in batches) or not x.shape[0] == target.shape[0] == rows.total:
         return NotImplemented
     own_x, own_target = part_of(x, rows, len(x.shape)), part_of(target, rows, len(target.shape))
     given = kwargs if weight is None else {**kwargs, "weight": for_rows(weight, rows)}

@@ -18,8 +18,12 @@ from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
 @rule(*named("rand_like randn_like randint_like", torch))
 def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
-    shape = torch.empty(1, dtype=x.dtype, device=x.device).expand(x.shape)
-    return BatchTensor(own_rows(func(shape, *args[1:], **kwargs), x.rows), x.rows)
+    return BatchTensor(own_rows(func(_empty(x), *args[1:], **kwargs), x.rows), x.rows)
+
+
+def _empty(x: BatchTensor) -> torch.Tensor:
+    """A tensor like the whole batch. Random numbers are drawn in its order of memory, which is that of its dimensions."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 @rule(F.dropout)
@@ -27,7 +31,7 @@ def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     x = args[0]
     if not kwargs["training"]:
         return x
-    mask = F.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), kwargs["p"])
+    mask = F.dropout(torch.ones_like(_empty(x)), kwargs["p"])
     factors = BatchTensor(own_rows(mask, x.rows), x.rows)
     return x.mul_(factors) if kwargs["inplace"] else x * factors
 
@@ -37,6 +41,6 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     x = args[0]
     if not isinstance(x, BatchTensor) or any(isinstance(each, torch.Tensor) for each in args[1:]):
         return NotImplemented
-    whole = func(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args[1:], **kwargs)
+    whole = func(_empty(x), *args[1:], **kwargs)
     x.local.copy_(own_rows(whole, x.rows))
     return x

@@ -170,21 +170,13 @@ def join(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         if any(each.shape[rows.dim] != rows.total for each in tensors):
             return NotImplemented
         from_end = first.dim() - rows.dim
-        return BatchTensor(torch.cat([_part(each, rows, from_end) for each in tensors], dim), rows)
+        return BatchTensor(torch.cat([part_of(each, rows, from_end) for each in tensors], dim), rows)
     if all(isinstance(each, BatchTensor) for each in tensors) and _in_order([each.rows.sizes for each in tensors]):
         sizes = [sum(each) for each in zip(*(each.rows.sizes for each in tensors), strict=True)]
         return BatchTensor(torch.cat([each.local for each in tensors], dim), rows.sized(sizes))
     # Divided anew, so that what follows is computed by all ranks.
     whole = torch.cat([_plain(each) for each in tensors], dim)
     return divided(whole, rows.sized((whole.shape[dim],)))
-
-
-def _part(value: torch.Tensor, rows: Rows, from_end: int) -> torch.Tensor:
-    """Like part_of, and also where there is only one row, which is not repeated here."""
-    if rows.total == 1:
-        same = isinstance(value, BatchTensor) and value.rows.sizes == rows.sizes
-        return value.local if same else own_rows(_plain(value), rows)
-    return part_of(value, rows, from_end)
 
 
 def _plain(value: Any) -> Any:
@@ -222,7 +214,7 @@ def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         return NotImplemented
     rows, from_end = first.rows, first.dim() - first.rows.dim
     dim = place_of(dim, first.dim() + 1)
-    parts = [_part(each, rows, from_end) for each in tensors]
+    parts = [part_of(each, rows, from_end) for each in tensors]
     return BatchTensor(torch.stack(parts, dim), rows.along(rows.dim + (dim <= rows.dim)))
 
 
@@ -344,7 +336,7 @@ def _by_tensor(x: BatchTensor, index: torch.Tensor) -> Any:
     """Rows that a mask or numbers choose. They are a batch too, so that what follows is computed by all ranks."""
     if x.rows.dim or not x.dim() or (index.dim() != 1 and index.dtype == torch.bool):
         return NotImplemented
-    if index.dtype == torch.bool and len(index) == x.rows.total != 1:
+    if index.dtype == torch.bool and len(index) == x.rows.total:
         own = x.local[part_of(index, x.rows, 1)]
         counts = torch.zeros(x.rows.ranks.size, dtype=torch.float64, device="cpu")
         counts[x.rows.ranks.rank] = len(own)

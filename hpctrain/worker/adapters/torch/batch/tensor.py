@@ -206,7 +206,10 @@ class _Copy:
 
     def __init__(self, whole: torch.Tensor, views: list[torch.Tensor], name: str) -> None:
         self._whole, self._version, self._name = whole, whole._version, name
-        self._views = {weakref.ref(view, lambda ref: self._views.discard(ref)) for view in views}
+        self._views = {weakref.ref(view, self._forget) for view in views}
+
+    def _forget(self, view: weakref.ref[torch.Tensor]) -> None:
+        self._views.discard(view)
 
     def check(self) -> bool:
         """Whether the script still has views.
