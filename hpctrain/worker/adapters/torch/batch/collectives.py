@@ -59,7 +59,7 @@ class _Sum(torch.autograd.Function):
         return ranks.sum(own, name)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}"), None, None
 
 
@@ -70,7 +70,7 @@ class _Spread(torch.autograd.Function):
         return plain.view_as(plain)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return mean_over_ranks(gradient, ctx.ranks), None
 
 
@@ -81,7 +81,7 @@ class _Gather(torch.autograd.Function):
         return rows.ranks.gather(own, rows.sizes, rows.dim, name)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return own_rows(sum_over_ranks(gradient, ctx.rows.ranks, "the gradient of rows"), ctx.rows), None, None
 
 
@@ -92,6 +92,6 @@ class _Cut(torch.autograd.Function):
         return whole.narrow(rows.dim, rows.begin, rows.size)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         rows = ctx.rows
         return gathered(gradient, rows, "the gradient of rows") / rows.ranks.size, None

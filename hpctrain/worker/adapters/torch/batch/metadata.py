@@ -53,12 +53,12 @@ def deepcopy(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batch, hook = args
 
-    def on_true_gradient(gradient: torch.Tensor) -> torch.Tensor | None:
+    def on_true_gradient(gradient: torch.Tensor) -> Any:
         ranks = batch.rows.ranks.size
         changed = hook(BatchTensor(gradient / ranks, batch.rows))
         if changed is None:
             return None
-        own: torch.Tensor = changed.local if isinstance(changed, BatchTensor) else own_rows(changed, batch.rows)
+        own = changed.local if isinstance(changed, BatchTensor) else own_rows(changed, batch.rows)
         return own * ranks
 
     return batch.local.register_hook(on_true_gradient)

@@ -22,7 +22,7 @@ def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _empty(x: BatchTensor) -> torch.Tensor:
-    """A tensor like the whole batch. Random numbers are drawn in its order of memory, which is that of its dimensions."""
+    """A tensor like the whole batch. Random numbers are drawn in the order of its dimensions."""
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 

@@ -80,7 +80,7 @@ class BatchTensor(torch.Tensor):
         return self.local.is_leaf
 
     @property
-    def grad(self) -> BatchTensor | None:  # type: ignore[override]
+    def grad(self) -> BatchTensor | None:
         """The true gradient, while each rank's rows have the number of ranks times it."""
         if (new := self.local.grad) is not None:
             # Moved here and not computed at each look, because scripts change it in place: d.grad.zero_().
@@ -89,7 +89,7 @@ class BatchTensor(torch.Tensor):
             if self._gradient is None:
                 self._gradient = BatchTensor(new, self.rows)
             else:
-                self._gradient.local = self._gradient.local + new
+                self._gradient._local = self._gradient.local + new
         return self._gradient
 
     @grad.setter
