@@ -48,7 +48,7 @@ REFUSED = {
     "an_optimizer_without_fused_kernels": ("HT-optimizer-not-divisible", {"optimizer": "SGD"}),
     "a_step_within_no_sync": ("HT-optimizer-step-in-no-sync", {}),
     "gradients_of_no_sync_made_zero": ("HT-gradient-changed-in-no-sync", {}),
-    "a_step_after_a_refusal": ("HT-backward-ended-early", {}),
+    "a_step_after_an_error": ("HT-backward-ended-early", {}),
     # Each rank's gradient of it is that of its part of the sequence.
     "layer_without_a_plan_in_a_divided_sequence": (
         "HT-parameters-differ",

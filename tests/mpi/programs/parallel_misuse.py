@@ -206,15 +206,16 @@ def a_flattened_gradient() -> None:
     model.weight.grad.reshape(-1)
 
 
-def a_step_after_a_refusal() -> None:
+def a_step_after_an_error() -> None:
     model, optimizer = _model()
+    pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2))
 
-    def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+    def fail() -> None:
+        raise RuntimeError("in the middle of a step, on all ranks")
 
-    pipeline = ht.Pipeline(model, optimizer, total, mesh=ht.mesh(pp=2))
+    pipeline._tied.add_up = fail
     x = torch.zeros(5, 6, dtype=torch.int64)
-    with contextlib.suppress(ht.HpctrainError):
+    with contextlib.suppress(RuntimeError):
         pipeline.step(x, x)
     optimizer.step()
 
@@ -259,7 +260,7 @@ CASES = [
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
     *(a_copy_of_a_divided_model, a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
     *(other_optimizers_of_a_divided_model, an_optimizer_without_fused_kernels),
-    *(a_step_within_no_sync, gradients_of_no_sync_made_zero, a_step_after_a_refusal),
+    *(a_step_within_no_sync, gradients_of_no_sync_made_zero, a_step_after_an_error),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]
 

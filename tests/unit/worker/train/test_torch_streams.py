@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker.train.torch_streams import part_streams  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
+from hpctrain.worker.train.torch_streams import part_streams  # noqa: E402
 
 
 class _WithoutCuda(SingleCommunicator):
