@@ -264,6 +264,14 @@ def train(
     return norm
 
 
+def batches_of_a_new_run() -> Any:
+    import hpctrain as ht
+
+    # Otherwise a loader of the same samples goes on with the orders of the case before.
+    torch.manual_seed(SEED)
+    return ht.shard(DataLoader(samples(), batch_size=BATCH, shuffle=True), seed=SEED)
+
+
 def train_pipeline(case: Case, pipeline: Any, optimizer: torch.optim.Optimizer, loader: Any, rank: int) -> float:
     scaler = torch.amp.GradScaler(DEVICE.type, enabled=case.overflow_at is not None, init_scale=8.0, growth_interval=5)
     step, norm = 0, 0.0
@@ -403,7 +411,7 @@ def pipelined(name: str) -> dict[str, np.ndarray]:
         micro_batches=case.micro_batches,
     )
     say(f"rank {comm.rank} has place {ht.mesh(**case.mesh)['pp'].get_local_rank()} of the pipeline of {name}")
-    loader = ht.shard(DataLoader(samples(), batch_size=BATCH, shuffle=True), seed=SEED)
+    loader = batches_of_a_new_run()
     norm = train_pipeline(case, pipeline, optimizer, loader, comm.rank)
     compared = sum(check_replicas(comm, stage) for stage in pipeline.stages)
     own = {key: value for stage in pipeline.stages for key, value in whole(stage).items()}
@@ -423,7 +431,7 @@ def distributed(name: str) -> dict[str, np.ndarray]:
     model, optimizer = ht.distribute(model, optimizer, mesh=ht.mesh(**case.mesh), plan=plan_of(case))
     assert type(optimizer) is kind
     assert [len(group["params"]) for group in optimizer.param_groups] == groups
-    loader = ht.shard(DataLoader(samples(), batch_size=BATCH, shuffle=True), seed=SEED)
+    loader = batches_of_a_new_run()
     norm = train(case, model, optimizer, lambda _: loader, ht.no_sync, comm.rank)
     compared = check_replicas(comm, model)
     if case.overflow_at and "tp" in case.mesh:
