@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import is_tensor
-from torch.autograd.graph import GradientEdge
 
 from hpctrain.common.errors import HpctrainError
 
@@ -21,12 +18,10 @@ from hpctrain.common.errors import HpctrainError
 class BackwardWatcher(Protocol):
     """Is notified at the beginning of each call of ``torch.autograd.backward``."""
 
-    def backward_begins(self, roots: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
+    def backward_begins(self, *, within: bool) -> None:
         """A backward pass is about to begin.
 
         Args:
-            roots: the tensors that it begins at, such as the loss. Edges of the graph are left out.
-            trains: False if its gradients are for given inputs alone, as those of adversarial examples are.
             within: whether another backward pass is running in this thread.
         """
 
@@ -43,17 +38,13 @@ def watch_backward(watcher: BackwardWatcher) -> None:
     backward = torch.autograd.backward
     _installed.append(backward)
 
-    # Replaced because only the loss leads to its graph, and no hook of PyTorch's gets the loss.
+    # Replaced because PyTorch calls no hook before a backward pass.
     @functools.wraps(backward)
-    def watched(tensors: Any, *arguments: Any, **settings: Any) -> None:
+    def watched(*arguments: Any, **settings: Any) -> None:
         if not torch.compiler.is_compiling():
-            if not isinstance(tensors, torch.Tensor | GradientEdge):
-                tensors = tuple(tensors)  # an iterator can be read only once
-            # A GradientEdge is a tuple of its own parts, of which none is a tensor.
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else [each for each in tensors if is_tensor(each)]
             for each in list(_watchers):
-                each.backward_begins(roots, trains=settings.get("inputs") is None, within=in_backward())
-        backward(tensors, *arguments, **settings)
+                each.backward_begins(within=in_backward())
+        backward(*arguments, **settings)
 
     torch.autograd.backward = watched
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class BackwardPasses:
         self._running = 0
         watch_backward(self)
 
-    def backward_begins(self, _: Sequence[torch.Tensor], *, trains: bool, within: bool) -> None:
+    def backward_begins(self, *, within: bool) -> None:
         """Count a new pass; one within another joins the outer pass, which still needs the parameters at its end."""
         if within:
             self.reached()
