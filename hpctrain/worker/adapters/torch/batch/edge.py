@@ -38,12 +38,12 @@ class _Known:
 
     Attributes:
         whole: whether it is called with whole batches, its parts being the models.
-        recurrent: whether it has states of recurrent layers, whose rows are the second dimension.
+        recurrent: the lengths of the first dimension of its recurrent layers' states, whose rows are the second one.
         dims: the dimension of the rows of each tensor that it returns, by the number of these.
         looked: whether it was looked for tensors that it keeps.
     """
 
-    recurrent: bool
+    recurrent: frozenset[int]
     whole: bool = False
     dims: dict[int, tuple[int, ...]] = field(default_factory=dict)
     looked: bool = False
@@ -84,7 +84,7 @@ def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return _plain_call(module, *args, **kwargs)
     known = _known.get(module)
     if known is None:
-        known = _known[module] = _Known(any(isinstance(each, nn.RNNBase) for each in module.modules()))
+        known = _known[module] = _Known(_states_of(module))
     if known.whole:
         return _plain_call(module, *args, **kwargs)
     rows = _common_rows(batches)
@@ -145,7 +145,12 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
     return tree_map(wrap, returned)
 
 
-def _part(value: Any, rows: Rows, recurrent: bool) -> Any:
+def _states_of(module: nn.Module) -> frozenset[int]:
+    layers = [each for each in module.modules() if isinstance(each, nn.RNNBase)]
+    return frozenset(each.num_layers * (2 if each.bidirectional else 1) for each in layers)
+
+
+def _part(value: Any, rows: Rows, recurrent: frozenset[int]) -> Any:
     """What a running model gets of an argument: this rank's rows of batches, and of plain tensors with as many rows."""
     if not isinstance(value, torch.Tensor):
         simple = value is None or isinstance(value, bool | int | float | str)
@@ -153,7 +158,7 @@ def _part(value: Any, rows: Rows, recurrent: bool) -> Any:
     return _tensor_part(value, rows, recurrent)
 
 
-def _tensor_part(value: Any, rows: Rows, recurrent: bool) -> Any:
+def _tensor_part(value: Any, rows: Rows, recurrent: frozenset[int]) -> Any:
     if isinstance(value, BatchTensor):
         if value.rows.sizes == rows.sizes:
             return value.local
@@ -161,8 +166,11 @@ def _tensor_part(value: Any, rows: Rows, recurrent: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if rows.total > 1:
-        for dim in range(min(2 if recurrent else 1, value.dim())):
-            if value.shape[dim] == rows.total:
+        dims = (0, 1) if recurrent else (0,)
+        if value.dim() == 3 and value.shape[0] in recurrent:
+            dims = (1, 0)
+        for dim in dims:
+            if dim < value.dim() and value.shape[dim] == rows.total:
                 return own_rows(value, rows.along(dim))
     return for_rows(value, rows)
 
@@ -200,6 +208,6 @@ def _call_whole(module: nn.Module, name: str) -> None:
     part = module
     for step in name.split(".") if name else ():
         part = getattr(part, step)
-        known = _known.get(part) or _Known(any(isinstance(each, nn.RNNBase) for each in part.modules()))
+        known = _known.get(part) or _Known(_states_of(part))
         known.whole = known.looked = True
         _known[part] = known
