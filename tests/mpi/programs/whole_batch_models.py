@@ -472,3 +472,45 @@ def nested_tensors_in_a_batch() -> Numbers:
         return F.cross_entropy(model(x.to_padded_tensor(0.0, (len(y), FEATURES))), y)
 
     return trained(network(), loss, batches(collate_fn=collate))
+
+
+@case
+def steps_before_rows_where_both_are_as_many() -> Numbers:
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, CLASSES)
+
+        def forward(self, x):
+            return self.layer(x.transpose(0, 1)).cumsum(0)
+
+    data = batches(samples(6, 3), labels(), batch=12, drop_last=True)
+    return trained(Steps(), lambda model, x, y: F.cross_entropy(model(x)[-1], y) + model(x).std(0).mean(), data)
+
+
+@case
+def tables_as_long_as_rows() -> Numbers:
+    model = Returning(lambda out, hidden: (out, model.table * 2))
+    model.table, model.calls = nn.Parameter(torch.ones(6, 4)), 0
+    data = batches(batch=12, drop_last=True)
+
+    def loss(model, x, y):
+        out, table = model(x)
+        return F.cross_entropy(out, y) + table.square().sum() + table.mean(0).sum()
+
+    return trained(model, loss, data, rate=0.01)
+
+
+@case
+def masks_as_long_as_batches() -> Numbers:
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, x, mask):
+            return self.layer(x) * mask.sum() / 78
+
+    mask = torch.ones(12, 12).tril()
+    data = batches(batch=12, drop_last=True)
+    return trained(Masked(), lambda model, x, y: F.cross_entropy(model(x, mask), y), data)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hpctrain.worker.adapters.torch.batch.coincidences import (
+    dims_of_rows,
+    may_coincide,
+    results_without_traces,
+    with_a_row_more,
+)
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
 from hpctrain.worker.adapters.torch.batch.first_call import FirstCall, Left, name_moved
@@ -88,7 +94,7 @@ def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if known.whole:
         return _plain_call(module, *args, **kwargs)
     rows = _common_rows(batches)
-    if rows is None:
+    if rows is None or any(_is_square(each, rows) for each in _leaves(args, kwargs)):
         args, kwargs = tree_map(_whole, (args, kwargs))
         return _plain_call(module, *args, **kwargs)
     return _on_rows(module, known, rows, args, kwargs)
@@ -100,6 +106,11 @@ def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
             yield value
         else:
             yield from tree_leaves(value)
+
+
+def _is_square(value: Any, rows: Rows) -> bool:
+    """Whether a plain tensor may have rows in both dimensions, such as a graph's edges, or none, as a mask of steps."""
+    return type(value) is torch.Tensor and value.dim() == 2 and value.shape[0] == value.shape[1] == rows.total > 1
 
 
 def _whole(value: Any) -> Any:
@@ -123,17 +134,21 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
     first = FirstCall(module) if trains and not known.looked else None
     losses = rows.ranks.losses
     with rank_stream(rows.ranks.rank):
-        running.append(rows)
-        try:
-            returned = _plain_call(module, *own_args, **own_kwargs)
-        finally:
-            running.pop()
+        returned = _run(module, rows, own_args, own_kwargs)
     if first is None and isinstance(returned, torch.Tensor):  # the common case
         dims = known.dims.get(1)
         if dims is not None and _fits(rows, returned, dims[0]):
             return BatchTensor(returned, rows.along(dims[0]))
-    results = results_of(returned, whole_losses=rows.ranks.losses > losses)
-    dims = _dims_of(module, known, rows, results, first)
+    summed = rows.ranks.losses > losses
+    results = results_of(returned, whole_losses=summed)
+
+    def longer() -> list[Result] | None:
+        more_args, more_kwargs = with_a_row_more((args, kwargs), (own_args, own_kwargs))
+        return results_without_traces(
+            module, lambda: results_of(_run(module, rows, more_args, more_kwargs), whole_losses=summed), (args, kwargs)
+        )
+
+    dims = _dims_of(module, known, rows, results, first, longer)
     if dims is None:
         return _plain_call(module, *args, **kwargs)
     by_id = {id(each.value): dim for each, dim in zip(results, dims, strict=True)}
@@ -143,6 +158,14 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
         return value if dim is None else BatchTensor(value, rows.along(dim))
 
     return tree_map(wrap, returned)
+
+
+def _run(module: nn.Module, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    running.append(rows)
+    try:
+        return _plain_call(module, *args, **kwargs)
+    finally:
+        running.pop()
 
 
 def _states_of(module: nn.Module) -> frozenset[int]:
@@ -176,14 +199,22 @@ def _tensor_part(value: Any, rows: Rows, recurrent: frozenset[int]) -> Any:
 
 
 def _dims_of(
-    module: nn.Module, known: _Known, rows: Rows, results: list[Result], first: FirstCall | None
+    module: nn.Module,
+    known: _Known,
+    rows: Rows,
+    results: list[Result],
+    first: FirstCall | None,
+    longer: Callable[[], list[Result] | None],
 ) -> tuple[int, ...] | None:
     """The dimension of the rows of each result; None if the module has to be called with the whole batch."""
     dims = known.dims.get(len(results))
     pairs = zip(results, dims, strict=True) if first is None and dims is not None else None
     if pairs and all(_fits(rows, each.value, dim) for each, dim in pairs):
         return dims
-    found = rows.ranks.exchange((first.left() if first else Left(), [each.dims(rows) for each in results]))
+    left, own = first.left() if first else Left(), [each.dims(rows) for each in results]
+    if may_coincide(own, rows):
+        own = dims_of_rows(own, longer(), rows)
+    found = rows.ranks.exchange((left, own))
     known.looked = known.looked or torch.is_grad_enabled()
     dims = agreed_dims([each for _, each in found], first=rows.dim, others=1 if known.recurrent else rows.dim)
     keeping = sorted({name for left, _ in found for name in left.keeping})
