@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.single import SingleCommunicator
 
 _SECONDS = 100
@@ -38,6 +39,18 @@ class ThreadCommunicator(SingleCommunicator):
     def allreduce(self, array: Any, reduction: str = "mean") -> Any:
         reduce = {"mean": np.mean, "sum": np.sum, "min": np.min, "max": np.max}[reduction]
         return reduce(np.stack(self.allgather_object(np.asarray(array))), axis=0)
+
+    def _group(self, size: int | None, what: str) -> Group:
+        assert size is None
+        return _Everyone(self)
+
+
+class _Everyone(Group):
+    def __init__(self, comm: ThreadCommunicator) -> None:
+        self._comm = comm
+
+    def allreduce(self, array: Any) -> Any:
+        return np.add.reduce(self._comm.allgather_object(array.copy())).astype(array.dtype)
 
 
 def on_ranks(size: int, work: Callable[[ThreadCommunicator], Any]) -> Sequence[Any]:

@@ -20,8 +20,7 @@ class BatchTensor(torch.Tensor):
     """A tensor whose rows the data ranks divide. What a script computes from it is what one process computes.
 
     Functions that treat rows one by one compute this rank's rows, sums and means over rows are added up over the ranks,
-    and any other function gets the gathered rows (:mod:`hpctrain.worker.adapters.torch.batch`). All ranks
-    have to call the same functions.
+    and any other function gets the gathered rows. All ranks have to call the same functions.
 
     Attributes:
         rows: how the rows are divided.
