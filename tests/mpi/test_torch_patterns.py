@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from support.refusals import codes
 from support.refused_patterns import (
     REFUSED,
     REFUSED_ON_A_MESH,
@@ -71,10 +70,3 @@ def _check(where, ranks):
     for rank in ranks:
         assert rank["error"] < 1e-10, where
         assert rank["refused"] or rank["updates"] == rank["expected"] > 0, where
-
-
-@pytest.mark.long
-def test_a_refusal_on_one_rank_ends_the_run(mpirun):
-    result = mpirun(PROGRAM, 2, "mpi", "refuse", check=False, HPCTRAIN_TIMEOUT="400", timeout=200)
-    assert result.returncode != 0
-    assert "HT-batch-ambiguous-shape" in codes(result.stdout)

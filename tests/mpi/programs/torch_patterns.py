@@ -2,10 +2,8 @@
 
 ``python torch_patterns.py BACKEND,… OUT [PATTERN…]`` writes OUT-BACKEND-RANK.json: of each pattern and each
 division of the batches, what was refused, how many updates were made, and how far the worst of them is from one
-process's. With ``refuse`` for OUT, one rank refuses a pattern and the other does not. ``gloo@dp_shard=2+units`` is a
-BACKEND whose models are divided over that mesh, here with each linear layer gathered by itself.
-
-A refusal may come on one rank only, and would end the run. Here all ranks take part in it, and go on with the next.
+process's. ``gloo@dp_shard=2+units`` is a BACKEND whose models are divided over that mesh, here with each linear layer
+gathered by itself.
 """
 
 from __future__ import annotations
@@ -17,41 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import patterns_of_computing  # noqa: F401 - fills PATTERNS
+import patterns_of_drawing  # noqa: F401
 import patterns_of_models  # noqa: F401
 import torch
 from pattern_runs import PATTERNS, Run
-from patterns_of_drawing import prefetched_copies
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch import weights
 from hpctrain.worker.adapters.torch.parallel.division import of_divided_tensors
 
 # Samples and batch size. Over 2 and 3 ranks: always evenly; never; and with a last batch of one sample.
 DIVISIONS = {"even": (60, 24), "uneven": (26, 7), "small": (22, 7)}
-
-
-def refuse_together(comm) -> None:
-    """Let every rank refuse a backward pass that one rank refuses at its first gradient."""
-    own = weights.batch_weights(comm)
-    find, seen = own._weight_for, []
-
-    def together(parameter):
-        task = torch._C._current_graph_task_id()
-        if task in seen[-1:]:
-            return find(parameter)
-        seen.append(task)
-        value, error = 0.0, None
-        try:
-            value = find(parameter)
-        except HpctrainError as refusal:
-            error = refusal.record()
-        errors = comm.allgather_object(error)
-        if any(errors):
-            raise HpctrainError.from_record(next(each for each in errors if each))
-        return value
-
-    own._weight_for = together
 
 
 def references(comm, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list[torch.Tensor]]:
@@ -68,9 +42,7 @@ def references(comm, cases: list[tuple[str, str]]) -> dict[tuple[str, str], list
 
 
 def outcome(function, comm, division: str, mesh: str, expected: list[torch.Tensor]) -> dict[str, object]:
-    weights._all.pop(comm, None)  # as of a new run
     print(function.__name__, division, file=sys.stderr)
-    refuse_together(comm)
     torch.compiler.reset()
     shared = Run(comm, comm.size, *DIVISIONS[division], mesh)
     torch.manual_seed(5)
@@ -96,18 +68,9 @@ def outcome(function, comm, division: str, mesh: str, expected: list[torch.Tenso
     }
 
 
-def refuse_alone(backend: str) -> None:
-    """Of two ranks one has 8 samples of either batch, and only the other can tell that they are not of the last."""
-    comm = ht.init(backend)
-    prefetched_copies(Run(comm, comm.size, 31, 16))
-
-
 def main() -> None:
     torch.set_num_threads(1)
     backends, out, *names = sys.argv[1:]
-    if out == "refuse":
-        refuse_alone(backends)
-        return
     for index, place in enumerate(backends.split(",")):
         backend, _, mesh = place.partition("@")
         divisions = ("uneven",) if mesh else DIVISIONS

@@ -8,6 +8,7 @@ forward pass of the model, on all ranks alike.
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,7 @@ from hpctrain.worker.comm.base import Wire
 
 Optimizer = torch.optim.Optimizer
 Parameter = torch.nn.Parameter
+_requires_grad = operator.attrgetter("requires_grad")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +91,8 @@ class Trained:
     @property
     def changed(self) -> bool:
         """Whether parameters were unfrozen, or modules inserted, since the parameters were taken."""
-        for parameter in self._frozen:
-            if parameter.requires_grad:
-                return True
+        if any(map(_requires_grad, self._frozen)):
+            return True
         for reference, length in self._lists:
             module = reference()
             if module is not None and len(module._modules) != length:
