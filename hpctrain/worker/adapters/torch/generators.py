@@ -118,12 +118,7 @@ class SampleNumbers:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """A context manager that restores all generators at its end."""
-        if not self._drawing:
-            yield
-            return
-        if self._held is None:  # in the process that draws
-            self._held = list(generators_in(self._drawing, {}))
-        with kept(self._held):
+        with kept(self._generators()) if self._drawing else contextlib.nullcontext():
             yield
 
     def of_sample(self, epoch: int, key: int) -> None:
@@ -136,19 +131,27 @@ class SampleNumbers:
         self._seed(epoch, number, 1)
 
     def drawn_by(self, action: Callable[[], T]) -> tuple[T, bool]:
-        """The result of an action, and whether it has drawn random numbers."""
-        if not self._samples_draw:
+        """The result of an action, and whether it has drawn random numbers, which is then undone."""
+        if not self._drawing:
             return action(), False
-        before = _bytes(self._states())
+        held = self._generators()
+        before, states = _process_state(), [_state(each) for each in held]
         result = action()
-        return result, before != _bytes(self._states())
+        if _equal(before, _process_state()) and all(map(_equal, states, map(_state, held))):
+            return result, False
+        _set_process_state(before)
+        for each, state in zip(held, states, strict=True):
+            _restore(each, state)
+        return result, True
 
-    def _states(self) -> Any:
-        return (_process_state(), *map(_state, self._held or ()))
+    def _generators(self) -> list[Generator]:
+        if self._held is None:  # searched in the process that draws
+            self._held = list(generators_in(self._drawing, {}))
+        return self._held
 
     def _seed(self, *keys: int) -> None:
         if self._drawing:
-            _seed(_hash(repr((self._salt, *keys)).encode()), self._held or ())
+            _seed(_hash(repr((self._salt, *keys)).encode()), self._generators())
 
 
 def is_plain(data: Any) -> bool:
@@ -178,6 +181,18 @@ def _hash(*parts: bytes) -> int:
     for part in parts:
         digest.update(part)
     return digest.intdigest() >> 1  # PyTorch takes seeds below 2**63 only
+
+
+def _equal(state: Any, other: Any) -> bool:
+    if isinstance(state, torch.Tensor):
+        return torch.equal(state, other)
+    if isinstance(state, np.ndarray):
+        return np.array_equal(state, other)
+    if isinstance(state, dict):
+        return all(_equal(each, other[name]) for name, each in state.items())
+    if isinstance(state, tuple) and any(isinstance(each, np.ndarray | torch.Tensor) for each in state):
+        return all(map(_equal, state, other))
+    return bool(state == other)
 
 
 def _bytes(state: Any) -> bytes:

@@ -157,15 +157,25 @@ class _Batches(torch.utils.data.Dataset[Part]):
         inner = data
         while isinstance(inner, Subset):
             inner = inner.dataset
-        # Such a data set fetches the samples of a batch at once, which is faster, unless it draws numbers for each.
+        # Such a data set fetches the samples of a batch at once.
         self._at_once = bool(getattr(inner, "__getitems__", None))
+        # Shared with worker processes, which begin anew in each epoch.
+        self._draws = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
 
     def __getitem__(self, wanted: _Wanted) -> Part:
-        total = len(wanted.indices)
+        """Seeding the generators for each sample takes time, so a batch is read again where that has drawn numbers."""
+        if not self._draws:
+            part, drawn = self._numbers.drawn_by(lambda: self._part(wanted, self._read))
+            if not drawn:
+                return part
+            self._draws[0] = True
         with self._numbers.in_use():
-            samples = self._samples(wanted, self._collation.fetched(total, wanted.place))
-            self._numbers.of_batch(wanted.epoch, wanted.number)
-            return self._collation(samples, total, wanted.place)
+            return self._part(wanted, self._read_seeded)
+
+    def _part(self, wanted: _Wanted, read: Callable[[_Wanted, slice], Any]) -> Part:
+        total = len(wanted.indices)
+        samples = read(wanted, self._collation.fetched(total, wanted.place))
+        return self._collation(samples, total, wanted.place)
 
     def look(self, index: int) -> Sample:
         """What a sample looks like."""
@@ -177,20 +187,19 @@ class _Batches(torch.utils.data.Dataset[Part]):
         with self._numbers.in_use():
             return look_at(fetch)
 
-    def _samples(self, wanted: _Wanted, part: slice) -> Any:
-        indices, keys = wanted.indices[part], wanted.keys[part]
-        if self._at_once:
+    def _read(self, wanted: _Wanted, part: slice) -> Any:
+        indices = wanted.indices[part]
+        return self.data.__getitems__(indices) if self._at_once else [self.data[index] for index in indices]
+
+    def _read_seeded(self, wanted: _Wanted, part: slice) -> Any:
+        if self._at_once and not self._collation.by_sample:
             self._numbers.of_batch(wanted.epoch, wanted.number)
-            if not self._collation.by_sample:
-                return self.data.__getitems__(indices)
-            samples, drawn = self._numbers.drawn_by(lambda: self.data.__getitems__(indices))
-            if not drawn:
-                return samples
-            self._at_once = False
+            return self._read(wanted, part)
         samples = []
-        for index, key in zip(indices, keys, strict=True):
+        for index, key in zip(wanted.indices[part], wanted.keys[part], strict=True):
             self._numbers.of_sample(wanted.epoch, key)
             samples.append(self.data[index])
+        self._numbers.of_batch(wanted.epoch, wanted.number)  # for the collate_fn
         return samples
 
 
