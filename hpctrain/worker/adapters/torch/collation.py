@@ -142,8 +142,8 @@ def joined(part: Part, comm: Communicator) -> Any:
     if not part.sizes and part.texts is None:
         return part.batch
     ranks = data_ranks(comm)
-    found: dict[tuple[int, tuple[int, ...]], Rows] = {}
-    rows = {path: found.setdefault((dim, sizes), Rows(ranks, sizes, dim)) for path, dim, sizes in part.sizes}
+    # PyTorch's thread that pins memory makes lists of tuples.
+    rows = {tuple(path): Rows(ranks, tuple(sizes), dim) for path, dim, sizes in part.sizes}
     texts: list[Sequence[Any]] = []
 
     def batch_tensor(path: Path, leaf: Any) -> Any:

@@ -87,7 +87,9 @@ def joined_parts(collate, count: int, ranks: int, **settings) -> list:
         comm = SingleCommunicator("test")
         comm.rank, comm.size = place
         collation = Collation(collate, by_sample=settings.get("by_sample", False), divided=False)
-        made.append(joined(collation(samples(count)[collation.fetched(count, place)], count, place), comm))
+        part = collation(samples(count)[collation.fetched(count, place)], count, place)
+        pinned = [[list(path), dim, list(sizes)] for path, dim, sizes in part.sizes]  # as PyTorch's pinning gives them
+        made.append(joined(part._replace(sizes=pinned), comm))
     return made
 
 
