@@ -71,28 +71,12 @@ class ThreadRanks(DataRanks):
 
     def gather(self, own: torch.Tensor, sizes: Sequence[int], dim: int, name: str = "gathered rows") -> torch.Tensor:
         assert own.shape[dim] == sizes[self.rank]
-        return torch.cat(self._meeting.exchange(self.rank, f"gather {name} {dim} {own.dtype}", own.detach().clone()), dim)
+        return torch.cat(
+            self._meeting.exchange(self.rank, f"gather {name} {dim} {own.dtype}", own.detach().clone()), dim
+        )
 
     def exchange(self, own: Any) -> list[Any]:
         return self._meeting.exchange(self.rank, "exchange", own)
-
-
-class _OfThread:
-    """A list of each thread's own, where the package has one of the process."""
-
-    def _list(self) -> list[Any]:
-        if not hasattr(_own, "within"):
-            _own.within = []
-        return _own.within  # type: ignore[no-any-return]
-
-    def append(self, value: Any) -> None:
-        self._list().append(value)
-
-    def pop(self) -> Any:
-        return self._list().pop()
-
-    def __bool__(self) -> bool:
-        return bool(self._list())
 
 
 @contextmanager
@@ -101,7 +85,6 @@ def threads_as_ranks() -> Iterator[None]:
     engine, apply = torch.autograd._engine_run_backward, torch.autograd.Function.__dict__["apply"]
     with (
         mock.patch.object(derivatives, "known_ranks", lambda: getattr(_own, "ranks", None)),
-        mock.patch.object(derivatives, "within_rule", _OfThread()),
         mock.patch.object(elementwise, "is_reduced", lambda tensor: hasattr(tensor, "reduced")),
     ):
         derivatives.average_asked_gradients()
@@ -236,7 +219,11 @@ def difference(ours: Outcome, theirs: Outcome, tolerance: float) -> str:
             continue
         if own.shape != other.shape or own.dtype != other.dtype:
             return f"{name}: {own.dtype} {tuple(own.shape)} instead of {other.dtype} {tuple(other.shape)}"
-        scale = max(1.0, float(other.abs().nan_to_num(0, 0, 0).max())) if other.numel() and other.dtype != torch.bool else 1.0
+        scale = (
+            max(1.0, float(other.abs().nan_to_num(0, 0, 0).max()))
+            if other.numel() and other.dtype != torch.bool
+            else 1.0
+        )
         if not torch.allclose(own, other, rtol=0, atol=tolerance * scale, equal_nan=True):
             return f"{name}: {own} instead of {other}"
     return ""

@@ -63,7 +63,7 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
             "let the pipeline's loss return the sum, and give ht.Pipeline count=, a function of the targets",
             call=name,
         )
-    if count is None and known_ranks() is not None and not running:
+    if count is None and known_ranks() is not None and running.rows is None:
         return total  # the sum over a whole batch
     turns = turns_of(comm)
     # Where nothing is counted, a mean that the script multiplied by it is not a number.
@@ -81,8 +81,8 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
     scale = 1 / (divisor * later) if divisor and counts else 0.0
     divisor_tensor = count if isinstance(count, torch.Tensor) else None
     result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale)  # type: ignore[no-untyped-call]
-    if running:
-        running[-1].ranks.losses += 1
+    if running.rows is not None:
+        running.rows.ranks.losses += 1
     return result
 
 

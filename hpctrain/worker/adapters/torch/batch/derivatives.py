@@ -17,9 +17,6 @@ from hpctrain.worker.adapters.torch.batch.collectives import mean_over_ranks, ow
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rule, running
 
-within_rule: list[bool] = []
-"""Not empty while this module asks autograd for gradients itself."""
-
 
 @rule(torch.Tensor.backward)
 def backward(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,11 +48,11 @@ def grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         return NotImplemented
     starts = [_start(root, gradient) for root, gradient in zip(roots, gradients, strict=True)]
     batches = [isinstance(each, BatchTensor) for each in inputs]
-    within_rule.append(True)  # gradients of rows are not averaged
+    running.asks = True  # gradients of rows are not averaged
     try:
         found = func([_here(root) for root in roots], [_here(each) for each in inputs], starts, **given)
     finally:
-        within_rule.pop()
+        running.asks = False
     rows = next(each.rows for each in (*roots, *inputs) if isinstance(each, BatchTensor))
     return tuple(
         _true(gradient, of) if batch or gradient is None else mean_over_ranks(gradient, rows.ranks)
@@ -121,7 +118,8 @@ def average_asked_gradients() -> None:
     def run(*args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
         found = engine(*args, accumulate_grad=accumulate_grad, **kwargs)
         ranks = known_ranks()
-        if accumulate_grad or ranks is None or running or within_rule or torch.compiler.is_compiling():
+        inside = running.rows is not None or running.asks
+        if accumulate_grad or ranks is None or inside or torch.compiler.is_compiling():
             return found
         return tuple(each if each is None else mean_over_ranks(each, ranks) for each in found)
 

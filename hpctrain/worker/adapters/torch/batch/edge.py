@@ -66,7 +66,7 @@ def watch_models() -> None:
 
     @functools.wraps(before)
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not running and not torch.compiler.is_compiling() and _has_distributed(module):
+        if running.rows is None and not torch.compiler.is_compiling() and _has_distributed(module):
             return _at_edge(module, args, kwargs)
         return _plain_call(module, *args, **kwargs)
 
@@ -161,11 +161,11 @@ def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...]
 
 
 def _run(module: nn.Module, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    running.append(rows)
+    running.rows = rows
     try:
         return _plain_call(module, *args, **kwargs)
     finally:
-        running.pop()
+        running.rows = None
 
 
 def _states_of(module: nn.Module) -> frozenset[int]:

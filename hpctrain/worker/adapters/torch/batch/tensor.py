@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import GetSetDescriptorType
@@ -57,7 +58,7 @@ class BatchTensor(torch.Tensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """The shape of the whole batch, within a model that of the rows that it computes."""
-        return self.local.shape if running else self._shape
+        return self._shape if running.rows is None else self.local.shape
 
     @property
     def requires_grad(self) -> bool:
@@ -110,7 +111,7 @@ class BatchTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if running:
+        if running.rows is not None:
             return func(*tree_map(_computed_here, args), **tree_map(_computed_here, kwargs))
         # The rules find their operands by position; none of them by name alone.
         if args and (rule := rules.get(func)) is not None:
@@ -137,8 +138,20 @@ Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 rules: dict[Any, Rule] = {}
 """What a function does with rows. A rule returns NotImplemented where the function needs the whole batch."""
 
-running: list[Rows] = []
-"""The rows that a distributed model computes at this moment; empty outside of one."""
+
+class _Running(threading.local):
+    """What is computed at this moment in this thread.
+
+    Attributes:
+        rows: the rows that a distributed model computes; None outside of models.
+        asks: whether the rule of ``torch.autograd.grad`` asks for gradients itself.
+    """
+
+    rows: Rows | None = None
+    asks: bool = False
+
+
+running = _Running()
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
@@ -259,4 +272,4 @@ def _computed_here(value: Any) -> Any:
     """What a running model takes of a batch that it finds elsewhere than among its arguments."""
     if not isinstance(value, BatchTensor):
         return value
-    return value.local if value.rows.sizes == running[-1].sizes else value.whole()
+    return value.local if running.rows and value.rows.sizes == running.rows.sizes else value.whole()
