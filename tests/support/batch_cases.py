@@ -261,3 +261,54 @@ _cases("retain_grad", written("x", lambda func, x: (y := x * 2, func(y), y.sum()
 _cases("data", case("x"))
 _cases("__deepcopy__", written("x", lambda func, x: func(x, {})))
 _cases("register_hook", written("x, y", lambda func, x, y: (z := x * 1, func(z, lambda g: g * y.detach()), z)[2]), written("x, whole", lambda func, x, w: (z := x * 1, func(z, lambda g: w.detach()), z)[2]), written("x", lambda func, x: (z := x * 1, func(z, lambda g: None), z)[2]))
+OPERANDS |= {
+    "signal": _batch(30, (4, 8)),
+    "image": _batch(31, (4, 6, 8)),
+    "volume": _batch(32, (4, 4, 4, 6)),
+    "w1": _plain(33, (2, 4, 3), rows=False),
+    "w2": _plain(34, (2, 4, 3, 3), rows=False),
+    "w2 reduced": _plain(35, (2, 4, 3, 3), rows=False, reduced=True),
+    "w3": _plain(36, (2, 4, 2, 2, 2), rows=False),
+    "four": _plain(37, (4,), rows=False),
+    "four reduced": _plain(38, (4,), rows=False, reduced=True),
+    "eight": _plain(39, (8,), rows=False),
+    "heads": _batch(40, (2, 3, 4)),
+    "heads2": _batch(41, (2, 3, 4)),
+    "heads3": _batch(42, (2, 3, 4)),
+    "heads plain": _plain(43, (2, 3, 4), rows=True),
+    "attended": _plain(44, (3, 3), rows=False),
+}
+_cases("conv1d", case("signal, w1"), written("signal, w1", lambda func, x, w: func(x, w, w[:, 0, 0], stride=2, padding=1)), written("signal, w1", lambda func, x, w: func(x[0], w)))
+_cases("conv2d", case("image, w2"), case("image, w2 reduced"), case("image, w2", None, 2, 1), written("image, w2", lambda func, x, w: func(x[0], w)), written("image", lambda func, x: func(x, x[:2, :, :2, :2])))
+_cases("conv3d", case("volume, w3"))
+_cases("conv_transpose1d", written("signal, w1", lambda func, x, w: func(x[:, :2], w, stride=2)))
+_cases("conv_transpose2d", written("image, w2", lambda func, x, w: func(x[:, :2], w)))
+_cases("conv_transpose3d", written("volume, w3", lambda func, x, w: func(x[:, :2], w)))
+for _name, _of in {"1d": "signal", "2d": "image", "3d": "volume"}.items():
+    _cases(f"max_pool{_name} avg_pool{_name}", case(_of, 2), case(_of, kernel_size=2, stride=1), written(_of, lambda func, x: func(x[0], 2)))
+    _cases(f"max_pool{_name}_with_indices", case(_of, 2), written(_of, lambda func, x: func(x, 2, return_indices=True)))
+    _cases(f"adaptive_avg_pool{_name} adaptive_max_pool{_name}", case(_of, 2), written(_of, lambda func, x: func(x[0], 2)))
+_cases("interpolate", case("image", scale_factor=2), case("image", size=(3, 3), mode="bilinear"), case("signal", scale_factor=2, mode="linear"))
+_cases("group_norm", case("image", 2), written("image, four, four reduced", lambda func, x, w, b: func(x, 2, w, b)))
+_cases("instance_norm", case("image"), written("image, four", lambda func, x, w: func(x, torch.zeros(4).double(), torch.ones(4).double(), w, use_input_stats=False)), written("image", lambda func, x: func(x, torch.zeros(4).double(), torch.ones(4).double())))
+_cases("batch_norm", written("image, four, four reduced", lambda func, x, w, b: func(x, torch.zeros(4).double(), torch.ones(4).double() * 2, w, b)), written("image, four", lambda func, x, w: func(x, None, None, w, training=True)), written("image", lambda func, x: (m := torch.zeros(4).double(), func(x, m, torch.ones(4).double(), training=True), m)[1:]))
+_cases("local_response_norm", case("image", 2), case("signal", 2))
+_cases("pixel_shuffle channel_shuffle", case("image", 2))
+_cases("pixel_unshuffle", case("image", 2))
+_cases("unfold", case("image", 2), case("image", (2, 3), stride=2))
+_cases("prelu", written("image, four", lambda func, x, w: func(x, w)), written("x, vector", lambda func, x, w: func(x, w[:1])))
+_cases("pad", case("image", (1, 2)), case("image", (1, 2, 0, 1), value=0.5), case("image", (1, 1), mode="circular"), case("signal", (2, 1), "reflect"), case("x", (1, 2)), case("x", (1, 2, 3, 4)), case("signal", (0, 0, 0, 0, 1, 1)))
+_cases("layer_norm", case("signal", (8,)), case("signal", (4, 8)), written("signal, eight", lambda func, x, w: func(x, (8,), w, w * 2)), case("x", (3,)), case("one", (5,)), case("signal", (3,)))
+_cases("rms_norm", case("signal", (8,)), written("signal, eight", lambda func, x, w: func(x, (8,), w)))
+_cases("glu", case("signal"), case("signal", 1), case("image", dim=2))
+_cases("scaled_dot_product_attention", case("heads, heads2, heads3"), case("heads, heads2, heads plain"), case("heads, heads2, heads3", is_causal=True), case("heads, heads2, heads3, attended"), written("heads, heads2, heads3, attended", lambda func, q, k, v, m: func(q, k, v, attn_mask=m)), written("heads", lambda func, q: func(q[0], q[0], q[0])), case("x3, x3, y3"), case("x, x, y"))
+_cases("pairwise_distance", case("x, y"), case("x3, y3", keepdim=True), case("x, whole", 1.0), case("x, vector"))
+_cases("cosine_similarity", case("x, y"), case("x, y", -1), case("x3, y3", dim=-1), case("x, whole", dim=-1), case("x3, y3", dim=1), case("x, vector", dim=-1))
+_cases("cdist", case("x3, y3"), case("x3, matrix"), case("x, y"), written("x3, y3", lambda func, x, y: func(x, y, p=1.0)))
+_TOPS = [written(names, lambda func, x, i, dim=dim: func(x, dim, i % min(x.shape))) for names in ("x, i", "whole, i") for dim in (0, 1, -1)]
+_cases("gather", *_TOPS, written("x, i", lambda func, x, i: func(x, dim=1, index=i % min(x.shape))), written("x", lambda func, x: func(x, 1, torch.zeros(x.shape[0], 2, dtype=torch.long))), written("x", lambda func, x: func(x, 1, torch.zeros(2, 2, dtype=torch.long))), written("x", lambda func, x: func(x, 4, torch.zeros(2, 2, dtype=torch.long))))
+_cases("take_along_dim", *[written(names, lambda func, x, i, dim=dim: func(x, i % min(x.shape), dim)) for names in ("x, i", "whole, i") for dim in (0, 1)], written("x, one", lambda func, x, y: func(x, torch.zeros(x.shape[0], 1, dtype=torch.long), dim=1)))
+_cases("scatter scatter_add", *[written("x, i, y", lambda func, x, i, y, dim=dim: func(x, dim, i % min(x.shape), y)) for dim in (0, 1)], written("x, i", lambda func, x, i: func(x, 1, i % min(x.shape), 2.0)), written("x, i, whole", lambda func, x, i, y: func(x, 1, i % min(x.shape), y)))
+_cases("index_select", case("x", 1, torch.tensor([0, 0, 2])), case("x", 0, torch.tensor([0, 2])), case("x", dim=-1, index=torch.tensor([1])), case("x", 7, torch.tensor([1])), written("x, labels", lambda func, x, y: func(x, 1, y)))
+_cases("repeat_interleave", case("x", 2, 1), case("x", 2), case("x", 2, 0), case("x", repeats=3, dim=-1), case("x", torch.tensor([1, 0, 2]), 1))
+_cases("repeat", case("x", 1, 2), case("x", 2, 1), case("x", (2, 1, 1)), case("x", 1), case("x3", 1, 1, 3))

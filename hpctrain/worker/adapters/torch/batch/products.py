@@ -1,4 +1,4 @@
-"""Products with matrices and the functions that networks consist of, on the rows that are here."""
+"""Products of matrices, of the rows that are here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
@@ -37,22 +36,3 @@ def matmul(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
     """The other factor, of which each rank needs all."""
     return value.whole() if isinstance(value, BatchTensor) else for_rows(value, beside.rows)
-
-
-@rule(*named("linear embedding", F))
-def with_weights(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of each row with weights that all rows share."""
-    x, *weights = args
-    others = [*weights, *kwargs.values()]
-    if not isinstance(x, BatchTensor) or any(isinstance(each, BatchTensor) for each in others):
-        return NotImplemented
-    if func is F.linear and x.rows.dim == x.dim() - 1:
-        return NotImplemented
-    # Rescaling the weights, or gradients by how often a row occurs, concerns the whole batch.
-    if any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse")):
-        return NotImplemented
-
-    def shared(value: Any) -> Any:
-        return for_rows(value, x.rows) if isinstance(value, torch.Tensor) else value
-
-    return BatchTensor(func(x.local, *map(shared, weights), **{k: shared(v) for k, v in kwargs.items()}), x.rows)

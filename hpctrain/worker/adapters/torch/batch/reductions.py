@@ -82,7 +82,7 @@ def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 @rule(
-    *named(_KEEPING, torch, T), *named("softmax log_softmax softmin", F), *named("softmax log_softmax", torch.special)
+    *named(_KEEPING, torch, T), *named("softmax log_softmax softmin glu", F), *named("softmax log_softmax", torch.special)
 )
 def along_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of one dimension that keeps the shape."""
