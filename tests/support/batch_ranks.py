@@ -164,7 +164,8 @@ def outcome(
 ) -> Outcome:
     """The values that a function gives, their gradients, and gradients of these."""
     leaves = [each.leaf(ranks) for each in operands]
-    result = body(*leaves)
+    if (result := body(*leaves)) is NotImplemented:
+        raise TypeError("what Python makes of NotImplemented")
     tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
     found: Outcome = [(f"value {number} of {_kind(result)}", _whole(each)) for number, each in enumerate(tensors)]
     found += [("operand", _whole(each)) for each in leaves]  # which may have been changed
@@ -206,12 +207,15 @@ def _weighted(value: torch.Tensor) -> torch.Tensor:
     return (whole.double() * weights).sum()
 
 
+_HALVES = (torch.float16, torch.bfloat16, torch.complex32)
+_TOLERANCES = {torch.float32: 1e-5, torch.complex64: 1e-5, **dict.fromkeys(_HALVES, 1e-2)}
+
+
 def difference(ours: Outcome, theirs: Outcome, tolerance: float) -> str:
     """How two outcomes differ; empty where they do not."""
     if [name for name, _ in ours] != [name for name, _ in theirs]:
         return f"{[name for name, _ in ours]} instead of {[name for name, _ in theirs]}"
-    if any(each is not None and each.dtype == torch.float32 for _, each in theirs):
-        tolerance = max(tolerance, 1e-5)
+    tolerance = max(_TOLERANCES.get(each.dtype, tolerance) for _, each in theirs if each is not None)
     for (name, own), (_, other) in zip(ours, theirs, strict=True):
         own = torch.zeros_like(other) if own is None and other is not None else own
         other = torch.zeros_like(own) if other is None and own is not None else other

@@ -74,12 +74,18 @@ def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
     finally:
         rules[func] = rule
     for rank, ours in enumerate(found):
-        told = difference(ours, theirs, case.tolerance)
+        told = difference(ours, theirs, 1e-10)
         assert not told, f"{name_of(func)} of {case}, {division}, rank {rank}: {told}"
     return sum(used)
 
 
-@pytest.mark.parametrize("func", rules, ids=lambda func: f"{func.__objclass__.__name__}.{func.__name__}" if hasattr(func, "__objclass__") else name_of(func))
+@pytest.mark.parametrize(
+    "func",
+    rules,
+    ids=lambda func: (
+        f"{func.__objclass__.__name__}.{func.__name__}" if hasattr(func, "__objclass__") else name_of(func)
+    ),
+)
 def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> None:
     wrong, used = [], 0
     for case in _cases(func):

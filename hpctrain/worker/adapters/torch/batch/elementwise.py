@@ -25,24 +25,22 @@ eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 maximum minimum fmax fmin atan2 arctan2 hypot copysign xlogy logaddexp logaddexp2 nextafter ldexp heaviside
 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift gcd lcm
 where lerp addcmul addcdiv clamp clip clamp_min clamp_max masked_fill threshold clone detach
-zeros_like ones_like full_like empty_like
+zeros_like ones_like full_like
 """
 _METHODS = """
-__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __floordiv__ __rfloordiv__
-__mod__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
-__and__ __rand__ __or__ __ror__ __xor__ __rxor__ __lshift__ __rshift__
+__rsub__ __rtruediv__ __rdiv__ __floordiv__ __rmod__ __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __eq__
+__and__ __or__ __xor__ __lshift__ __rshift__
 float double half bfloat16 int long short char byte bool cfloat cdouble to type type_as cpu cuda contiguous
 """
 _ACTIVATIONS = """
 relu relu6 elu selu celu leaky_relu gelu silu mish softplus softsign softshrink hardshrink tanhshrink hardtanh
-hardsigmoid hardswish logsigmoid sigmoid tanh threshold
+hardsigmoid hardswish logsigmoid threshold
 """
 _IN_PLACE = """
-add_ sub_ mul_ div_ true_divide_ pow_ neg_ abs_ exp_ log_ log1p_ sqrt_ rsqrt_ square_ reciprocal_ sigmoid_ tanh_ relu_
+add_ sub_ mul_ div_ true_divide_ floor_divide_ pow_ neg_ abs_ exp_ log_ log1p_ sqrt_ rsqrt_ square_ reciprocal_ sigmoid_ tanh_ relu_
 sin_ cos_ floor_ ceil_ round_ trunc_ clamp_ clip_ clamp_min_ clamp_max_ masked_fill_ fill_ zero_ copy_ lerp_ addcmul_
 addcdiv_ nan_to_num_ eq_ ne_ lt_ le_ gt_ ge_ logical_and_ logical_or_ logical_not_ fmod_ remainder_ bitwise_and_
-bitwise_or_ bitwise_xor_ bitwise_not_ detach_ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__
-__iand__ __ior__ __ixor__
+bitwise_or_ bitwise_xor_ bitwise_not_ detach_ __itruediv__ __ipow__ __iand__ __ior__ __ixor__
 """
 
 
@@ -162,5 +160,4 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         )
     if operands is None or operands.dims != changed.dim() or operands.args[0] is not changed.local:
         return NotImplemented
-    func(*operands.args, **operands.kwargs)
-    return changed
+    return NotImplemented if func(*operands.args, **operands.kwargs) is NotImplemented else changed

@@ -17,7 +17,7 @@ T = torch.Tensor
 _PAIRWISE = set(named("max min", torch, T))
 _KEEPING = "softmax log_softmax softmin cumsum cumprod logcumsumexp sort argsort flip roll"
 _REDUCING = """
-amax amin argmax argmin max min sum mean nansum nanmean prod all any var std norm logsumexp median nanmedian mode topk
+amax amin argmax argmin max min nansum nanmean prod all any var std norm logsumexp median nanmedian mode topk
 kthvalue var_mean std_mean cummax cummin
 """
 
@@ -70,7 +70,7 @@ def _elements(x: BatchTensor, dims: tuple[int, ...] | None) -> int:
 def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A reduction along other dimensions than that of the rows."""
     x = args[0]
-    place = 2 if func.__name__ in ("norm", "topk", "kthvalue", "vector_norm") else 1
+    place = 2 if func.__name__ in ("norm", "topk", "kthvalue", "linalg_vector_norm") else 1
     if not isinstance(x, BatchTensor) or kwargs.get("out") is not None or len(args) > place + 2:
         return NotImplemented
     if any(isinstance(each, torch.Tensor) for each in (*args[1:], *kwargs.values())):
@@ -82,7 +82,9 @@ def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 @rule(
-    *named(_KEEPING, torch, T), *named("softmax log_softmax softmin glu", F), *named("softmax log_softmax", torch.special)
+    *named(_KEEPING, torch, T),
+    *named("softmax log_softmax softmin glu", F),
+    *named("softmax log_softmax", torch.special),
 )
 def along_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of one dimension that keeps the shape."""

@@ -158,6 +158,8 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     """Register a rule for functions of PyTorch. It has to give what :func:`on_whole` gives, which a test compares."""
 
     def register(made: Rule) -> Rule:
+        if twice := rules.keys() & set(functions):
+            raise ValueError(f"there are rules for {twice} already")
         rules.update(dict.fromkeys(functions, made))
         return made
 
