@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,11 +49,8 @@ def main() -> None:
             (out.argmax(1) == y).float().mean()
 
     for accuracy in (False, True):
-        times = _in_turn(
-            {"whole": lambda: step(x, y, accuracy), "local": lambda: step(*own, accuracy)},
-            options.rounds,
-            options.steps,
-        )
+        loops = {"whole": partial(step, x, y, accuracy), "local": partial(step, *own, accuracy)}
+        times = _in_turn(loops, options.rounds, options.steps)
         if comm.rank == 0:
             _report("with accuracy" if accuracy else "plain loop", times)
 

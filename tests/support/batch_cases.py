@@ -312,7 +312,8 @@ _cases(
     case("i", 0, dtype=torch.float64),
 )
 _cases(
-    "amax amin argmax argmin max min prod all any var std logsumexp median nanmedian mode cummax cummin var_mean std_mean",
+    "amax amin argmax argmin max min prod all any var std logsumexp median nanmedian mode cummax cummin "
+    "var_mean std_mean",
     *[
         case("x3", *args, **kwargs)
         for args, kwargs in [
@@ -745,7 +746,10 @@ _cases(
 )
 _META = [case(name) for name in ("x", "x3", "i", "c", "one", "h")]
 _cases(
-    "dtype device ndim layout names is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested is_sparse_csr itemsize nbytes dim numel element_size __len__ is_floating_point is_complex is_signed get_device is_inference is_conj is_neg has_names",
+    "dtype device ndim layout names is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu "
+    "is_mps is_nested is_sparse_csr itemsize nbytes dim numel element_size __len__ is_floating_point is_complex "
+    "is_signed "
+    "get_device is_inference is_conj is_neg has_names",
     *_META,
 )
 _cases("size", *_META, case("x", 0), case("x", -1), case("x", dim=1), case("x", 5))

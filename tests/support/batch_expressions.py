@@ -132,6 +132,10 @@ def step(count: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+def _words(names: str) -> list[str]:
+    return names.split()
+
+
 def _floats(value: Value) -> Value:
     return value if value.is_floating_point() else value.double()
 
@@ -143,7 +147,25 @@ def _dim(rng: random.Random, x: Value) -> int:
 @step(1)
 def unary(rng: random.Random, x: Value) -> Any:
     name = rng.choice(
-        "exp tanh sigmoid neg abs square sin cos relu sign floor isnan float clone detach logical_not erf".split()
+        [
+            "exp",
+            "tanh",
+            "sigmoid",
+            "neg",
+            "abs",
+            "square",
+            "sin",
+            "cos",
+            "relu",
+            "sign",
+            "floor",
+            "isnan",
+            "float",
+            "clone",
+            "detach",
+            "logical_not",
+            "erf",
+        ]
     )
     return lambda x: (
         getattr(_floats(x), name)()
@@ -154,7 +176,7 @@ def unary(rng: random.Random, x: Value) -> Any:
 
 @step(2)
 def binary(rng: random.Random, x: Value, y: Value) -> Any:
-    name = rng.choice("add sub mul maximum minimum eq lt gt ge atan2 hypot logaddexp".split())
+    name = rng.choice(_words("add sub mul maximum minimum eq lt gt ge atan2 hypot logaddexp"))
     if rng.random() < 0.1:
         return lambda x, y: x / (y.abs() + 1)
     return lambda x, y: getattr(torch, name)(_floats(x), _floats(y))
@@ -192,13 +214,13 @@ def ternary(rng: random.Random, x: Value, y: Value, z: Value) -> Any:
 
 @step(1)
 def activation(rng: random.Random, x: Value) -> Any:
-    func = getattr(F, rng.choice("gelu silu elu leaky_relu softplus logsigmoid hardtanh relu6 softsign".split()))
+    func = getattr(F, rng.choice(_words("gelu silu elu leaky_relu softplus logsigmoid hardtanh relu6 softsign")))
     return lambda x: func(_floats(x))
 
 
 @step(1)
 def reduction(rng: random.Random, x: Value) -> Any:
-    func = getattr(torch, rng.choice("sum mean sum mean amax amin var std logsumexp prod".split()))
+    func = getattr(torch, rng.choice(_words("sum mean sum mean amax amin var std logsumexp prod")))
     dims: Any = rng.choice([None, _dim(rng, x), tuple({rng.randrange(x.dim()) for _ in range(2)})]) if x.dim() else None
     if dims is None:
         return lambda x: func(_floats(x))
@@ -433,7 +455,7 @@ def products(rng: random.Random, x: Value, y: Value) -> Any:
 @step(2)
 def losses(rng: random.Random, x: Value, y: Value) -> Any:
     reduction = rng.choice(["mean", "sum", "none", "mean"])
-    func = getattr(F, rng.choice("mse_loss l1_loss smooth_l1_loss huber_loss".split()))
+    func = getattr(F, rng.choice(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"]))
     return rng.choice(
         [
             lambda x, y: func(_floats(x), _floats(y), reduction=reduction),

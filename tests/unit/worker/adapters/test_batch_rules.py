@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker.adapters.torch import batch  # noqa: E402
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rules  # noqa: E402
+from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
 from support.batch_cases import CASES, GENERAL, OPERANDS, Case  # noqa: E402
 from support.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
@@ -57,7 +56,7 @@ def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
         try:
             theirs, twice = outcome(body, operands, twice=False), False
         except Exception:
-            with pytest.raises(Exception):  # noqa: B017, PT011
+            with pytest.raises(Exception):  # noqa: B017
                 on_ranks(len(DIVISIONS[division][0]), lambda ranks: outcome(body, operands, ranks, twice=False))
             return -1
     used = []

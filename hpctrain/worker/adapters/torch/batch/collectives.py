@@ -23,6 +23,14 @@ def sum_over_ranks(own: torch.Tensor, ranks: DataRanks, name: str = "a sum") -> 
     return ranks.sum(own, name)
 
 
+def ratio_over_ranks(own: torch.Tensor, count: torch.Tensor, ranks: DataRanks, name: str) -> torch.Tensor:
+    """A sum over the data ranks divided by another one, of constants, in one message: a plain tensor."""
+    if own.requires_grad and torch.is_grad_enabled():
+        return _Ratio.apply(own, count, ranks, name)  # type: ignore[no-untyped-call, no-any-return]
+    total, number = ranks.sum(torch.stack((own, count)), name)
+    return total / number
+
+
 def gathered(own: torch.Tensor, rows: Rows, name: str = "gathered rows") -> torch.Tensor:
     """The rows of all ranks: a plain tensor."""
     if own.requires_grad and torch.is_grad_enabled():
@@ -61,6 +69,19 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}"), None, None
+
+
+class _Ratio(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, count: torch.Tensor, ranks: DataRanks, name: str) -> torch.Tensor:
+        total, ctx.number = ranks.sum(torch.stack((own, count)), name)
+        ctx.ranks, ctx.name = ranks, name
+        return total / ctx.number
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        total = sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}")
+        return total / ctx.number, None, None, None
 
 
 class _Spread(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
+from hpctrain.worker.adapters.torch.batch.collectives import ratio_over_ranks, sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import aligned, for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.reductions import sum_or_mean
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
@@ -107,8 +107,7 @@ def of_classes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if own_target.is_floating_point():
         return (sum_over_ranks(own, rows.ranks, func.__name__) / (x.numel() // max(x.shape[1], 1))).to(x.dtype)
     count = _count(own_target, weight, kwargs.get("ignore_index", -100)).to(own.dtype)
-    both = sum_over_ranks(torch.stack((own, count)), rows.ranks, func.__name__)
-    return (both[0] / both[1].detach()).to(x.dtype)
+    return ratio_over_ranks(own, count, rows.ranks, func.__name__).to(x.dtype)
 
 
 def _count(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:

@@ -60,6 +60,15 @@ class BatchTensor(torch.Tensor):
         """The shape of the whole batch, within a model that of the rows that it computes."""
         return self._shape if running.rows is None else self.local.shape
 
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self._shape)
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The type of the elements."""
+        return self._local.dtype
+
     @property
     def requires_grad(self) -> bool:
         """Whether autograd records what is computed from it."""
