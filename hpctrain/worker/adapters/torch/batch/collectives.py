@@ -27,8 +27,8 @@ def ratio_over_ranks(own: torch.Tensor, count: torch.Tensor, ranks: DataRanks, n
     """A sum over the data ranks divided by another one, of constants, in one message: a plain tensor."""
     if own.requires_grad and torch.is_grad_enabled():
         return _Ratio.apply(own, count, ranks, name)  # type: ignore[no-untyped-call, no-any-return]
-    total, number = ranks.sum(torch.stack((own, count)), name)
-    return total / number
+    both = ranks.sum(torch.stack((own, count)), name)
+    return both[0] / both[1]
 
 
 def gathered(own: torch.Tensor, rows: Rows, name: str = "gathered rows") -> torch.Tensor:
@@ -74,9 +74,9 @@ class _Sum(torch.autograd.Function):
 class _Ratio(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, count: torch.Tensor, ranks: DataRanks, name: str) -> torch.Tensor:
-        total, ctx.number = ranks.sum(torch.stack((own, count)), name)
-        ctx.ranks, ctx.name = ranks, name
-        return total / ctx.number
+        both = ranks.sum(torch.stack((own, count)), name)
+        ctx.ranks, ctx.name, ctx.number = ranks, name, both[1]
+        return both[0] / both[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:

@@ -37,10 +37,10 @@ relu relu6 elu selu celu leaky_relu gelu silu mish softplus softsign softshrink 
 hardsigmoid hardswish logsigmoid threshold
 """
 _IN_PLACE = """
-add_ sub_ mul_ div_ true_divide_ floor_divide_ pow_ neg_ abs_ exp_ log_ log1p_ sqrt_ rsqrt_ square_ reciprocal_ sigmoid_ tanh_
-relu_ sin_ cos_ floor_ ceil_ round_ trunc_ clamp_ clip_ clamp_min_ clamp_max_ masked_fill_ fill_ zero_ copy_ lerp_ addcmul_
-addcdiv_ nan_to_num_ eq_ ne_ lt_ le_ gt_ ge_ logical_and_ logical_or_ logical_not_ fmod_ remainder_ bitwise_and_
-bitwise_or_ bitwise_xor_ bitwise_not_ detach_ __itruediv__ __ipow__ __iand__ __ior__ __ixor__
+add_ sub_ mul_ div_ true_divide_ floor_divide_ pow_ neg_ abs_ exp_ log_ log1p_ sqrt_ rsqrt_ square_ reciprocal_
+sigmoid_ tanh_ relu_ sin_ cos_ floor_ ceil_ round_ trunc_ clamp_ clip_ clamp_min_ clamp_max_ masked_fill_ fill_ zero_
+copy_ lerp_ addcmul_ addcdiv_ nan_to_num_ eq_ ne_ lt_ le_ gt_ ge_ logical_and_ logical_or_ logical_not_ fmod_
+remainder_ bitwise_and_ bitwise_or_ bitwise_xor_ bitwise_not_ detach_ __ipow__ __iand__ __ior__ __ixor__
 """
 
 
