@@ -55,6 +55,7 @@ class FirstCall:
     def left(self) -> Left:
         """What the call has left."""
         graphs = ((name, tensor) for name, tensor in self._tensors() if tensor.grad_fn is not None)
+        graphs = ((name, tensor) for name, tensor in self._tensors() if tensor.grad_fn is not None)
         keeping = {name for name, tensor in graphs if id(tensor) not in self._kept}
         moved = ((name, value) for name, value in self._states() if self._before.get(name, value) != value)
         return Left(tuple(sorted(keeping)), tuple(moved))
