@@ -59,6 +59,12 @@ _PAIRED_HINT = (
     "call collective methods (comm.barrier(), ht.should_stop(), ht.mean(), saving by all ranks, …) on all ranks and in "
     "the same order, with arrays of one shape and type: not under `if comm.rank == 0:`"
 )
+# What computing with a batch is called, of which each rank holds some rows.
+WHOLE_BATCH = "of a whole batch"
+_BATCH_HINT = (
+    "all ranks compute together what follows from a batch: take it out of the condition, such as `if comm.rank == 0:`, "
+    "and leave there what prints or saves its numbers; only rank 0's output is shown anyway"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +98,8 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
         return None
     named = {names(rank): place for rank, place in sorted(places.items())}
     hint = _HINTS[any(place.kind == END for place in places.values())]
+    if any(WHOLE_BATCH in place.what for place in places.values()):
+        hint = _BATCH_HINT
     return HpctrainError(
         "HT-ranks-in-different-places",
         "the ranks are waiting for each other in different places, and would wait forever: {where}",
@@ -108,7 +116,7 @@ def mismatch_error(places: Mapping[str, str]) -> HpctrainError:
     return HpctrainError(
         "HT-ranks-in-different-calls",
         "the ranks are waiting for each other in different places, and would take each other's values: {where}",
-        _PAIRED_HINT,
+        _BATCH_HINT if any(WHOLE_BATCH in place for place in places.values()) else _PAIRED_HINT,
         exit_code=1,
         where=_by_place(places),
         places=places,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import Group
-from hpctrain.worker.comm.deadlocks import mismatch_error
+from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
 from hpctrain.worker.comm.places import is_of_script, script_line
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
@@ -54,7 +54,7 @@ class DataRanks:
         self._gathered, self._largest = 0, (0, "", "")
         self._told = False
         self._counts = is_first_of_data(comm)
-        self._group: Group = comm.group(what="computing with the whole batch")
+        self._group: Group = comm.group(what=f"a computation {WHOLE_BATCH}")
 
     def sum(self, own: torch.Tensor, name: str = "a sum") -> torch.Tensor:
         """The sum over the data ranks of a tensor of one shape and type, as a new tensor."""
@@ -132,7 +132,7 @@ class DataRanks:
         return total[1:]
 
     def _differ(self, name: str) -> None:
-        own = f"{self._comm.host}\nin {name} of a whole batch at {script_line()}".encode()[:_PLACE_BYTES]
+        own = f"{self._comm.host}\nin {name} {WHOLE_BATCH} at {script_line()}".encode()[:_PLACE_BYTES]
         slots = np.zeros((self._comm.size, _PLACE_BYTES), np.uint8)
         slots[self._comm.rank, : len(own)] = np.frombuffer(own, np.uint8)
         texts = [
