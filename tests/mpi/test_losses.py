@@ -1,4 +1,4 @@
-"""Losses that are not means over samples: the numbers of one process, or a refusal before a wrong update."""
+"""Losses that are not means over samples: the numbers of one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "programs" / "losses.py"
-REFUSED = ("HT-loss-is-a-sum", "HT-loss-different-counts")
 DIVISIONS = ("even", "uneven", "small")
 
 
@@ -32,7 +31,7 @@ def test_losses_divided_by_tokens_equal_one_process(mpirun, tmp_path):
         pytest.param(3, "gloo", marks=pytest.mark.thorough),
     ],
 )
-def test_each_loss_equals_one_process_or_is_refused(mpirun, tmp_path, ranks, backend):
+def test_each_loss_equals_one_process(mpirun, tmp_path, ranks, backend):
     # One start of the ranks serves every loss.
     mpirun(PROGRAM, ranks, backend, str(tmp_path / "out"), timeout=400, HPCTRAIN_TIMEOUT="120")
     _check_all(tmp_path, ranks, backend, 60)
@@ -48,10 +47,6 @@ def _check_all(folder, ranks, backend, least):
 
 
 def _check(where, found):
+    assert not found["refused"], (where, found["refused"])
     assert found["error"] < 1e-10, where
-    if found["right"]:
-        assert not found["refused"], (where, found["refused"])
-        assert found["updates"] == found["expected"] > 0, where
-    else:
-        assert found["refused"]["code"] in REFUSED, where
-        assert found["updates"] < found["expected"], where
+    assert found["updates"] == found["expected"] > 0, where

@@ -1,4 +1,4 @@
-"""Losses as guides and tutorials write them: each equals one process, or is refused before its first wrong update.
+"""Losses as guides and tutorials write them: each equals one process.
 
 Drawn from the guides of DistributedDataParallel, Accelerate, Lightning and Hugging Face, and from PyTorch's examples.
 """
@@ -9,14 +9,6 @@ import torch
 from counted_losses import WithLoss, _of_mesh
 from loss_runs import CLASSES, IGNORED, case, functional, network, tokens
 from torch import nn
-
-REFUSED: set[str] = set()
-
-
-def refused(function):
-    """A case whose numbers on several ranks are not those of one process."""
-    REFUSED.add(function.__name__)
-    return case(function)
 
 
 def _train(run, loss_of, model=None, **settings):
@@ -239,47 +231,47 @@ def padded_and_all_samples_on_each_rank(run):
 # Means over something else.
 
 
-@refused
+@case
 def padded_sentences(run):
     _train(run, lambda out, x, y: tokens(out, y, ignore_index=IGNORED))
 
 
-@refused
+@case
 def padded_by_the_module(run):
     loss = nn.CrossEntropyLoss()
     _train(run, lambda out, x, y: loss(out.transpose(1, 2), y))
 
 
-@refused
+@case
 def likelihood(run):
     loss = nn.NLLLoss(ignore_index=0)
     _train(run, lambda out, x, y: loss(out.log_softmax(2).flatten(0, 1), y.clamp(min=0).flatten()))
 
 
-@refused
+@case
 def weighted_classes(run):
     loss = nn.CrossEntropyLoss(weight=torch.arange(1.0, CLASSES + 1))
     _train(run, lambda out, x, y: loss(out.mean(1), x[:, 0]))
 
 
-@refused
+@case
 def smoothed_padded_sentences(run):
     _train(run, lambda out, x, y: tokens(out, y, label_smoothing=0.1))
 
 
-@refused
+@case
 def masked_language_model(run):
     _train(run, lambda out, x, y: tokens(out, y.where(x % 3 == 0, IGNORED)))
 
 
-@refused
+@case
 def padded_loss_of_the_model(run):
     model, optimizer = run.train(WithLoss(run, counted=False))
     for x, y in run.loader():
         run.update(optimizer, model(x, labels=y)["loss"])
 
 
-@refused
+@case
 def quotient_of_sums(run):
     def loss(out, x, y):
         mask = (y != IGNORED).double()
@@ -288,7 +280,7 @@ def quotient_of_sums(run):
     _train(run, loss)
 
 
-@refused
+@case
 def quotient_of_means(run):
     def loss(out, x, y):
         mask = (y != IGNORED).double()
@@ -297,27 +289,27 @@ def quotient_of_means(run):
     _train(run, loss)
 
 
-@refused
+@case
 def quotient_by_a_number(run):
     _train(run, lambda out, x, y: tokens(out, y, reduction="sum") / (y != IGNORED).sum().item())
 
 
-@refused
+@case
 def mean_of_what_is_left(run):
     _train(run, lambda out, x, y: tokens(out, y, reduction="none")[(y != IGNORED).flatten()].mean())
 
 
-@refused
+@case
 def errors_of_what_is_left(run):
     _train(run, lambda out, x, y: functional.mse_loss(out.mean(2)[y != IGNORED], y[y != IGNORED].double()))
 
 
-@refused
+@case
 def one_task_of_two(run):
     _train(run, lambda out, x, y: 0.5 * tokens(out, x) + 0.1 * tokens(out, y))
 
 
-@refused
+@case
 def normalised_by_weights(run):
     def loss(out, x, y):
         weights = 1 + x[:, 0].double()
@@ -326,29 +318,29 @@ def normalised_by_weights(run):
     _train(run, loss)
 
 
-@refused
+@case
 def plain_sum(run):
     _train(run, lambda out, x, y: tokens(out, x, reduction="sum"))
 
 
-@refused
+@case
 def sum_times_a_constant(run):
     _train(run, lambda out, x, y: 0.023 * tokens(out, x, reduction="sum"))
 
 
-@refused
+@case
 def squares_times_a_constant(run):
     _train(run, lambda out, x, y: (out.mean(2) - x).pow(2).sum() * 0.001)
 
 
-@refused
+@case
 def sharded_sum_times_a_constant(run):
     model, optimizer = _of_mesh(run, dp_shard=-1)
     for x, _ in run.loader():
         run.update(optimizer, 0.023 * nn.CrossEntropyLoss(reduction="sum")(model(x).flatten(0, 1), x.flatten()))
 
 
-@refused
+@case
 def accumulated_sums_times_a_constant(run):
     model, optimizer = run.train()
     parts = list(run.loader(batch=12))
@@ -358,24 +350,24 @@ def accumulated_sums_times_a_constant(run):
     optimizer.step()
 
 
-@refused
+@case
 def sum_of_squares(run):
     _train(run, lambda out, x, y: (out.mean(2) - x).pow(2).sum())
 
 
-@refused
+@case
 def autoencoder(run):
     """Reconstruction and divergence, both summed, as in PyTorch's example."""
 
     def loss(out, x, y):
         mean, variance = out[..., 0], out[..., 1]
         divergence = -0.5 * torch.sum(1 + variance - mean.pow(2) - variance.exp())
-        return functional.mse_loss(out[..., 2], x.double(), reduction="sum") + divergence
+        return (functional.mse_loss(out[..., 2], x.double(), reduction="sum") + divergence) * 1e-3  # or it diverges
 
     _train(run, loss)
 
 
-@refused
+@case
 def sum_over_the_batch_size(run):
     def loss(out, x, y):
         return tokens(out, x, reduction="sum") / (6 * run.batch)
@@ -385,7 +377,7 @@ def sum_over_the_batch_size(run):
         run.update(optimizer, loss(model(x), x, y))
 
 
-@refused
+@case
 def scaled_padded_sentences(run):
     model, optimizer = run.train()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -396,7 +388,7 @@ def scaled_padded_sentences(run):
         scaler.update()
 
 
-@refused
+@case
 def accumulated_padded_sentences(run):
     model, optimizer = run.train()
     parts = list(run.loader(batch=6, drop_last=True))
@@ -406,7 +398,7 @@ def accumulated_padded_sentences(run):
     optimizer.step()
 
 
-@refused
+@case
 def padded_only_later(run):
     """The first batches hold no padding; nothing of this loss was ever compared when it matters."""
     model, optimizer = run.train()
@@ -414,7 +406,7 @@ def padded_only_later(run):
         run.update(optimizer, tokens(model(x), y if index == 1 else x))
 
 
-@refused
+@case
 def sharded_padded_sentences(run):
     model, optimizer = _of_mesh(run, dp_shard=-1)
     for index, (x, y) in enumerate(run.loader()):
