@@ -153,7 +153,8 @@ class _Running(threading.local):
 
     Attributes:
         rows: the rows that a distributed model computes; None outside of models.
-        asks: whether the rule of ``torch.autograd.grad`` asks for gradients itself.
+        asks: whether the rule of ``torch.autograd.grad`` or a pipeline's schedule asks for gradients, which are then
+            this rank's.
     """
 
     rows: Rows | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh, stream_of
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
+from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
@@ -219,7 +220,7 @@ class Pipeline:
         self._check_ended()
         self._tied.restart()
         part = part_of(inputs, target)
-        with self._random_numbers(part):
+        with self._in_stages(part):
             found = self._run(part, factor, count)
         with self._watch.step(self._first, "adds up the gradients of parameters that stages share"):
             self._tied.add_up()
@@ -286,9 +287,16 @@ class Pipeline:
         own = float(torch.stack([each.detach().double() for each in losses]).sum()) if losses else 0.0
         return float(self._comm.allreduce(np.array([own]), "sum")[0]) / (self._comm.size // self._pp)
 
-    def _random_numbers(self, part: Part) -> AbstractContextManager[None]:
-        """A context manager in which stages draw random numbers of this rank's own; plain tensors keep the script's."""
-        return rank_stream(stream_of(self._comm), self._any) if part.divided else nullcontext()
+    @contextmanager
+    def _in_stages(self, part: Part) -> Iterator[None]:
+        """A context manager in which stages compute rows: schedules ask autograd for this rank's gradients, and stages
+        draw random numbers of its own, except for plain tensors."""
+        running.asks = True
+        try:
+            with rank_stream(stream_of(self._comm), self._any) if part.divided else nullcontext():
+                yield
+        finally:
+            running.asks = False
 
     def _any(self, drawn: list[bool]) -> list[bool]:
         """Whether any rank has drawn: the others' stages may have no dropout."""
