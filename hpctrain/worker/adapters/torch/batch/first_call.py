@@ -45,7 +45,7 @@ class FirstCall:
                     yield name, value
 
     def _states(self) -> Iterator[tuple[str, int]]:
-        """Checksums of what samples may move, but for the statistics of batch norms, of which scripts are told later."""
+        """Checksums of what samples may move. Scripts are told of the statistics of batch norms later."""
         for name, part in self._module.named_modules():
             values = {} if isinstance(part, _BatchNorm) else {**part._buffers, **vars(part)}
             for key, value in values.items():
