@@ -450,3 +450,16 @@ def numbers_by_numpy() -> Numbers:
         return F.cross_entropy(out, y) * float(1 + right.mean()) + torch.from_numpy(right.astype(float)).mean()
 
     return trained(network(), loss)
+
+
+@case
+def attacks_in_several_steps() -> Numbers:
+    def loss(model, x, y):
+        move = torch.zeros_like(x, requires_grad=True)
+        for _ in range(3):
+            cross_entropy(model, x + move, y).backward()
+            move.data = (move + 0.5 * move.grad).clamp(-0.1, 0.1).data
+            move.grad.zero_()
+        return cross_entropy(model, x + move.detach(), y)
+
+    return trained(network(), loss)

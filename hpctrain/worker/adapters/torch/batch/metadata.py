@@ -44,6 +44,20 @@ def data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return BatchTensor(args[0].local.data, args[0].rows)
 
 
+@rule(T.data.__set__)  # type: ignore[attr-defined]
+def set_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    batch, value = args
+    if not isinstance(batch, BatchTensor) or batch.shape != value.shape:
+        return NotImplemented
+    if not isinstance(value, BatchTensor):
+        batch.local.data = own_rows(value, batch.rows)
+    elif value.rows == batch.rows:
+        batch.local.data = value.local
+    else:
+        batch.local.data = own_rows(value.whole(), batch.rows)
+    return None
+
+
 @rule(T.__deepcopy__)
 def deepcopy(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return BatchTensor(copy.deepcopy(args[0].local, *args[1:]), args[0].rows)
