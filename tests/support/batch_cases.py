@@ -406,7 +406,7 @@ _cases(
     case("x, vector"),
 )
 _cases(
-    "mse_loss huber_loss",
+    "mse_loss l1_loss huber_loss",
     case("x, y", weight=None),
     written("x, y, near", lambda func, x, y, w: func(x, y, weight=w.detach())),
 )

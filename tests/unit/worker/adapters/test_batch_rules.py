@@ -13,6 +13,7 @@ from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
 from support.batch_cases import CASES, GENERAL, OPERANDS, Case  # noqa: E402
 from support.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
+pytestmark = pytest.mark.slow
 # The sizes of the ranks' shares: uneven, empty, along the first dimension and along another.
 DIVISIONS = {"uneven": ((3, 2), 0), "empty": ((0, 4, 1), 0), "second": ((2, 3), 1)}
 

@@ -5,6 +5,7 @@ PyTorch hands these functions on with their operands by position and everything 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from hpctrain.worker.adapters.torch.batch.collectives import ratio_over_ranks, sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import aligned, for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.reductions import sum_or_mean
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, on_whole, rule
 
 _OF_ELEMENTS = """
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss
@@ -44,6 +45,8 @@ def _reduced(losses: BatchTensor, reduction: str) -> Any:
 @rule(*named(_OF_ELEMENTS, F))
 def of_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loss of each element, of operands of one shape."""
+    if func is F.l1_loss and (weight := _weight_of_l1_loss()) is not None:
+        return on_whole(func, args, {**kwargs, "weight": weight})
     by_batch = kwargs.get("reduction") == "batchmean"
     reduction = _reduction({**kwargs, "reduction": "sum"} if by_batch else kwargs)
     operands = aligned(args, kwargs)
@@ -63,6 +66,14 @@ def of_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     losses = operands.result(func(*operands.args, **{**operands.kwargs, "reduction": "none"}))
     total = _reduced(losses, reduction)
     return total / args[0].shape[0] if by_batch else total
+
+
+def _weight_of_l1_loss() -> Any:
+    """The weight of a call of l1_loss, the one argument that PyTorch 2.13 does not hand on."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not F.l1_loss.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame and frame.f_locals.get("weight")
 
 
 @rule(*named(_OF_ROWS, F))
