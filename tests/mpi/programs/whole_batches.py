@@ -97,7 +97,7 @@ def run(name: str) -> dict[str, Any]:
 
 def main(out: str, *names: str) -> None:
     comm = ht.init()
-    for pool in ("whole_batch_losses", "whole_batch_models", "whole_batch_loops"):
+    for pool in ("whole_batch_losses", "whole_batch_models", "whole_batch_loops", "whole_batch_traces"):
         importlib.import_module(pool)
     results = {}
     for name in names or sorted(CASES):

@@ -7,15 +7,17 @@ model or a sequence's steps may have the same length.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hpctrain.worker.adapters.torch.batch.first_call import ModuleState
 from hpctrain.worker.adapters.torch.batch.results import Result
 from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.tensor import running
 
 Dims = tuple[int, ...] | None
 
@@ -26,12 +28,13 @@ def may_coincide(found: Sequence[Dims], rows: Rows) -> bool:
 
 
 def dims_of_rows(found: Sequence[Dims], longer: Sequence[Result] | None, rows: Rows) -> list[Dims]:
-    """Those of the dimensions that have become longer by the additional row."""
+    """The dimension of each result that has become longer by the additional row; None where there are several."""
     if longer is None or len(longer) != len(found):
         return list(found)
     more = rows.sized(size + 1 for size in rows.sizes)
     pairs = zip(found, (each.dims(more) or () for each in longer), strict=True)
-    return [tuple(dim for dim in dims or () if dim in grown) or None for dims, grown in pairs]
+    of_rows = [tuple(dim for dim in dims or () if dim in grown) for dims, grown in pairs]
+    return [dims if len(dims) == 1 else None for dims in of_rows]
 
 
 def with_a_row_more(whole: Any, own: Any) -> Any:
@@ -52,25 +55,16 @@ def results_without_traces(module: nn.Module, call: Callable[[], list[Result]], 
         each is None or isinstance(each, torch.Tensor | bool | int | float | str) for each in tree_leaves(arguments)
     ):
         return None
+    before = ModuleState(module)
     try:
-        with torch.no_grad(), _restored(module), _restored_streams():
+        running.tries = True
+        with torch.no_grad(), _restored_streams():
             return call()
     except Exception:
         return None
-
-
-@contextlib.contextmanager
-def _restored(module: nn.Module) -> Iterator[None]:
-    attributes = [(part, dict(vars(part))) for part in module.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
     finally:
-        for part, before in attributes:
-            vars(part).clear()
-            vars(part).update(before)
-        for buffer, values in buffers:
-            buffer.copy_(values)
+        running.tries = False
+        before.restore()
 
 
 def _restored_streams() -> contextlib.AbstractContextManager[None]:

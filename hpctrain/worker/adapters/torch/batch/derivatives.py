@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.batch.collectives import mean_over_ranks, own_rows
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rule, running
@@ -118,7 +119,8 @@ def average_asked_gradients() -> None:
     def run(*args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
         found = engine(*args, accumulate_grad=accumulate_grad, **kwargs)
         ranks = known_ranks()
-        inside = running.rows is not None or running.asks
+        # In a backward pass it is a hook within a model that asks for gradients of this rank's rows.
+        inside = running.rows is not None or running.asks or in_backward()
         if accumulate_grad or ranks is None or inside or torch.compiler.is_compiling():
             return found
         return tuple(each if each is None else mean_over_ranks(each, ranks) for each in found)

@@ -30,7 +30,8 @@ from hpctrain.worker.adapters.torch.batch.coincidences import (
 )
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
-from hpctrain.worker.adapters.torch.batch.first_call import FirstCall, Left, name_moved
+from hpctrain.worker.adapters.torch.batch.first_call import FirstCall, Left, keeping_parts, name_moved
+from hpctrain.worker.adapters.torch.batch.hooks import hooks_of_batches
 from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
 from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
@@ -80,7 +81,11 @@ def _has_distributed(module: nn.Module) -> bool:
 
 def _plain_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     compiled = module._compiled_call_impl
-    return module._call_impl(*args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+    run = module._call_impl if compiled is None else compiled
+    if (module._forward_hooks or module._forward_pre_hooks) and running.rows and not torch.compiler.is_compiling():
+        with hooks_of_batches(module):
+            return run(*args, **kwargs)
+    return run(*args, **kwargs)
 
 
 def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -216,8 +221,9 @@ def _dims_of(
         own = dims_of_rows(own, longer(), rows)
     found = rows.ranks.exchange((left, own))
     known.looked = known.looked or torch.is_grad_enabled()
-    dims = agreed_dims([each for _, each in found], first=rows.dim, others=1 if known.recurrent else rows.dim)
-    keeping = sorted({name for left, _ in found for name in left.keeping})
+    others, even = 1 if known.recurrent else rows.dim, len(set(rows.sizes)) == 1
+    dims = agreed_dims([each for _, each in found], first=rows.dim, others=others, even=even)
+    keeping = keeping_parts([left for left, _ in found])
     if dims is not None and not keeping:
         known.dims[len(results)] = dims
         name_moved(rows.ranks, type(module).__name__, [left for left, _ in found])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from hpctrain.worker.adapters.torch.batch.ranks import DataRanks
 from hpctrain.worker.adapters.torch.guarding import checksums
 
 # The most names in a message.
 _NAMED = 5
+# What torch.nn.Module keeps of its own.
+_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 class Left(NamedTuple):
@@ -21,11 +26,32 @@ class Left(NamedTuple):
 
     Attributes:
         keeping: the parts of the model that keep a tensor with a graph, such as an auxiliary loss.
+        kept: the parts that keep another tensor than before, with the checksums of such.
         moved: buffers and kept tensors that have other values than before, each with a checksum.
     """
 
     keeping: tuple[str, ...] = ()
+    kept: tuple[tuple[str, int], ...] = ()
     moved: tuple[tuple[str, int], ...] = ()
+
+
+class ModuleState:
+    """What calls of a module change: its parts' attributes, what lists and dictionaries among these hold, buffers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
+        values = (value for _, before in self._attributes for value in before.values())
+        self._members = [(value, copy.copy(value)) for value in values if isinstance(value, list | dict | set)]
+        self._buffers = [(each, each.detach().clone()) for each in module.buffers()]
+
+    def restore(self) -> None:
+        """Undo the changes."""
+        for now, before in (*self._attributes, *self._members):
+            now.clear()
+            now.extend(before) if isinstance(now, list) else now.update(before)
+        with torch.no_grad():
+            for buffer, values in self._buffers:
+                buffer.copy_(values)
 
 
 class FirstCall:
@@ -33,16 +59,16 @@ class FirstCall:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._buffers = [(each, each.clone()) for each in module.buffers()] if module.training else []
-        self._kept = {id(tensor) for _, tensor in self._tensors() if tensor.grad_fn is not None}
+        self._state = ModuleState(module)
+        self._kept = [tensor for _, tensor in self._tensors()]  # alive, so that no other tensor gets the id of one
         self._before = dict(self._states())
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that are plain attributes, with the names of the modules."""
+        """The tensors that are plain attributes, or in containers that are, with the names of the modules."""
         for name, part in self._module.named_modules():
-            for value in list(vars(part).values()):
-                if isinstance(value, torch.Tensor):
-                    yield name, value
+            for key, value in list(vars(part).items()):
+                if key not in _OWN_ATTRIBUTES:
+                    yield from ((name, each) for each in tree_leaves(value) if isinstance(each, torch.Tensor))
 
     def _states(self) -> Iterator[tuple[str, int]]:
         """Checksums of what samples may move. Scripts are told of the statistics of batch norms later."""
@@ -54,17 +80,24 @@ class FirstCall:
 
     def left(self) -> Left:
         """What the call has left."""
-        graphs = ((name, tensor) for name, tensor in self._tensors() if tensor.grad_fn is not None)
-        graphs = ((name, tensor) for name, tensor in self._tensors() if tensor.grad_fn is not None)
-        keeping = {name for name, tensor in graphs if id(tensor) not in self._kept}
+        known = set(map(id, self._kept))
+        new = [(name, tensor) for name, tensor in self._tensors() if id(tensor) not in known]
+        keeping = {name for name, tensor in new if tensor.grad_fn is not None}
+        plain = [each for each in new if type(each[1]) is torch.Tensor and each[1].layout is torch.strided]
+        kept = tuple((name, int(checksums([tensor.detach()])[0])) for name, tensor in plain)
         moved = ((name, value) for name, value in self._states() if self._before.get(name, value) != value)
-        return Left(tuple(sorted(keeping)), tuple(moved))
+        return Left(tuple(sorted(keeping)), kept, tuple(moved))
 
     def undo(self) -> None:
-        """Restore the buffers."""
-        with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+        """Restore the state."""
+        self._state.restore()
+
+
+def keeping_parts(found: Sequence[Left]) -> list[str]:
+    """The parts that keep a tensor which depends on a rank's samples: with a graph, or different on the ranks."""
+    keeping = {name for left in found for name in left.keeping}
+    everyone = [Counter(left.kept) for left in found]
+    return sorted(keeping.union(name for each in everyone for name, _ in each - everyone[0] + (everyone[0] - each)))
 
 
 def name_moved(ranks: DataRanks, model: str, found: Sequence[Left]) -> None:

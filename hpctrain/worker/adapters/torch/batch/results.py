@@ -51,23 +51,25 @@ def _is_constant(value: Any, whole_losses: bool) -> bool:
 
 
 def agreed_dims(
-    found: Sequence[Sequence[tuple[int, ...] | None]], *, first: int, others: int
+    found: Sequence[Sequence[tuple[int, ...] | None]], *, first: int, others: int, even: bool
 ) -> tuple[int, ...] | None:
-    """The dimension of the rows of each result, from what all ranks found; None where a result has no rows.
+    """The dimension of the rows of each result, from what all ranks found; None where a result has no such dimension.
 
-    Ranks have different numbers of rows where a batch does not divide evenly, which rules coincidences out.
+    Ranks have different numbers of rows where a batch does not divide evenly, which rules coincidences out: a result
+    with two such dimensions has a number for each pair of rows.
 
     Args:
         found: for each rank and result, the dimensions that are as long as the rank has rows.
         first: of several possible dimensions, that of the first result.
         others: that of further ones.
+        even: whether all ranks have as many rows.
     """
     dims: list[int] = []
     for number, results in enumerate(zip(*found, strict=True)):
         if any(each is None for each in results):
             return None
         common = set(results[0] or ()).intersection(*(each or () for each in results))
-        if not common:
+        if not common or (len(common) > 1 and not even):
             return None
         usual = others if number else first
         dims.append(usual if usual in common else min(common))

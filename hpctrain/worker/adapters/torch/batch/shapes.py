@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, place_of, rule, watched
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, forget_copy, named, place_of, rule, watched
 
 T = torch.Tensor
 
@@ -308,7 +308,7 @@ def getitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     dim = x.rows.dim + sum(each is None for each in entries[:at]) - sum(isinstance(each, int) for each in entries[:at])
     # Only what is asked for of the row is sent.
     whole = BatchTensor(row.local[tuple(entries)], row.rows.along(dim)).whole()
-    return watched(whole.select(dim, 0), [whole], "indexing")
+    return watched(whole.select(dim, 0), [(whole, x.local)], "indexing")
 
 
 def _entries(x: BatchTensor, index: tuple[Any, ...]) -> tuple[list[Any], int] | None:
@@ -353,6 +353,7 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     x, index, value = args
     if not isinstance(x, BatchTensor):
         return NotImplemented
+    forget_copy(value)
     number = not isinstance(value, torch.Tensor) or (not value.dim() and not isinstance(value, BatchTensor))
     found = _entries(x, index if isinstance(index, tuple) else (index,))
     if number and found is not None and isinstance(found[0][found[1]], slice):

@@ -155,10 +155,12 @@ class _Running(threading.local):
         rows: the rows that a distributed model computes; None outside of models.
         asks: whether the rule of ``torch.autograd.grad`` or a pipeline's schedule asks for gradients, which are then
             this rank's.
+        tries: whether a model is called to see the dimensions of its results alone.
     """
 
     rows: Rows | None = None
     asks: bool = False
+    tries: bool = False
 
 
 running = _Running()
@@ -209,8 +211,8 @@ def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     def whole(value: Any) -> Any:
         if not isinstance(value, BatchTensor):
             return value
-        wholes.append(gathered(value.local, value.rows, name))
-        return wholes[-1]
+        wholes.append((gathered(value.local, value.rows, name), value.local))
+        return wholes[-1][0]
 
     return watched(func(*tree_map(whole, args), **tree_map(whole, kwargs)), wholes, name)
 
@@ -228,23 +230,31 @@ def _changed(name: str) -> HpctrainError:
 class _Copy:
     """A gathered copy of which a script has views, where PyTorch gives views of the batch."""
 
-    def __init__(self, whole: torch.Tensor, views: list[torch.Tensor], name: str) -> None:
+    def __init__(self, whole: torch.Tensor, rows: torch.Tensor, views: list[torch.Tensor], name: str) -> None:
         self._whole, self._version, self._name = whole, whole._version, name
+        # What the rows are a view of lives as long as anybody may read them.
+        self._rows = weakref.ref(rows if rows._base is None else rows._base)
         self._views = {weakref.ref(view, self._forget) for view in views}
 
     def _forget(self, view: weakref.ref[torch.Tensor]) -> None:
         self._views.discard(view)
 
     def check(self) -> bool:
-        """Whether the script still has views.
+        """Whether the script still has views, and the rows.
 
         Raises:
             HpctrainError: a view was changed.
         """
+        if self._rows() is None:
+            return False
         if self._whole._version != self._version:
             copies.remove(self)
             raise _changed(f"a change of what {self._name} returned")
         return bool(self._views)
+
+    def has(self, view: Any) -> bool:
+        """Whether this is one of the views."""
+        return any(each() is view for each in self._views)
 
 
 copies: list[_Copy] = []
@@ -255,14 +265,23 @@ def check_copies() -> None:
     copies[:] = [each for each in list(copies) if each.check()]
 
 
-def watched(result: Any, wholes: list[torch.Tensor], name: str) -> Any:
-    """What a function returned for gathered rows, whose views among it must not be changed."""
-    for whole in wholes:
+def forget_copy(view: Any) -> None:
+    """Let a script change a view and write it back, as ``x[0] += 1`` does."""
+    copies[:] = [each for each in copies if not each.has(view)]
+
+
+def watched(result: Any, wholes: list[tuple[torch.Tensor, torch.Tensor]], name: str) -> Any:
+    """What a function returned for gathered rows, whose views among it must not be changed.
+
+    Args:
+        wholes: gathered rows, each with this rank's rows.
+    """
+    for whole, rows in wholes:
         place = whole.untyped_storage().data_ptr()
         found = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         views = [each for each in found if each.numel() and each.untyped_storage().data_ptr() == place]
         if views:
-            copies.append(_Copy(whole, views, name))
+            copies.append(_Copy(whole, rows, views, name))
     return result
 
 
@@ -271,7 +290,7 @@ def _changes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if any(isinstance(each, BatchTensor) for each in tree_leaves(kwargs.get("out"))):
         return True
     changes = kwargs.get("inplace") or _CHANGING.fullmatch(name)
-    return bool(changes) and any(isinstance(each, BatchTensor) for each in tree_leaves(args[:1]))
+    return bool(changes) and any(isinstance(each, BatchTensor) for each in tree_leaves(args[:1] or kwargs))
 
 
 # Setting an attribute, such as data, is a call of __set__.
