@@ -81,7 +81,7 @@ def _has_distributed(module: nn.Module) -> bool:
 
 def _plain_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     compiled = module._compiled_call_impl
-    run = module._call_impl if compiled is None else compiled
+    run: Callable[..., Any] = module._call_impl if compiled is None else compiled
     if (module._forward_hooks or module._forward_pre_hooks) and running.rows and not torch.compiler.is_compiling():
         with hooks_of_batches(module):
             return run(*args, **kwargs)
