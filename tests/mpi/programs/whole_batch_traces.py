@@ -144,3 +144,25 @@ def single_samples_changed_in_place() -> Numbers:
         kept += [x[0], x[-1]]
     kept[0] += 1  # of a batch that nobody reads any more
     return [*numbers, *[each.sum() for _, y in batches() for each in y], *[each.sum() for each in kept]]
+
+
+@case
+def losses_kept_in_training_alone() -> Numbers:
+    def keep(model, z):
+        if model.training:
+            model.kept["variance"] = z.var(0).sum()
+
+    model = Keeping(keep)
+
+    def loss(model, x, y):
+        with torch.no_grad():
+            model.eval()(x)
+        before = F.cross_entropy(model.eval()(x), y)  # with a graph
+        return F.cross_entropy(model.train()(x), y) + model.kept["variance"] + 0.1 * before
+
+    return trained(model, loss)
+
+
+@case
+def random_numbers_like_turned_batches() -> Numbers:
+    return [torch.rand_like(each)[0].sum() for x, _ in batches() for each in (x, x.T, x[:, None].transpose(0, 2))]

@@ -47,13 +47,13 @@ class _Known:
         whole: whether it is called with whole batches, its parts being the models.
         recurrent: the lengths of the first dimension of its recurrent layers' states, whose rows are the second one.
         dims: the dimension of the rows of each tensor that it returns, by the number of these.
-        looked: whether it was looked for tensors that it keeps.
+        looked: for which modes, of training and of recording gradients, it was looked for tensors that it keeps.
     """
 
     recurrent: frozenset[int]
     whole: bool = False
     dims: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    looked: bool = False
+    looked: set[tuple[bool, bool]] = field(default_factory=set)
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
@@ -135,8 +135,9 @@ def _common_rows(batches: list[BatchTensor]) -> Rows | None:
 def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     take = functools.partial(_part, rows=rows, recurrent=known.recurrent)
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
-    trains = torch.is_grad_enabled() or module.training
-    first = FirstCall(module) if trains and not known.looked else None
+    mode = module.training, torch.is_grad_enabled()
+    first = FirstCall(module) if any(mode) and mode not in known.looked else None
+    known.looked.add(mode)
     losses = rows.ranks.losses
     with rank_stream(rows.ranks.rank):
         returned = _run(module, rows, own_args, own_kwargs)
@@ -220,7 +221,6 @@ def _dims_of(
     if may_coincide(own, rows):
         own = dims_of_rows(own, longer(), rows)
     found = rows.ranks.exchange((left, own))
-    known.looked = known.looked or torch.is_grad_enabled()
     others, even = 1 if known.recurrent else rows.dim, len(set(rows.sizes)) == 1
     dims = agreed_dims([each for _, each in found], first=rows.dim, others=others, even=even)
     keeping = keeping_parts([left for left, _ in found])
@@ -246,5 +246,5 @@ def _call_whole(module: nn.Module, name: str) -> None:
     for step in name.split(".") if name else ():
         part = getattr(part, step)
         known = _known.get(part) or _Known(_states_of(part))
-        known.whole = known.looked = True
+        known.whole = True
         _known[part] = known

@@ -22,8 +22,11 @@ def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _empty(x: BatchTensor) -> torch.Tensor:
-    """A tensor like the whole batch. Random numbers are drawn in the order of its dimensions."""
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    """A tensor like the whole batch. Random numbers are drawn in the order in which it lies in memory."""
+    strides = x.local.stride()
+    order = list(range(x.dim())) if 0 in strides else sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    laid_out = torch.empty([x.shape[dim] for dim in order], dtype=x.dtype, device=x.device)
+    return laid_out.permute([order.index(dim) for dim in range(x.dim())])
 
 
 @rule(F.dropout)
