@@ -757,6 +757,8 @@ _cases(
     "get_device is_inference is_conj is_neg has_names",
     *_META,
 )
+_cases("new_zeros new_ones", *(written(name, lambda func, x: func(x, (2, 3))) for name in ("x", "i", "h")))
+_cases("new_full", written("x", lambda func, x: func(x, (2,), 1.5)), written("i", lambda func, i: func(i, (3,), 2)))
 _cases("size", *_META, case("x", 0), case("x", -1), case("x", dim=1), case("x", 5))
 _cases(
     "requires_grad_",

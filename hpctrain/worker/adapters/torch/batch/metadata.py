@@ -28,6 +28,12 @@ def metadata(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return func(*args, **kwargs)
 
 
+@rule(*named("new_zeros new_ones new_full", T))
+def new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A plain tensor of the batch's type, on its device."""
+    return func(args[0].local, *args[1:], **kwargs)
+
+
 @rule(T.requires_grad_)
 def requires_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args[0].local.requires_grad_(*args[1:], **kwargs)
