@@ -15,7 +15,7 @@ class BackwardPasses:
 
     Args:
         at_begin: called before a pass that is not within another one.
-        at_end: called once when all gradients of a pass are made.
+        at_end: called once when all gradients of a pass are made, if it has made any.
     """
 
     def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
@@ -24,18 +24,24 @@ class BackwardPasses:
         self._begun = 1
         # The number of the pass that reached the parameters and has not ended.
         self._running = 0
+        # Whether it has made a gradient: a pass through other models has not, although a pass within it was joined.
+        self._made = False
         watch_backward(self)
 
     def backward_begins(self, *, within: bool) -> None:
         """Count a new pass; one within another joins the outer pass, which still needs the parameters at its end."""
         if within:
-            self.reached()
+            self._join()
         else:
             self._begun += 1
             self._at_begin()
 
     def reached(self) -> bool:
         """Ask autograd, at a pass's first gradient, to call back at its end. Returns whether this was the first."""
+        self._made = True
+        return self._join()
+
+    def _join(self) -> bool:
         if self._running == self._begun or not in_backward():
             return False
         self._running = self._begun
@@ -43,7 +49,9 @@ class BackwardPasses:
         return True
 
     def _ended(self) -> None:
-        self._at_end()
+        made, self._made = self._made, False
+        if made:
+            self._at_end()
         self._running = 0
 
     def check_ended(self) -> None:
