@@ -40,7 +40,9 @@ class ModuleState:
 
     def __init__(self, module: nn.Module) -> None:
         self._attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
-        values = (value for _, before in self._attributes for value in before.values())
+        # Not parameters: FSDP2 has put whole ones there for the call, and knows of it.
+        items = (item for _, before in self._attributes for item in before.items())
+        values = [value for name, value in items if name == "_buffers" or name not in _OWN_ATTRIBUTES]
         self._members = [(value, copy.copy(value)) for value in values if isinstance(value, list | dict | set)]
         self._buffers = [(each, each.detach().clone()) for each in module.buffers()]
 
