@@ -20,6 +20,8 @@ from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
 _own = threading.local()
 _PATIENCE = 20
 _stream = threading.Lock()
+# One thread computes at a time: ranks are processes, and not all of PyTorch can be called by several threads at once.
+_turn = threading.Lock()
 
 
 def seeded(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,9 +46,13 @@ class Meeting:
     def exchange(self, rank: int, what: str, value: Any) -> list[Any]:
         """The values of all ranks, of which each has to ask for the same thing."""
         self._slots[rank] = what, value
-        self._barrier.wait()
-        slots = list(self._slots)
-        self._barrier.wait()
+        _turn.release()
+        try:
+            self._barrier.wait()
+            slots = list(self._slots)
+            self._barrier.wait()
+        finally:
+            _turn.acquire()
         asked = [name for name, _ in slots]
         assert len(set(asked)) == 1, f"the ranks compute different things: {asked}"
         return [value for _, value in slots]
@@ -108,13 +114,14 @@ def on_ranks(size: int, body: Callable[[ThreadRanks], Any]) -> list[Any]:
 
     def call(rank: int) -> None:
         _own.ranks = ThreadRanks(rank, meeting)
-        try:
-            returned[rank] = body(_own.ranks)
-        except threading.BrokenBarrierError as error:
-            errors.append(error)
-        except BaseException as error:
-            errors.insert(0, error)
-            meeting.leave()
+        with _turn:
+            try:
+                returned[rank] = body(_own.ranks)
+            except threading.BrokenBarrierError as error:
+                errors.append(error)
+            except BaseException as error:
+                errors.insert(0, error)
+                meeting.leave()
 
     threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
