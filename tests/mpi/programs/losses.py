@@ -36,7 +36,10 @@ def outcome(function, comm, division: str, alone: Run) -> dict[str, object]:
     torch.manual_seed(5)
     everyone = comm.allgather_object(refusal(lambda: function(shared)))
     losses = [abs(one - many) / max(1.0, abs(one)) for one, many in zip(alone.losses, shared.losses, strict=False)]
-    states = [float((one - many).abs().max()) for one, many in zip(alone.states, shared.states, strict=False)]
+    states = [
+        float((one - many).abs().max() / one.abs().max().clamp(min=1))
+        for one, many in zip(alone.states, shared.states, strict=False)
+    ]
     gc.collect()
     return {
         "refused": next((each for each in everyone if each), None),
