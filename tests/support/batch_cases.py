@@ -767,6 +767,12 @@ _cases(
 )
 _cases("retain_grad", written("x", lambda func, x: (y := x * 2, func(y), y.sum().backward(), y.grad)[3]))
 _cases("data", case("x"))
+# Of a copy without a graph: PyTorch itself ends where data of a leaf get another form.
+_cases(
+    "__set__",
+    written("x, y", lambda func, x, y: (d := x.detach() * 1, func(d, y.detach()), d * 2)[2]),
+    written("x, whole", lambda func, x, w: (d := x.detach() * 1, func(d, w.detach()), d * 2)[2]),
+)
 _cases("__deepcopy__", written("x", lambda func, x: func(x, {})))
 _cases(
     "register_hook",

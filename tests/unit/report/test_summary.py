@@ -27,6 +27,7 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         "shared_gpus": False,
         "communication_share": pytest.approx(0.2),
         "communication_bytes": None,
+        "gathered_bytes": 0,
         "data_share": pytest.approx(0.1),
         "seconds": 10.5,
         "survived": [],

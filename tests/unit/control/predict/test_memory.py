@@ -230,10 +230,10 @@ def test_parts_are_as_the_settings_say() -> None:
     weights = 4 * 25_557_032
     assert (found.parameters, found.optimizer_state) == (weights, 2 * weights)
     assert found.inputs == 64 * 3 * 224 * 224 * 4
-    # A flag for each of 161 parameters, and one for all, travel with the last bucket.
+    # A flag for each of 161 parameters travels with the last bucket.
     # What is in no bucket is reduced in place.
     in_buckets = memory(workload, batch=64, settings=MemorySettings(optimizer=ADAM, in_place=False))
-    assert in_buckets.buckets == weights + (161 + 1) * 4
+    assert in_buckets.buckets == weights + 161 * 4
     assert in_buckets.gradients == 0
     assert 0 < found.buckets < weights / 2
     # Parts add their gradients up by themselves, and the last one's go into the buckets.

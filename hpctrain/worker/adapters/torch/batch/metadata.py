@@ -53,7 +53,7 @@ def data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 @rule(T.data.__set__)  # type: ignore[attr-defined]
 def set_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     batch, value = args
-    if not isinstance(batch, BatchTensor) or batch.shape != value.shape:
+    if not isinstance(batch, BatchTensor) or (batch.shape, batch.dtype) != (value.shape, value.dtype):
         return NotImplemented
     if not isinstance(value, BatchTensor):
         batch.local.data = own_rows(value, batch.rows)
