@@ -52,7 +52,11 @@ class Run:
         x = torch.tensor(random.random((samples, *shape)))
         data = TensorDataset(x, torch.tensor(random.integers(0, 5, samples)))
         loader = DataLoader(data, batch_size=batch, shuffle=not evaluation, **settings)
-        return ht.shard(loader, evaluation=evaluation, seed=SEED) if self.comm else Whole(loader, not evaluation)
+        if not self.comm:
+            return Whole(loader, not evaluation)
+        sharded = ht.shard(loader, evaluation=evaluation, seed=SEED)
+        sharded.set_epoch(0)  # a loader of the same data goes on where those of other patterns ended
+        return sharded
 
     def distribute(self, model, optimizer=None):
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -48,12 +48,14 @@ class _Known:
         recurrent: the lengths of the first dimension of its recurrent layers' states, whose rows are the second one.
         dims: the dimension of the rows of each tensor that it returns, by the number of these.
         looked: for which modes, of training and of recording gradients, it was looked for tensors that it keeps.
+        constants: the places and forms of plain arguments that once had another length than the batch: no rows.
     """
 
     recurrent: frozenset[int]
     whole: bool = False
     dims: dict[int, tuple[int, ...]] = field(default_factory=dict)
     looked: set[tuple[bool, bool]] = field(default_factory=set)
+    constants: set[tuple[Any, ...]] = field(default_factory=set)
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
@@ -105,6 +107,19 @@ def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return _on_rows(module, known, rows, args, kwargs)
 
 
+def _constants(known: _Known, total: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    """The ids of plain arguments that are no rows, as a call with a batch of another length has shown."""
+    found = []
+    for place, value in enumerate(_leaves(args, kwargs)):
+        if type(value) is torch.Tensor and value.dim():
+            form = place, value.dtype, value.shape[1:]
+            if total not in value.shape[: 2 if known.recurrent else 1]:
+                known.constants.add(form)
+            elif form in known.constants:
+                found.append(id(value))
+    return frozenset(found)
+
+
 def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor) or value is None:
@@ -133,7 +148,8 @@ def _common_rows(batches: list[BatchTensor]) -> Rows | None:
 
 
 def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    take = functools.partial(_part, rows=rows, recurrent=known.recurrent)
+    constants = _constants(known, rows.total, args, kwargs)
+    take = functools.partial(_part, rows=rows, recurrent=known.recurrent, constants=constants)
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
     mode = module.training, torch.is_grad_enabled()
     first = FirstCall(module) if any(mode) and mode not in known.looked else None
@@ -179,22 +195,22 @@ def _states_of(module: nn.Module) -> frozenset[int]:
     return frozenset(each.num_layers * (2 if each.bidirectional else 1) for each in layers)
 
 
-def _part(value: Any, rows: Rows, recurrent: frozenset[int]) -> Any:
+def _part(value: Any, **settings: Any) -> Any:
     """What a running model gets of an argument: this rank's rows of batches, and of plain tensors with as many rows."""
     if not isinstance(value, torch.Tensor):
         simple = value is None or isinstance(value, bool | int | float | str)
-        return value if simple else tree_map(functools.partial(_tensor_part, rows=rows, recurrent=recurrent), value)
-    return _tensor_part(value, rows, recurrent)
+        return value if simple else tree_map(functools.partial(_tensor_part, **settings), value)
+    return _tensor_part(value, **settings)
 
 
-def _tensor_part(value: Any, rows: Rows, recurrent: frozenset[int]) -> Any:
+def _tensor_part(value: Any, rows: Rows, recurrent: frozenset[int], constants: frozenset[int]) -> Any:
     if isinstance(value, BatchTensor):
         if value.rows.sizes == rows.sizes:
             return value.local
         return own_rows(value.whole(), rows.along(value.rows.dim))
     if not isinstance(value, torch.Tensor):
         return value
-    if rows.total > 1:
+    if rows.total > 1 and id(value) not in constants:
         dims = (0, 1) if recurrent else (0,)
         if value.dim() == 3 and value.shape[0] in recurrent:
             dims = (1, 0)
