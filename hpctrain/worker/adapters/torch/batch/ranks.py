@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
+from hpctrain.worker.adapters.torch.pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
@@ -59,6 +60,8 @@ class DataRanks:
     def sum(self, own: torch.Tensor, name: str = "a sum") -> torch.Tensor:
         """The sum over the data ranks of a tensor of one shape and type, as a new tensor."""
         own = own.detach()
+        if is_dtensor(own):  # the gradient of a loss that was added to penalties on divided parameters
+            own = own.full_tensor()
         if own.device.type == "cpu" and own.numel() <= _SMALL and own.dtype in (torch.float32, torch.float64):
             return self._small_sum(own, name)
         if own.device.type == "cpu":  # on a GPU the host would wait for it
