@@ -113,8 +113,13 @@ def _is_long(target: Any) -> bool:
 
 
 def _warn_of_others(variables: Sequence[Any]) -> None:
-    """Say once that a Keras model is trained which no rank shares with the others."""
+    """Say once that a Keras model is trained which no rank shares with the others.
+
+    Variables of a strategy of tf.distribute are shared by its replicas, which it sees to itself.
+    """
     global _warned
+    if tf.distribute.has_strategy():
+        return
     models = distributed_models()
     for variable in variables:
         if not _warned and isinstance(variable, keras.Variable) and variable.trainable:
