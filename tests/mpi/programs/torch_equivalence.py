@@ -210,6 +210,7 @@ def distributed(name: str) -> np.ndarray:
     model, optimizer = ht.distribute(model, optimizer, bucket_mb=case.bucket_mb, compression=case.compression)
     assert type(optimizer) is kind
     loader = ht.shard(DataLoader(samples(case.dtype), batch_size=BATCH, shuffle=True), seed=SEED)
+    loader.set_epoch(0)  # a loader of the same data goes on where that of another case ended
     optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
     steps(case, model, optimizers, lambda _: loader, ht.no_sync, comm.rank, device)
     return state(model)
