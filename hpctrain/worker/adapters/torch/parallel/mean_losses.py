@@ -27,6 +27,11 @@ class _Part(NamedTuple):
     loss: float
 
 
+def _form(part: _Part) -> tuple[object, ...]:
+    """What has to be alike in micro-batches that are joined."""
+    return part.output.shape[1:], part.output.dtype, part.target.shape[1:], part.target.dtype
+
+
 class MeanLosses:
     """The check of a pipeline's loss function, which ends after a few micro-batches."""
 
@@ -52,7 +57,7 @@ class MeanLosses:
         self._left -= 1
         own = _Part(output.detach(), target.detach(), float(found))
         before, self._before = self._before, own if self._left else None
-        if before is None or before.output.shape[1:] != own.output.shape[1:]:
+        if before is None or _form(before) != _form(own):
             return
         generator = torch.default_generator.get_state()
         together = float(self._loss(torch.cat([before.output, own.output]), torch.cat([before.target, own.target])))
