@@ -19,10 +19,10 @@ _WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def gradients(name: str) -> int:
-    """Bytes of a case's gradients in all of its updates, and of their flags: one a parameter, and one for all."""
+    """Bytes of a case's gradients in all of its updates, and of their flags, one a parameter."""
     case = CASES[name]
     parameters = [parameter for parameter in case.network().parameters() if parameter.requires_grad]
-    elements = sum(parameter.numel() for parameter in parameters) + len(parameters) + 1
+    elements = sum(parameter.numel() for parameter in parameters) + len(parameters)
     return UPDATES * elements * _WIRE.get(case.compression, case.dtype).itemsize
 
 
