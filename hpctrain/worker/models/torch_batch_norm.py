@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hpctrain.worker.comm.base import Communicator, Group
+from hpctrain.worker.comm.group_sum import group_sum
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
 # The outputs, the mean and the unbiased variance.
@@ -76,7 +77,7 @@ class TorchBatchNorm(nn.BatchNorm2d):
         mean, square = mean.double(), (variance + mean.square()).double()
         values = mean.new_tensor([x.numel() // self.num_features])
         own = torch.cat([values * mean, values * square, values])
-        total: torch.Tensor = _SpanSum.apply(own, group) if group else own  # type: ignore[no-untyped-call]
+        total = group_sum(own, group) if group else own
         values = total[-1]
         mean, square = (total[:-1] / values).view(2, -1)
         variance = square - mean.square()
@@ -92,19 +93,6 @@ class TorchBatchNorm(nn.BatchNorm2d):
         self.running_mean.lerp_(mean.to(self.running_mean), self._moved)
         self.running_var.lerp_(variance.to(self.running_var), self._moved)
         self.num_batches_tracked += 1
-
-
-class _SpanSum(torch.autograd.Function):
-    """The sum over a group of ranks, whose gradient is the sum of all ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return group.allreduce_torch(own)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.group.allreduce_torch(gradients[0]), None
 
 
 def _of_channels(values: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hpctrain.worker.comm.base import Communicator, Group
+from hpctrain.worker.comm.group_sum import group_sum
 
 # Groups with their sizes, because the death of a rank ends a group.
 _groups: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
@@ -80,7 +81,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
         values = x.double()
         count = values.new_tensor([x.numel() // max(x.size(1), 1)])
         own = torch.cat([values.sum(axes), values.square().sum(axes), count])
-        total: torch.Tensor = _Sum.apply(own, comm)  # type: ignore[no-untyped-call]
+        total = group_sum(own, _group(comm))
         count = total[-1].detach()
         mean, square = (total[:-1] / count).view(2, -1)
         return mean, (square - mean.square()).clamp(min=0), count
@@ -98,16 +99,3 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
     @staticmethod
     def _of_channels(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return values.view(1, -1, *[1] * (x.dim() - 2))
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over the ranks, whose gradient is the sum of all ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, comm: Communicator) -> torch.Tensor:
-        ctx.comm = comm
-        return _group(comm).allreduce_torch(own)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _group(ctx.comm).allreduce_torch(gradients[0]), None
