@@ -24,27 +24,27 @@ def metrics(comm) -> None:
     # Of the 41 samples the last batch has one, so that a rank has fewer batches than the other.
     tested = ht.shard(DataLoader(data, batch_size=8), evaluation=True)
     loss_of = torch.nn.functional.cross_entropy
-    for own_x, own_y in ht.shard(DataLoader(data, batch_size=20, shuffle=True, drop_last=True)):
+    for x_batch, y_batch in ht.shard(DataLoader(data, batch_size=20, shuffle=True, drop_last=True)):
         optimizer.zero_grad()
-        loss = loss_of(model(own_x), own_y)
+        loss = loss_of(model(x_batch), y_batch)
         loss.backward()
         optimizer.step()
-        ht.log(loss=ht.mean(loss, weight=len(own_x)))
+        ht.log(loss=loss)
     ht.average_statistics(model)
     model.eval()
-    seen, total, pairs = 0, 0.0, []
+    own, total, pairs = 0, 0.0, []
     with torch.no_grad():
-        for own_x, own_y in tested:
-            logits = model(own_x)
-            total += loss_of(logits, own_y, reduction="sum").item()
-            seen += len(own_y)
-            pairs.append((logits.argmax(1), own_y))
+        for x_batch, y_batch in tested:
+            logits = model(x_batch)
+            total += loss_of(logits, y_batch, reduction="sum").item()
+            own += len(y_batch.local)
+            pairs.append((logits.argmax(1), y_batch))
         alone = model(x)
-    found = ht.mean(total / seen, weight=seen)
-    predicted, labels = (torch.cat(each) for each in zip(*ht.gather(pairs), strict=True))
+    predicted, labels = (torch.cat(each) for each in zip(*pairs, strict=True))
+    found = total / len(labels)
     accuracy = (predicted == labels).double().mean().item()
     ht.log({"test/accuracy": accuracy})
-    print("samples", len(labels), "of", comm.allgather_object(seen))
+    print("samples", len(labels), "of", comm.allgather_object(own))
     print("loss off by", abs(found - loss_of(alone, y).item()))
     print("accuracy off by", abs(accuracy - (alone.argmax(1) == y).double().mean().item()), flush=True)
 
