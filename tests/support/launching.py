@@ -28,12 +28,7 @@ def warm_interpreters() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="hpctrain-warm-")
     program = Path(__file__).with_name("warm_interpreters.py")
     with (Path(folder) / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, program, str(os.getpid()), folder],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": str(STARTUP)},
-        )
+        server = subprocess.Popen([sys.executable, program, str(os.getpid()), folder], stdout=log, stderr=log)
     os.environ[warm_start.DIRECTORY] = folder
     try:
         yield
