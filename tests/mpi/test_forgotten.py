@@ -35,15 +35,14 @@ INIT = "import hpctrain as ht\ncomm = ht.init()\n"
     # The group that ht.init() makes over Gloo, on which a script may build, is no sign that this one does.
     [pytest.param(INIT, "mpi", marks=pytest.mark.long), (INIT, "gloo"), ("", "mpi")],
 )
-def test_a_script_that_forgets_a_line_is_told_so_at_its_first_steps_and_fails(hpctrain, tmp_path, head, backend):
-    trains = TRAINS.format(seed=1, distribute="", after="").replace("    for step", "    print('begins')\n    for step")
-    (tmp_path / "script.py").write_text(head + trains)
+def test_a_script_that_forgets_a_line_is_told_so_at_its_end_and_fails(hpctrain, tmp_path, head, backend):
+    (tmp_path / "script.py").write_text(head + TRAINS.format(seed=1, distribute="", after=""))
     result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run", "--backend", backend)
     assert result.returncode == 1, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-ranks-trained-alone")
     log = without_marks((tmp_path / "run" / "logs" / "rank-0.log").read_text())
-    assert log.index("begins") < log.index("each rank by itself" if not head else "each by itself") < log.index("\nend")
+    assert ("each by itself" if head else "each rank by itself") in log
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, RANKS_ALONE, TIMEOUT
-from hpctrain.worker.comm import forgotten, forks, own_processes
+from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
@@ -42,10 +42,8 @@ _FINALIZE_SECONDS = 20
 _MARGIN_SECONDS = 10
 
 _current: Communicator | None = None
-# Whether this process has ever joined a run, and whether it has distributed a model in one.
+# Whether this process has ever joined a run, and whether it has trained with the other ranks of one.
 _joined = _distributed = False
-# Whether the script had imported another library that joins ranks when it called ht.init().
-_others = False
 # Whether the user was told that each rank trains alone.
 _mentioned = False
 # The exception hook that init() replaced.
@@ -80,7 +78,7 @@ def init(backend: str | None = None) -> Communicator:
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
-    global _current, _joined, _others
+    global _current, _joined, _distributed
     if _current is None:
         wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
@@ -94,10 +92,12 @@ def init(backend: str | None = None) -> Communicator:
             forks.watch()
             # Installed before connecting: a fault-tolerant MPI does not abort the others when this rank fails.
             _abort_on_exception()
-        _others = _others or others_imported()
+        if not _joined:
+            # Asked before hpctrain itself imports some of them.
+            _distributed = others_imported()
         _current = _connect(wanted, launcher)
         _joined = True
-        watch(_current.rank, _current.size)
+        watch()
         leave_at_exit(_leave)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
@@ -175,28 +175,24 @@ def make_last_checks() -> None:
             _current.make_last_checks()
 
 
-def watch(rank: int, ranks: int) -> None:
-    """Watch whether the ranks of a user's script train, each by itself; it is told so at its first steps.
+def watch() -> None:
+    """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent.
 
     Raises:
         HpctrainError: ``HPCTRAIN_RANKS_ALONE`` is neither 1 nor 0.
     """
-    if ranks > 1 and not RANKS_ALONE.read():
-        forgotten.watch(lambda: mention_forgotten(rank, ranks))
-        own_processes.watch()
+    if not RANKS_ALONE.read():
+        forgotten.watch()
 
 
 def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
-    """Say on rank 0, once, that each rank of a user's script trains alone; returns what was said or would be now."""
+    """Say on rank 0, once, that each rank of a user's script trained alone; returns what was said."""
     global _distributed, _mentioned
-    # The search inspects objects of every kind, in any state. A mere hint must not fail the run.
+    # What it asks of other libraries may fail in any state of theirs. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
         _distributed |= _current is not None and _current.trains_together()
-        found = forgotten_calls(ranks, joined=_joined, distributed=_distributed, others=_others)
-        if found is None:
-            # What the script has used until its first steps may be gone at its end.
-            _distributed = True
-        elif rank == 0 and not _mentioned:
+        found = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
+        if found and rank == 0 and not _mentioned:
             _mentioned = True
             print(f"hpctrain: {found.text}", file=sys.stderr, flush=True)
         return found

@@ -207,7 +207,7 @@ def _attempt(
             try:
                 if plan.capabilities and plan.capabilities.distributes_scripts:
                     comm.init()
-                comm.watch(rank, plan.processes)
+                comm.watch()
                 serve_torchrun_scripts(plan, rank)
                 serve_tensorflow_scripts(plan)
                 with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan))):

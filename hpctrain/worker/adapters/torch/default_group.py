@@ -16,6 +16,7 @@ from hpctrain.common.settings import TIMEOUT
 from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.recording import learning_rate
 from hpctrain.worker.comm import Communicator, current, forks
+from hpctrain.worker.comm.forgotten import note_own_group
 from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.torchrun import set_torchrun_variables
 
@@ -68,6 +69,7 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     if own or _asked:
         original(*arguments, **settings)
         _asked = True
+        note_own_group()
         return
     backend, limit = given.get("backend"), given.get("timeout")
     comm = join_default_group(None if backend is None else str(backend))
