@@ -91,35 +91,6 @@ def optimizer_with_a_state() -> None:
     ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
 
 
-def optimizer_whose_rule_needs_whole_parameters() -> None:
-    model = GPT()
-    ht.distribute(model, torch.optim.Adafactor(model.parameters()), mesh=ht.mesh(dp_shard=2))
-
-
-def optimizer_whose_rule_spans_stages() -> None:
-    class Normalised(torch.optim.SGD):
-        def step(self, closure: None = None) -> None:
-            nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.01)
-            super().step()
-
-    model = GPT()
-    ht.Pipeline(model, Normalised(model.parameters(), lr=0.1), loss_of, mesh=ht.mesh(pp=2))
-
-
-def optimizer_that_hides_its_parameters() -> None:
-    model = GPT()
-
-    class Hiding(torch.optim.SGD):
-        def __init__(self, parameters: list[nn.Parameter]) -> None:
-            super().__init__(parameters, lr=0.1)
-            self._update = lambda: [each.data.add_(0.1) for each in parameters]
-
-        def step(self, closure: None = None) -> None:
-            self._update()
-
-    ht.distribute(model, Hiding(list(model.parameters())), mesh=ht.mesh(dp_shard=2))
-
-
 def optimizer_of_another_model() -> None:
     ht.distribute(_model()[0], _model()[1], mesh=ht.mesh(dp_shard=2))
 
@@ -167,11 +138,6 @@ def divided_by_pytorch() -> None:
     model, _ = _model()
     fully_shard(model)
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
-
-
-def an_optimizer_without_fused_kernels() -> None:
-    model, _ = _model()
-    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=True), mesh=ht.mesh(dp_shard=2))
 
 
 def _accumulated() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
@@ -255,11 +221,9 @@ CASES = [
     *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute, no_stages_in_pipeline),
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
     *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
-    *(optimizer_whose_rule_needs_whole_parameters, optimizer_that_hides_its_parameters),
-    optimizer_whose_rule_spans_stages,
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
     *(a_copy_of_a_divided_model, a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
-    *(other_optimizers_of_a_divided_model, an_optimizer_without_fused_kernels),
+    other_optimizers_of_a_divided_model,
     *(a_step_within_no_sync, gradients_of_no_sync_made_zero, a_step_after_an_error),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),
 ]

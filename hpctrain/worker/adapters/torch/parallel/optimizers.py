@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.parallel.moved import divided
-from hpctrain.worker.adapters.torch.parallel.trial import New, try_rule
-from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, parameters_of, replace
+from hpctrain.worker.adapters.torch.pieces import local_pieces, local_tensor
+from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, parameters_of
+
+New = Mapping[int, Sequence[nn.Parameter]]
 
 # Their fused kernels take DTensors (torch/distributed/tensor/_ops/_pointwise_ops.py of PyTorch 2.13); SGD's does not.
 _FUSED = (torch.optim.Adam, torch.optim.AdamW)
-# Update each element by itself, in operations that DTensors have. The tests show that, so these need no trial.
-_ELEMENT_WISE = (
+# Their operations on several tensors at once are exact with DTensors; those of ASGD are not, and others lack some.
+_FOREACH = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop),
 )
@@ -25,15 +28,12 @@ _ELEMENT_WISE = (
 class Rewiring:
     """Which parameters of a model its optimizers update, by name. Create it before the parameters are replaced.
 
-    Args:
-        alone: whether other ranks get other parameters, as in a pipeline.
-
     Raises:
         HpctrainError: an optimizer has parameters that the model does not have.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], *, alone: bool = False) -> None:
-        self._optimizers, self._alone = optimizers, alone
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
         self._old = dict(model.named_parameters(remove_duplicate=False))
         known = {id(each) for each in self._old.values()}
         for optimizer in optimizers:
@@ -43,7 +43,7 @@ class Rewiring:
         """Give each optimizer the parameters that now have its parameters' names, except names that no model has.
 
         Raises:
-            HpctrainError: an optimizer would compute other numbers with them.
+            HpctrainError: an optimizer's state cannot be divided with its parameters.
         """
         new = {name: each for model in models for name, each in model.named_parameters(remove_duplicate=False)}
         now: dict[int, dict[int, nn.Parameter]] = {}
@@ -52,53 +52,64 @@ class Rewiring:
             if name in new:
                 own.setdefault(id(new[name]), new[name])
         for optimizer in self._optimizers:
-            rewire(optimizer, {old: list(each.values()) for old, each in now.items()}, alone=self._alone)
+            rewire(optimizer, {old: list(each.values()) for old, each in now.items()})
         self._old.clear()
 
 
-def rewire(optimizer: Optimizer, now: New, *, alone: bool = False) -> None:
-    """Replace an optimizer's parameters in place, and divide its state for them.
+def rewire(optimizer: Optimizer, now: New) -> None:
+    """Replace an optimizer's parameters in its groups, lists and state, and divide the state for them.
+
+    Lists and dictionaries are changed in place, because an optimizer, or one around it, may share them.
 
     Args:
-        now: the replacements by the ``id`` of each old parameter.
-        alone: whether other ranks get other parameters, as in a pipeline.
+        now: the replacements by the ``id`` of each old parameter, several or none.
 
     Raises:
-        HpctrainError: the optimizer would compute other numbers with them.
+        HpctrainError: a tensor of the state is no number and not of its parameter's shape.
     """
-    every = optimizers_in(optimizer)
-    prepare: Callable[[Optimizer], None] = fuse
-    if not all(map(_is_known, every)):
-        prepare = _tried(optimizer, now, alone)
-    replace(optimizer, lambda each: now.get(id(each)), divided)
-    for each in every:
-        prepare(each)
+    for each in optimizers_in(optimizer):
+        for group in each.param_groups:
+            if "param_names" in group:
+                names = zip(group["param_names"], group["params"], strict=True)
+                group["param_names"][:] = [name for name, old in names for _ in now.get(id(old), [old])]
+        lists = (value for value in vars(each).values() if isinstance(value, list))
+        for parameters in (*(group["params"] for group in each.param_groups), *lists):
+            parameters[:] = [new for old in parameters for new in now.get(id(old), [old])]
+        _move_state(each.state, now)
+        fuse(each)
 
 
-def _tried(optimizer: Optimizer, now: New, alone: bool) -> Callable[[Optimizer], None]:
-    """The preparation with which the optimizer computes the same numbers, found by trial."""
-    try:
-        try_rule(optimizer, now, prepare=fuse, alone=alone)
-        return fuse
-    except HpctrainError:
-        # DTensors lack some operations on several parameters at once: try a loop.
-        groups = [group for each in optimizers_in(optimizer) for group in each.param_groups]
-        if all(group.get("foreach", True) is not None for group in groups):
-            raise
-        try_rule(optimizer, now, prepare=_loop, alone=alone)
-        return _loop
+def _move_state(state: dict[Any, Any], now: New) -> None:
+    for old in [each for each in state if id(each) in now]:
+        kept = state.pop(old)
+        for new in now[id(old)]:
+            state[new] = {name: _moved(str(name), value, old, new) for name, value in kept.items()}
 
 
-def _is_known(optimizer: Optimizer) -> bool:
-    """Whether the optimizer is exact with DTensors, with the kernels that the script chose."""
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    return type(optimizer) in (_FUSED if fused else _ELEMENT_WISE)
+def _moved(name: str, value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: _divided(name, tensor, old, new), value)
 
 
-def _loop(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if group.get("foreach", True) is None:
-            group["foreach"] = False
+@torch.no_grad()
+def _divided(name: str, value: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor of the state, which every rank has whole. Numbers stay unchanged."""
+    if not isinstance(new, DTensor) or (value.numel() == 1 and (name == "step" or new.numel() > 1)):
+        return value
+    if value.numel() != 1 and value.shape != old.shape:
+        raise HpctrainError(
+            "HT-optimizer-state-not-divisible",
+            "the optimizer keeps {name!r} of shape {shape} for a parameter of shape {parameter_shape}, "
+            "which cannot be divided with it",
+            "give ht.distribute a new optimizer, and load a checkpoint after it",
+            name=name,
+            shape=tuple(value.shape),
+            parameter_shape=tuple(old.shape),
+        )
+    part = torch.empty_like(new, dtype=value.dtype, requires_grad=False)
+    whole, local = value.view(new.shape), local_tensor(part)
+    for slices, box in local_pieces(part):
+        local[slices].copy_(whole[tuple(slice(b, e) for b, e in zip(box.offsets, box.ends, strict=True))])
+    return part
 
 
 def _check(optimizer: Optimizer, known: set[int]) -> None:
@@ -116,20 +127,20 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
 def fuse(optimizer: Optimizer) -> None:
     """Let an optimizer of DTensors update all of them in one kernel, since a loop spends its time on dispatch.
 
-    The script's own choice stays, and so do the settings of another package's optimizer.
+    The script's own choice stays. Rules that are not known to be exact that way get a loop.
     """
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return
     for group in optimizer.param_groups:
-        divided = [each for each in group["params"] if isinstance(each, DTensor)]
-        chosen = [group.get(key) for key in ("foreach", "fused")] + [
-            group.get(key) or None for key in ("capturable", "differentiable")
-        ]
-        if not divided or any(each is not None for each in chosen):
+        if not any(isinstance(each, DTensor) for each in group["params"]) or group.get("foreach", True) is not None:
             continue
-        if not all(each.is_floating_point() for each in group["params"]):
-            continue
-        if type(optimizer) in _FUSED and not optimizer.state:
-            group["fused"], group["foreach"] = True, False
-        elif "foreach" in group:
-            group["foreach"] = True
+        if type(optimizer) not in _FOREACH:
+            group["foreach"] = False
+        elif _fits_kernels(group):
+            fused = type(optimizer) in _FUSED and not optimizer.state
+            group["foreach"] = not fused
+            if fused:
+                group["fused"] = True
+
+
+def _fits_kernels(group: dict[str, Any]) -> bool:
+    chosen = group.get("fused") is not None or group.get("capturable") or group.get("differentiable")
+    return not chosen and all(each.is_floating_point() for each in group["params"])

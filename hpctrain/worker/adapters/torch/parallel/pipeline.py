@@ -122,7 +122,7 @@ class Pipeline:
         _check(model, optimizers)
         check_plan(model, sizes, self._plan)
         cut = Cut.of(model, self._plan.blocks, self._pp * per_rank)
-        ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers, alone=self._pp > 1)
+        ties, rewiring = ties_of(model, cut), Rewiring(model, optimizers)
         # A parameter that two stages share has one name, as in the whole model.
         self._first_names = {name: first for first, *others in tied_names(model) for name in others}
         check_same_model(self._comm, model)
