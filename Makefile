@@ -28,10 +28,10 @@ test: test-setup
 	$(call suite,not ($(LEAVE_OUT)))
 
 # What `make test` leaves out: long tests, and further engines, frameworks, numbers of ranks, meshes and faults.
-thorough: test-setup
+thorough: test-setup .deepspeed/installed.stamp
 	$(call suite,long or thorough)
 
-test-setup: horovod .mpich/installed.stamp .deepspeed/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
+test-setup: horovod .mpich/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
 
 # Unit tests need a core each, and jobs of Slurm and runs on hosts mostly wait beside them; ranks elsewhere need their
 # cores also while they wait, but two modules leave fewer of them idle. What is measured of links needs all cores. A
@@ -152,7 +152,8 @@ horovod: .venv/packages.stamp
 	$(BIN)/python -m pip install --ignore-installed --no-deps --prefix .mpich mpich==5.0.2
 	touch $@
 
-# Beside the environment too, whose other packages the audit is about. Its setup asks the PyTorch that is there.
+# Beside the environment too, whose other packages the audit is about, for one test. Its setup asks the PyTorch that is
+# there.
 .deepspeed/installed.stamp: .venv/packages.stamp
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-compile --no-build-isolation --no-deps --target .deepspeed \
 		deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0 tqdm==4.70.1

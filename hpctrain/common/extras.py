@@ -20,13 +20,12 @@ MODULES = {
     "wandb": ("wandb",),
     "torch": ("torch",),
     "keras": ("keras", "tensorflow"),
-    "deepspeed": ("deepspeed",),
     "lightning": ("lightning",),
     "huggingface": ("accelerate", "transformers"),
 }
 
 # These extras include the extra `train`.
-_BRING_TRAIN = {"torch", "keras", "imagenet", "deepspeed", "lightning", "huggingface"}
+_BRING_TRAIN = {"torch", "keras", "imagenet", "lightning", "huggingface"}
 
 
 def require(*extras: str) -> None:
@@ -51,9 +50,6 @@ def _error(modules: Sequence[str], extras: Sequence[str]) -> HpctrainError:
     verb = "is" if len(modules) == 1 else "are"
     named = [extra for extra in extras if extra != "train" or not _BRING_TRAIN & {*extras}]
     install = f"pip install 'hpctrain[{','.join(named)}]'"
-    if "deepspeed" in extras:
-        # DeepSpeed's setup imports the installed PyTorch, and would otherwise compile.
-        install = f"DS_BUILD_OPS=0 {install} --no-build-isolation"
     return HpctrainError(
         "HT-package-not-installed",
         "{modules} {verb} not installed in this Python",

@@ -182,8 +182,7 @@ def test_lightning_fabric_accelerate_and_the_trainer(tmp_path, note):
 def test_deepspeed(tmp_path, note):
     program, cases = OF_RANKS / "deepspeed_script.py", ("zero1", "zero2", "zero3", "accumulated", "clipped", "bf16")
     beside = os.pathsep.join(filter(None, (str(_DEEPSPEED), os.environ.get("PYTHONPATH"))))
-    shared = start(2, "deepspeed")
-    launch(tmp_path, "run", str(program), *shared, "--", "out", *cases, seconds=200, PYTHONPATH=beside)
+    launch(tmp_path, "run", str(program), *start(2), "--", "out", *cases, seconds=200, PYTHONPATH=beside)
     module = imported(program)
     rows = []
     for case in cases:

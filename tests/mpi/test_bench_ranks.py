@@ -51,8 +51,7 @@ def test_a_step_of_each_variant(hpctrain: Launch):
     result = hpctrain("bench", "step", "-np", "2", "--model", "digits", "--rounds", "1", "--batch", "1", "--json")
     assert result.returncode == 0, result.stdout
     measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
-    assert measured["left_out"].keys() <= {"nccl", "deepspeed"}
-    deepspeed = set() if "deepspeed" in measured["left_out"] else {f"deepspeed ZeRO {stage}" for stage in (1, 2, 3)}
+    assert measured["left_out"].keys() <= {"nccl"}
     wanted = {
         "no communication",
         "horovod by hand",
@@ -63,7 +62,7 @@ def test_a_step_of_each_variant(hpctrain: Launch):
         "of it the guard",
         "all supervision",
     }
-    assert {row["variant"] for row in measured["rows"]} - deepspeed == wanted
+    assert {row["variant"] for row in measured["rows"]} == wanted
     for row in measured["rows"]:
         assert row["ratio_to_limit"] > 0
         assert row["ratio_to_ddp"] > 0

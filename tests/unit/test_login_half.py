@@ -234,7 +234,7 @@ def test_without_a_framework_a_plan_can_be_looked_at(
 @needs.both_frameworks
 def test_what_is_there_is_not_asked_for() -> None:
     # These are beside the environment of the tests.
-    require(*(extra for extra in MODULES if extra not in ("deepspeed", "lightning", "huggingface", "spark")))
+    require(*(extra for extra in MODULES if extra not in ("lightning", "huggingface", "spark")))
     assert missing_extra(ModuleNotFoundError("no", name="hpctrain.nothing")) is None
     assert missing_extra(ModuleNotFoundError("no", name="torch.nothing")) is None
 

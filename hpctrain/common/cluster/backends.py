@@ -14,9 +14,6 @@ class Capabilities:
         frameworks: those whose gradients it reduces.
         joins_ranks: it connects several ranks that a launcher starts; otherwise it is for a single process.
         replicates: its ranks are replicas within a single process.
-        distributes_scripts: its library distributes what a script trains, which meets the other ranks before it
-            begins. No recipe is trained with it.
-        extra: the extra of hpctrain's installation that brings it.
         outlives_ranks: the remaining ranks can go on when one dies.
         sends_largest: it can send the largest gradients alone to other nodes, and keep the others for the next step.
         has_meshes: torch.distributed works over it, of whose groups a mesh is made.
@@ -30,8 +27,6 @@ class Capabilities:
     joins_ranks: bool = True
     replicates: bool = False
     min_ranks: int = 1
-    distributes_scripts: bool = False
-    extra: str | None = None
     outlives_ranks: bool = False
     sends_largest: bool = False
     has_meshes: bool = True
@@ -48,9 +43,6 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "mpi": Capabilities(outlives_ranks=True, sends_largest=True, serves_parameters=True),
     "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True, meets_without_mpi=True),
     "gloo": Capabilities(frameworks=frozenset(("torch",)), meets_without_mpi=True),
-    "deepspeed": Capabilities(
-        frameworks=frozenset(("torch",)), has_meshes=False, distributes_scripts=True, extra="deepspeed"
-    ),
     # These are strategies of tf.distribute, under its names.
     "mirrored": replace(_TENSORFLOW, joins_ranks=False, replicates=True),
     "multi_worker": _TENSORFLOW,

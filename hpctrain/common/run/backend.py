@@ -16,7 +16,7 @@ from hpctrain.common.settings import PARAMETER_SERVERS
 # Strategies whose scope makes the variables once for all replicas or workers.
 _IN_SCOPE = ("mirrored", "parameter_server")
 # Backends that reduce by NCCL where gradients are on GPUs.
-_OVER_NCCL = ("nccl", "horovod", "deepspeed")
+_OVER_NCCL = ("nccl", "horovod")
 
 
 def require_backend(backend: str, plan: Plan) -> None:
@@ -88,7 +88,7 @@ def _require_sharing(plan: Plan, backend: str) -> None:
         raise HpctrainError(
             "HT-gpus-shared-without-nccl",
             "--share-gpus is for NCCL, and the backend {backend!r} does not reduce by it",
-            "choose --backend nccl, horovod or deepspeed, or leave --share-gpus out",
+            "choose --backend nccl or horovod, or leave --share-gpus out",
             backend=backend,
         )
     if plan.framework == "keras":
@@ -101,17 +101,7 @@ def _require_sharing(plan: Plan, backend: str) -> None:
 
 
 def _require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
-    """Refuse what DeepSpeed and the strategies of tf.distribute cannot do as backends: too few ranks, or recipes
-    whose steps do more than the strategies' scopes support.
-    """
-    if plan.recipe and capable.distributes_scripts:
-        raise HpctrainError(
-            "HT-backend-for-scripts-only",
-            "backend {backend!r} is for scripts that bring a configuration of its own, and {title} is a recipe",
-            "choose --backend nccl, mpi or gloo; --mesh dp_shard=N with --set sharding.zero=1, 2 or 3 divides state",
-            backend=backend,
-            title=plan.title,
-        )
+    """Refuse too few ranks for a strategy of tf.distribute, and recipes whose steps do more than its scope supports."""
     if plan.ranks < capable.min_ranks:
         raise HpctrainError(
             "HT-backend-needs-more-ranks",

@@ -89,8 +89,6 @@ def require_packages(plan: Plan) -> None:
             extras.append("objects")
         if plan.framework:
             extras.append(plan.framework)
-        if plan.capabilities and plan.capabilities.extra:
-            extras.append(plan.capabilities.extra)
     require_extras(*extras)
 
 

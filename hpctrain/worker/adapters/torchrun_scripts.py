@@ -30,7 +30,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
     """Prepare this rank for a script that distributes by itself. Called before the script begins."""
     capable = plan.capabilities
     # Replicas of one process are no ranks, which the variables would promise.
-    if not plan.script or capable is None or capable.distributes_scripts or capable.replicates:
+    if not plan.script or capable is None or capable.replicates:
         return
     launcher = detect()
     for name, value in script_variables(plan, rank).items():

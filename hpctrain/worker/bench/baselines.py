@@ -1,8 +1,7 @@
-"""The baselines of the benchmarks: Horovod, DeepSpeed and PyTorch's own group, started beside hpctrain's ranks."""
+"""The baselines of the benchmarks: Horovod and PyTorch's own group, started beside hpctrain's ranks."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,6 @@ import torch
 from mpi4py import MPI
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.deepspeed import watch_deepspeed
 from hpctrain.worker.comm.horovod import HorovodCommunicator
 from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 
@@ -46,17 +44,6 @@ def horovod_running(world: MPI.Intracomm) -> Iterator[None]:
     # Horovod ends on all ranks as soon as one of them asks for it.
     world.Barrier()
     hvd.shutdown()
-
-
-def load_deepspeed(left_out: LeftOut, *, on_gpus: bool) -> bool:
-    """Prepare DeepSpeed for torch.distributed's default group; returns whether it is installed."""
-    os.environ["DS_ACCELERATOR"] = "cuda" if on_gpus else "cpu"
-    try:
-        watch_deepspeed()
-    except HpctrainError as error:
-        left_out["deepspeed"] = error.message
-        return False
-    return True
 
 
 def join_process_group(world: MPI.Intracomm) -> TorchDistributedCommunicator:

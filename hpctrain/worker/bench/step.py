@@ -28,7 +28,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StepEvent
 from hpctrain.worker.adapters.torch.guarding import guard_of
-from hpctrain.worker.bench.baselines import LeftOut, horovod_running, join_process_group, load_deepspeed, load_horovod
+from hpctrain.worker.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.workloads import BenchWorkload, workload
 from hpctrain.worker.comm.base import Communicator
@@ -61,26 +61,6 @@ def ddp(work: BenchWorkload) -> Call:
     """PyTorch's own DistributedDataParallel on the default process group, with its defaults."""
     model = nn.parallel.DistributedDataParallel(work.build())
     return work.step(model, sgd(model))
-
-
-def deepspeed_zero(work: BenchWorkload, stage: int) -> Call:
-    """DeepSpeed's engine with this stage of ZeRO and its defaults, except clipping, which no other variant does."""
-    import deepspeed
-
-    model = work.build()
-    configuration = {
-        "train_micro_batch_size_per_gpu": len(work.x),
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage},
-        "zero_allow_untested_optimizer": True,
-    }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=sgd(model), config=configuration)
-
-    def step() -> None:
-        engine.backward(work.loss(engine))
-        engine.step()
-
-    return step
 
 
 def adapted(work: BenchWorkload, comm: Communicator, **settings: Any) -> Call:
@@ -181,8 +161,6 @@ def variants(
         **(_compressed(work, comm) if len(set(comm.allgather_object(comm.host))) > 1 else {}),
         **watched(work, comm, folder),
     }
-    if load_deepspeed(left_out, on_gpus=group.on_gpus):
-        calls |= {f"deepspeed ZeRO {stage}": deepspeed_zero(work, stage) for stage in (1, 2, 3)}
     groups = [TimedGroup(calls=calls)]
     if not group.on_gpus:
         left_out["nccl"] = "not every rank has a GPU of its own"

@@ -403,10 +403,6 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
         from hpctrain.worker.comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator(world, reason)
-    if backend == "deepspeed":
-        from hpctrain.worker.comm.deepspeed import DeepSpeedCommunicator
-
-        return DeepSpeedCommunicator(world, reason)
     if backend in ("multi_worker", "parameter_server"):
         return _connect_tensorflow(backend, reason, world, launcher)
     return _torch_distributed(backend, reason, world)

@@ -205,8 +205,6 @@ def _attempt(
                 recording.begin(directory.events)
                 recording.watch_files()
             try:
-                if plan.capabilities and plan.capabilities.distributes_scripts:
-                    comm.init()
                 comm.watch()
                 serve_torchrun_scripts(plan, rank)
                 serve_tensorflow_scripts(plan)

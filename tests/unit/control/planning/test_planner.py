@@ -79,7 +79,6 @@ def test_the_plan_survives_its_file() -> None:
             "HT-backend-needs-more-ranks",
             {"least": 3, "ranks": 2},
         ),
-        ({"backend": "deepspeed", "ranks": 2}, "HT-backend-for-scripts-only", {}),
     ],
 )
 def test_a_backend_is_refused(options: dict[str, object], code: str, values: dict[str, object]) -> None:

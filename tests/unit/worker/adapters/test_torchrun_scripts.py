@@ -136,9 +136,8 @@ def test_every_script_gets_them(backend: str, meshes: bool) -> None:
 
 @needs.pytorch
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["deepspeed", "mirrored"])
-def test_deepspeed_makes_its_own_and_replicas_of_one_process_are_no_ranks(backend: str) -> None:
-    assert run(plan(backend), "RANK")[0] == {"RANK": None}
+def test_replicas_of_one_process_are_no_ranks() -> None:
+    assert run(plan("mirrored"), "RANK")[0] == {"RANK": None}
 
 
 @needs.pytorch
