@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.adapters import mean as mean
     from hpctrain.worker.adapters import mean_loss as mean_loss
     from hpctrain.worker.adapters import no_sync as no_sync
+    from hpctrain.worker.adapters import resumed_at as resumed_at
     from hpctrain.worker.adapters import shard as shard
     from hpctrain.worker.adapters import sum_loss as sum_loss
     from hpctrain.worker.adapters.torch.batch import BatchTensor as BatchTensor
@@ -57,6 +58,7 @@ _HOME = {
     "mean_loss": "hpctrain.worker.adapters",
     "mesh": "hpctrain.worker.adapters.torch.parallel",
     "no_sync": "hpctrain.worker.adapters",
+    "resumed_at": "hpctrain.worker.adapters",
     "shard": "hpctrain.worker.adapters",
     "should_stop": "hpctrain.worker.comm",
     "shutdown": "hpctrain.worker.comm",
@@ -96,6 +98,7 @@ __all__ = [
     "mean_loss",
     "mesh",
     "no_sync",
+    "resumed_at",
     "shard",
     "should_stop",
     "shutdown",

@@ -39,9 +39,8 @@ def test_equals_one_process_on_the_full_batch(tmp_path: Path) -> None:
         "HPCTRAIN_TIMEOUT": "500",
     }
     start = [_HPCTRAIN, "run", _PROGRAM, "-np", "2", "--backend", "gloo", "--run-dir", tmp_path / "run"]
-    done = subprocess.run(
-        [*start, "--", tmp_path / "out", *CASES], capture_output=True, text=True, timeout=600, check=False, env=environment
-    )
+    command = [*start, "--", tmp_path / "out", *CASES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "by itself" not in done.stdout + done.stderr
     subprocess.run([sys.executable, _PROGRAM, tmp_path / "out", "plain"], check=True, timeout=100)

@@ -1,4 +1,4 @@
-"""A script's steps are counted as its own state has them, however an attempt ended."""
+"""A script's steps are counted on from where it says that it was resumed, however an attempt ended."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ PLAIN = (
 import os
 import torch
 import torch.distributed as dist
+import hpctrain as ht
 from torch.nn.parallel import DistributedDataParallel
 """
     + _END
@@ -33,13 +34,12 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-torch.save(model.module.state_dict(), "weights-to-begin-with.pt")
-torch.load("weights-to-begin-with.pt")
 step = 0
 if os.path.exists("state.pt"):
     state = torch.load("state.pt")
     model.module.load_state_dict(state["model"])
     step = state["step"]
+    ht.resumed_at(step)
 while step < 20:
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
@@ -67,11 +67,11 @@ model = torch.nn.Linear(4, 1)
 model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01))
 step = 0
 if os.path.exists("state.pt"):
-    with open("state.pt", "rb") as file:
-        state = torch.load(file)
+    state = torch.load("state.pt")
     model.load_state_dict(state["model"])
     loader.load_state_dict(state["loader"])
     step = state["step"]
+    ht.resumed_at(step)
 for (x,) in loader:
     optimizer.zero_grad()
     model(x).mean().backward()
@@ -99,6 +99,7 @@ import hpctrain as ht
 ht.init()
 if os.path.exists("model.keras"):
     model = keras.saving.load_model("model.keras")
+    ht.resumed_at(int(model.optimizer.iterations))
 else:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.01), loss="mse")

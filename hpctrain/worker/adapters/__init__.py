@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.worker.adapters.gathering import gather, mean
-from hpctrain.worker.adapters.recording import log
+from hpctrain.worker.adapters.recording import log, resumed_at
 from hpctrain.worker.comm import Communicator, current
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "mean",
     "mean_loss",
     "no_sync",
+    "resumed_at",
     "shard",
     "sum_loss",
 ]

@@ -6,19 +6,11 @@ Rank 0 alone records, once per process. The other ranks record nothing, and noth
 from __future__ import annotations
 
 import atexit
-import contextlib
-import functools
-import os
-import stat
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.cluster.launcher import detect
@@ -29,71 +21,19 @@ from hpctrain.common.run.events.kinds import (
     EnergyEvent,
     LogEvent,
     RunEvent,
-    SavedEvent,
     StepEvent,
     StoppedEvent,
 )
 from hpctrain.common.run.values import LIMIT
 from hpctrain.worker.comm import Communicator, forks
-from hpctrain.worker.comm.after_import import change_after_import
 
 if TYPE_CHECKING:
     from hpctrain.worker.energy_meter import HostMeter
 
 # Values that are logged more often are recorded, but not printed.
 _PRINT_SECONDS = 1.0
-# How often what is saved after one step is recorded: after a long evaluation a script may save once more.
-_SAVED_SECONDS = 1.0
 # The longest time whose energy a killed script may leave unrecorded.
 _ENERGY_SECONDS = 300.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlierAttempts:
-    """What the earlier attempts of a script have done.
-
-    Attributes:
-        begun: when the first of them began to train.
-        saves: when the script has saved something or was stopped, and after which step.
-        stopped_at: the step after which the last of them was stopped; 0 if it was not.
-        reached: the last step of them, or the furthest that was saved.
-        counted_before: the steps that the optimizer had counted when the first of them began.
-    """
-
-    begun: float
-    saves: Sequence[SavedEvent | StoppedEvent]
-    stopped_at: int
-    reached: int
-    counted_before: int
-
-    @classmethod
-    def of(cls, events: EventsFile) -> EarlierAttempts | None:
-        """Those in a file; None if they made no step."""
-        last = events.last_step()
-        if last is None:
-            return None
-        saves = [
-            event for event in events.few(StoppedEvent, SavedEvent) if isinstance(event, StoppedEvent | SavedEvent)
-        ]
-        begun = min((event.time for event in events.few(RunEvent)), default=0.0)
-        counted_before = max((event.counted_before for event in events.few(ContinuedEvent)), default=0)
-        stopped_at = saves[-1].iteration if saves and isinstance(saves[-1], StoppedEvent) else 0
-        reached = max(event.iteration for event in (*saves, last))
-        return cls(begun=begun, saves=saves, stopped_at=stopped_at, reached=reached, counted_before=counted_before)
-
-    def goes_on_at(self, loaded: Sequence[float], number: int | None) -> int:
-        """The step after which a script goes on that has loaded files of these times, and whose first one has a number.
-
-        A file was written when something was saved, whatever name it has by now. One from before the first step, such
-        as weights to begin with, says nothing.
-        """
-        if number and 0 < (place := number - 1 - self.counted_before) <= self.reached:
-            return place
-        own = [time for time in loaded if time > self.begun]
-        if not own or not self.saves:
-            return self.stopped_at
-        newest = max(own)
-        return min(self.saves, key=lambda event: abs(event.time - newest)).iteration
 
 
 class Recording:
@@ -101,17 +41,18 @@ class Recording:
 
     Args:
         path: the run's events; None for a script that was started without ``hpctrain run``.
-        earlier: what earlier attempts have done; None for the first one.
+        stopped_at: the step after which an earlier attempt was stopped last, 0 for none; None for the first attempt.
+
+    Attributes:
+        steps: how many the script has made, also in earlier attempts.
+        resumed: whether earlier attempts have made steps.
     """
 
-    def __init__(self, path: Path | None = None, earlier: EarlierAttempts | None = None) -> None:
-        self.steps = earlier.stopped_at if earlier else 0
-        self.resumed = earlier is not None
-        # Until the first step of a resumed script, which has loaded its state by then.
-        self._earlier = earlier
-        self._loaded: list[float] = []
-        self._written: set[float | None] = set()
-        self._saved, self._saved_at = self.steps, time.monotonic()
+    def __init__(self, path: Path | None = None, stopped_at: int | None = None) -> None:
+        self.steps = stopped_at or 0
+        self.resumed = stopped_at is not None
+        # Whether the next step does not follow the last one that was recorded.
+        self._continues = self.resumed
         # The launcher writes to the same file, and so do ranks that report a stall.
         self._events = EventWriter(path, alone=False) if path else None
         self._model: weakref.ref[object] | None = None
@@ -149,22 +90,16 @@ class Recording:
         )
         return True
 
-    def step_done(self, learning_rate: float | None, number: int | None = None, *, gathered: int | None = None) -> None:
+    def step_done(self, learning_rate: float | None, *, gathered: int | None = None) -> None:
         """Count and record a step that ends now.
 
         Args:
-            number: what the script's own state says that it is.
             gathered: the bytes of rows that were gathered for it.
         """
         now = time.perf_counter()
-        if self._earlier:
-            loaded = [each for each in self._loaded if each not in self._written]
-            self.steps = self._saved = self._earlier.goes_on_at(loaded, number)
-            self._emit(ContinuedEvent(iteration=self.steps, counted_before=self._earlier.counted_before))
-            self._earlier = None
-        elif self.steps == 0 and number and number > 1:
-            # The optimizer of a model that was trained before.
-            self._emit(ContinuedEvent(iteration=0, counted_before=number - 1))
+        if self._continues:
+            self._continues = False
+            self._emit(ContinuedEvent(iteration=self.steps))
         self.steps += 1
         if self._events:
             self._emit(
@@ -183,20 +118,9 @@ class Recording:
         if time.monotonic() - self._measured_at >= _ENERGY_SECONDS:
             self._measure()
 
-    def saved(self, step: int, modified: float | None) -> None:
-        """Record that the script has saved what it had after a step, perhaps into a file, which has a time."""
-        now = time.monotonic()
-        if self._earlier:
-            # What this attempt has written itself does not say where it goes on.
-            self._written.add(modified)
-        elif step != self._saved or now - self._saved_at >= _SAVED_SECONDS:
-            self._saved, self._saved_at = step, now
-            self._emit(SavedEvent(iteration=step))
-
-    def loaded(self, modified: float) -> None:
-        """Note that the script has loaded a file that was written at this time."""
-        if self._earlier:
-            self._loaded.append(modified)
+    def resumed_at(self, step: int) -> None:
+        """Count on from this step."""
+        self.steps, self._continues = step, True
 
     def stopped(self, reason: str) -> None:
         """Record that the script has saved its state and leaves, because it was asked to."""
@@ -240,8 +164,6 @@ class Recording:
 
 
 _recording: Recording | None = None
-# Checkpoints of torch.distributed.checkpoint that threads still write.
-_saves_in_flight = 0
 # Whether the script has set where its data continue, or was warned that it has not.
 _data_position_set = False
 
@@ -250,106 +172,9 @@ def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
     global _recording
     # The file may not exist yet: ranks that are started by hand may be the first to write it.
-    _recording = Recording(path, EarlierAttempts.of(EventsFile(path)))
-
-
-def watch_files() -> None:
-    """Note what the script saves and loads by PyTorch, by which it is known where it goes on after a resume."""
-    change_after_import({"torch": _watch_files, "torch.distributed.checkpoint": _watch_checkpoints})
-
-
-def _watch_files(torch: ModuleType) -> None:
-    save, load = torch.save, torch.load
-
-    @functools.wraps(save)
-    def saving(*arguments: Any, **settings: Any) -> Any:
-        own = recording()
-        if _saves_in_flight and threading.current_thread() is not threading.main_thread():
-            # Parts of a checkpoint that was begun at an earlier step.
-            own = None
-        # A thread may save while the script trains on.
-        step = own.steps if own else 0
-        done = save(*arguments, **settings)
-        modified = _modified(arguments[1] if len(arguments) > 1 else settings.get("f"))
-        # Objects that are pickled save their storages too, in memory and in PyTorch's old format. Others save in memory
-        # what they then write into a file.
-        if own and (modified or settings.get("_use_new_zipfile_serialization", True)):
-            own.saved(step, modified)
-        return done
-
-    @functools.wraps(load)
-    def loading(*arguments: Any, **settings: Any) -> Any:
-        found = load(*arguments, **settings)
-        if (modified := _modified(arguments[0] if arguments else settings.get("f"))) and (own := recording()):
-            own.loaded(modified)
-        return found
-
-    # In both places, because functions are pickled by the name of their module.
-    torch.save = torch.serialization.save = saving  # type: ignore[attr-defined]
-    torch.load = torch.serialization.load = loading  # type: ignore[attr-defined]
-
-
-def _watch_checkpoints(module: ModuleType) -> None:
-    """Note checkpoints of torch.distributed.checkpoint, whose file of metadata is written last."""
-    save, async_save, load = module.save, module.async_save, module.load
-
-    @functools.wraps(save)
-    def saving(*arguments: Any, **settings: Any) -> Any:
-        own = recording()
-        step = own.steps if own else 0
-        done = save(*arguments, **settings)
-        if own:
-            own.saved(step, _metadata_modified(settings))
-        return done
-
-    @functools.wraps(async_save)
-    def beginning(*arguments: Any, **settings: Any) -> Any:
-        global _saves_in_flight
-        own = recording()
-        if own is None:
-            return async_save(*arguments, **settings)
-        step = own.steps
-        _saves_in_flight += 1
-
-        def ended(future: Future[Any]) -> None:
-            global _saves_in_flight
-            _saves_in_flight -= 1
-            if not (future.cancelled() or future.exception()):
-                own.saved(step, _metadata_modified(settings))
-
-        try:
-            begun = async_save(*arguments, **settings)
-        except BaseException:
-            _saves_in_flight -= 1
-            raise
-        # Where staging has a future of its own, it returns both.
-        getattr(begun, "upload_completion", begun).add_done_callback(ended)
-        return begun
-
-    @functools.wraps(load)
-    def loading(*arguments: Any, **settings: Any) -> None:
-        load(*arguments, **settings)
-        if (modified := _metadata_modified(settings)) and (own := recording()):
-            own.loaded(modified)
-
-    module.save, module.async_save, module.load = saving, beginning, loading  # type: ignore[attr-defined]
-
-
-def _metadata_modified(settings: Mapping[str, Any]) -> float | None:
-    """When the checkpoint was written that these arguments name; None for one that is not in a folder."""
-    storage = settings.get("storage_reader") or settings.get("storage_writer")
-    for folder in (settings.get("checkpoint_id"), getattr(storage, "path", None)):
-        if isinstance(folder, str | os.PathLike) and (found := _modified(Path(folder) / ".metadata")):
-            return found
-    return None
-
-
-def _modified(file: Any) -> float | None:
-    """When a path or an open file was written; None for anything else, which may raise any error that says so."""
-    with contextlib.suppress(Exception):
-        found = Path(file).stat() if isinstance(file, str | os.PathLike) else os.fstat(file.fileno())
-        return found.st_mtime if stat.S_ISREG(found.st_mode) else None
-    return None
+    events = EventsFile(path)
+    stops = [event.iteration for event in events.few(StoppedEvent) if isinstance(event, StoppedEvent)]
+    _recording = Recording(path, None if events.last_step() is None else max(stops, default=0))
 
 
 def note_data_position() -> None:
@@ -394,6 +219,27 @@ def recording() -> Recording | None:
     return _recording
 
 
+def resumed_at(step: int) -> None:
+    """Say after which step a script goes on whose state was loaded: its events, curves and status count on from there.
+
+    Called before the first step. Not collective: only rank 0's call counts. Without it a resumed script counts on from
+    where it was last stopped by :func:`hpctrain.should_stop`, or from 0::
+
+        state = torch.load("state.pt")
+        model.load_state_dict(state["model"])
+        ht.resumed_at(state["step"])
+
+    Args:
+        step: how many steps had been made when the state was saved.
+
+    Raises:
+        HpctrainError: a step that is not a count.
+    """
+    _require_count("ht.resumed_at", step)
+    if own := recording():
+        own.resumed_at(step)
+
+
 def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any) -> None:
     """Record numbers of the training by name: ``ht.log(loss=loss, accuracy=accuracy)``.
 
@@ -419,13 +265,8 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     given = {**(values or {}), **named}
     if not given:
         raise HpctrainError("HT-log-nothing", "ht.log: nothing to record", "ht.log(loss=loss)")
-    if step is not None and (type(step) is not int or not 0 <= step < LIMIT):
-        raise HpctrainError(
-            "HT-log-bad-step",
-            "ht.log: step={step!r} is not a step number",
-            "give an int from 0 up to 2**53 - 1",
-            step=step,
-        )
+    if step is not None:
+        _require_count("ht.log", step)
     if others := [name for name in given if not isinstance(name, str)]:
         raise HpctrainError(
             "HT-log-bad-name",
@@ -435,6 +276,17 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         )
     if own := recording():
         own.log({name: _number(name, value) for name, value in given.items()}, step)
+
+
+def _require_count(call: str, step: int) -> None:
+    if type(step) is not int or not 0 <= step < LIMIT:
+        raise HpctrainError(
+            "HT-log-bad-step",
+            "{call}: step={step!r} is not a step number",
+            "give an int from 0 up to 2**53 - 1",
+            call=call,
+            step=step,
+        )
 
 
 def _number(name: str, value: Any) -> float:

@@ -203,7 +203,6 @@ def _attempt(
             use_debugger(rank)
             if rank == 0:
                 recording.begin(directory.events)
-                recording.watch_files()
             try:
                 comm.watch()
                 serve_torchrun_scripts(plan, rank)

@@ -331,21 +331,11 @@ class StoppedEvent(BaseEvent):
         return f"stopped after step {self.iteration}: {self.reason}" if self.iteration else f"stopped: {self.reason}"
 
 
-class SavedEvent(BaseEvent):
-    """A script has saved something with ``torch.save``. Written by its rank 0, at most once a second after a step."""
-
-    event: Literal["saved"] = "saved"
-    iteration: Count = Field(description="the last step")
-
-
 class ContinuedEvent(BaseEvent):
-    """A resumed script goes on, or a first attempt with an optimizer that has been used. Written by its rank 0 ahead of
-    the attempt's first step.
-    """
+    """A script goes on from a state that it has loaded. Written by its rank 0 ahead of the attempt's first step."""
 
     event: Literal["continued"] = "continued"
     iteration: Count = Field(description="the last step before the state that the script has loaded; 0 for none")
-    counted_before: Count = Field(default=0, description="steps that the optimizer had counted when the run began")
 
 
 class StallEvent(BaseEvent):
@@ -415,7 +405,6 @@ KnownEvent = (
     | EnergyEvent
     | OverlapEvent
     | StoppedEvent
-    | SavedEvent
     | ContinuedEvent
     | StallEvent
     | FaultEvent

@@ -154,20 +154,13 @@ class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
                 # A GAN has optimizers of its own, and the one that compile makes is never used.
                 optimizer = next(iter(distributed_optimizers(self.model)), optimizer)
             rate = None if optimizer is None else float(optimizer.learning_rate)
-            self._counted.step_done(rate, _step_number(self.model, optimizer))
+            self._counted.step_done(rate)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         values = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
         if self._counted and values:
             # Quiet because fit prints the metrics itself.
             self._counted.log(values, quiet=True)
-
-
-def _step_number(model: Any, optimizer: Any) -> int | None:
-    """How many times ``fit`` has ended a step, of one or several batches, by the optimizer's own count of batches."""
-    # Not `iterations`, which does not count batches whose gradients are only accumulated.
-    batches = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_iterations", None)
-    return None if batches is None else math.ceil(int(batches) / (model.steps_per_execution or 1))
 
 
 class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]

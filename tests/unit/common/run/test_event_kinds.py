@@ -183,7 +183,6 @@ LINES = [
     '{"time": 1767225607.5, "event": "energy", "iteration": 69, "hosts": {"n1": {"began": 1767225600.0, '
     '"seconds": 7.5, "joules": {"gpu": 5250.0, "cpu": 900.5}, "missing": ["no right to read the DRAM\'s"]}}}',
     '{"time": 1767225608.0, "event": "stopped", "iteration": 70, "reason": "SIGUSR2"}',
-    '{"time": 1767225608.0, "event": "saved", "iteration": 70}',
     '{"time": 1767225608.0, "event": "continued", "iteration": 70}',
     '{"time": 1767225609.0, "event": "stall", "rank": 3, "host": "n2", "iteration": 71, "waiting_for": "a reduction", '
     '"seconds": 61.5, "state": "stopped", "stack": ""}',

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
-import time
 from itertools import islice
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import hpctrain as ht
 from hpctrain.cli.status import _table
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import EventsFile, EventWriter, read_events
-from hpctrain.common.run.events.kinds import SavedEvent, StartEvent
+from hpctrain.common.run.events import EventWriter, read_events
+from hpctrain.common.run.events.kinds import StartEvent, StoppedEvent
 from hpctrain.common.run.events.reader import kept
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.control.schedulers.find_run import find_run
@@ -29,7 +26,6 @@ from hpctrain.report.tracking.following import Backlog
 from hpctrain.report.tracking.progress import TrackerProgress
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.comm.single import SingleCommunicator
-from support import needs
 from support.refusals import refused
 from support.report.written_curves import write_tensorboard
 
@@ -235,163 +231,29 @@ def test_a_line_holds_json_alone(directory):
         json.loads(line, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize(
-    ("loaded", "number", "place"),
-    [
-        # The file was written when step 5 had been saved, or a little later.
-        ([106.0], None, 5),
-        ([106.0, 50.0], None, 5),
-        ([111.5], None, 10),
-        # Nothing of this run was loaded.
-        ([], None, 0),
-        ([50.0], None, 0),
-        # The optimizer's own count, if it can be one of this run.
-        ([], 8, 7),
-        ([106.0], 1, 5),
-        ([106.0], 1000, 5),
-        # Saved once more long after step 5, late by a thread that began at step 10, and before the first step.
-        ([108.0], None, 5),
-        ([115.0], None, 10),
-        ([99.0], None, 0),
-        # What this attempt has written itself.
-        ([106.0, 200.0], None, 5),
-        ([200.0], None, 0),
-    ],
-)
-def test_where_a_killed_script_goes_on(directory, monkeypatch, loaded, number, place):
+@pytest.mark.parametrize("stops", [(), (5,)])
+@pytest.mark.parametrize("said", [None, 7])
+def test_where_a_script_goes_on(directory, monkeypatch, stops, said):
     train(12)
     with EventWriter(directory.events, alone=False) as events:
-        for when, step in ((105.0, 5), (108.0, 5), (110.0, 10), (115.0, 10)):
-            events.emit(SavedEvent(time=when, iteration=step))
-    start, *others = map(json.loads, directory.events.read_text().splitlines())
-    times = {"start": 50.0, "run": 100.0}
-    events = [{**each, "time": times.get(each["event"], each["time"])} for each in (start, *others)]
-    directory.events.write_text("".join(f"{json.dumps(each)}\n" for each in events))
+        for step in stops:
+            events.emit(StoppedEvent(iteration=step, reason="SIGTERM"))
     monkeypatch.setattr(recording, "_recording", None)
     recording.begin(directory.events)
-    own = recording.recording()
-    for each in loaded:
-        own.loaded(each)
-    own.saved(0, 200.0)
-    own.step_done(0.1, number)
-    own.saved(place + 1, 201.0)
-    own.saved(place + 1, 201.0)
-    last = [(event.event, event.iteration) for event in [*read_events(directory.events)][-3:]]
-    assert last == [("continued", place), ("step", place + 1), ("saved", place + 1)]
+    if said is not None:
+        ht.resumed_at(said)
+    recording.recording().step_done(0.1)
+    recording.recording().step_done(0.1)
+    place = said if said is not None else max(stops, default=0)
+    assert steps_and_logs(directory)[-3:] == [("continued", place), ("step", place + 1), ("step", place + 2)]
 
 
-def test_what_is_saved_again_much_later_after_the_same_step_is_recorded(directory, monkeypatch):
-    train(3)
-    own = recording.recording()
-    own.saved(3, 1.0)
-    monkeypatch.setattr(recording, "_SAVED_SECONDS", 0.0)
-    own.saved(3, 2.0)
-    assert steps_and_logs(directory)[-2:] == [("saved", 3)] * 2
+def test_a_first_attempt_goes_on_from_a_state_of_another_run(directory):
+    ht.resumed_at(100)
+    train(1)
+    assert steps_and_logs(directory)[1:3] == [("continued", 100), ("step", 101)]
 
 
-def test_an_optimizer_that_had_counted_before_the_run_is_told_apart(directory, monkeypatch):
-    own = recording.recording()
-    assert own.begin_run(SingleCommunicator("test"), "keras", own, 12)
-    for number in range(5, 15):
-        own.step_done(0.1, number)
-    # Two resumes, each with what was saved after step 6.
-    for _ in range(2):
-        monkeypatch.setattr(recording, "_recording", None)
-        recording.begin(directory.events)
-        recording.recording().step_done(0.1, 4 + 6 + 1)
-        assert steps_and_logs(directory)[-2:] == [("continued", 6), ("step", 7)]
-
-
-@needs.pytorch
-def test_pytorchs_functions_stay_what_they_were(directory, tmp_path, monkeypatch):
-    import fsspec
-    import torch
-
-    for module in (torch, torch.serialization):
-        for name in ("save", "load"):
-            monkeypatch.setattr(module, name, getattr(torch.serialization, name))
-    recording._watch_files(torch)
-    # A worker may be handed them, as a dataset's loader of files.
-    ForkingPickler.dumps((torch.save, torch.load))
-    train(2)
-    own = recording.recording()
-    # What pickling does with a tensor.
-    torch.ones(3).untyped_storage().__reduce__()
-    assert steps_and_logs(directory)[-1][0] != "saved"
-    # As Lightning saves.
-    buffer = io.BytesIO()
-    torch.save({"a": torch.ones(3)}, buffer)
-    assert steps_and_logs(directory)[-1] == ("saved", 2)
-    with fsspec.open(tmp_path / "state.pt", "wb") as file:
-        file.write(buffer.getvalue())
-    monkeypatch.setattr(own, "_earlier", recording.EarlierAttempts.of(EventsFile(directory.events)))
-    with fsspec.open(tmp_path / "state.pt", "rb") as file:
-        torch.load(file, weights_only=True)
-    own.step_done(0.1)
-    assert steps_and_logs(directory)[-2:] == [("continued", 2), ("step", 3)]
-
-    class Closing(io.BytesIO):
-        """Cannot say which file it is: an error of another kind than streams in memory raise."""
-
-        def fileno(self):
-            raise ValueError("closed")
-
-    torch.save(torch.ones(3), written := Closing())
-    written.seek(0)
-    assert torch.load(written, weights_only=True).tolist() == [1, 1, 1]
-
-
-@needs.pytorch
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_checkpoint_of_torch_distributed_says_where_it_goes_on(directory, tmp_path, monkeypatch, asynchronous):
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    for name in ("save", "async_save", "load"):
-        monkeypatch.setattr(dcp, name, getattr(dcp, name))
-    for module in (torch, torch.serialization):
-        for name in ("save", "load"):
-            monkeypatch.setattr(module, name, getattr(torch.serialization, name))
-    recording._watch_files(torch)
-    recording._watch_checkpoints(dcp)
-    train(2)
-    own = recording.recording()
-    state = {"a": torch.ones(3)}
-    if asynchronous:
-        save = torch.save
-
-        def late(*arguments, **settings):
-            # The script trains on while its checkpoint is written.
-            if own.steps == 2:
-                own.step_done(0.1)
-            save(*arguments, **settings)
-
-        monkeypatch.setattr(torch, "save", late)
-        dcp.async_save(state, checkpoint_id=tmp_path / "2").result()
-        assert own.steps == 3
-        # Who waits for a future may go on before the functions that are called at its end.
-        end = time.monotonic() + 30
-        while time.monotonic() < end and not any(found[0] == "saved" for found in steps_and_logs(directory)):
-            time.sleep(0.01)
-    else:
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "2"))
-    assert [found for found in steps_and_logs(directory) if found[0] == "saved"] == [("saved", 2)]
-    while own.steps < 5:
-        own.step_done(0.1)
-    monkeypatch.setattr(own, "_earlier", recording.EarlierAttempts.of(EventsFile(directory.events)))
-    dcp.load(state, checkpoint_id=str(tmp_path / "2"))
-    own.step_done(0.1)
-    assert steps_and_logs(directory)[-2:] == [("continued", 2), ("step", 3)]
-
-
-def test_a_thread_saves_what_the_script_had_when_it_began(directory, monkeypatch):
-    train(2)
-    own = recording.recording()
-
-    def save(value, f):
-        own.step_done(0.1)
-
-    torch = SimpleNamespace(save=save, load=None, serialization=SimpleNamespace())
-    recording._watch_files(torch)
-    torch.save(1, io.BytesIO())
-    assert steps_and_logs(directory)[-1] == ("saved", 2)
+def test_a_resumed_step_is_a_count():
+    with refused("HT-log-bad-step", call="ht.resumed_at", step=-1):
+        ht.resumed_at(-1)
