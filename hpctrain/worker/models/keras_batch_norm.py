@@ -163,13 +163,8 @@ def begin_part(model: keras.Model, number: int, count: int) -> None:
 
 def average_statistics(model: keras.Model, comm: Communicator) -> None:
     """Replace the running statistics of all batch norms by their plain mean over the ranks. One small reduction."""
-    statistics = statistics_of(model)
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    statistics = [variable for norm in layers if norm.built for variable in (norm.moving_mean, norm.moving_variance)]
     means = means_over_ranks([np.asarray(variable.value) for variable in statistics], comm)
     for variable, mean in zip(statistics, means, strict=True):
         variable.assign(mean)
-
-
-def statistics_of(model: keras.Model) -> list[keras.Variable]:
-    """The running statistics of all batch norms that are built."""
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
-    return [variable for norm in layers if norm.built for variable in (norm.moving_mean, norm.moving_variance)]

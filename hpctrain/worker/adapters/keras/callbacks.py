@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from hpctrain.worker.adapters.keras.steps import end_of_data
 from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
 from hpctrain.worker.adapters.recording import Recording, recording
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.models.keras_batch_norm import average_statistics, statistics_of
+from hpctrain.worker.models.keras_batch_norm import average_statistics
 
 
 class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
@@ -164,7 +163,7 @@ class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stops the run if ranks hold different parameters, with any optimizer; says if they hold different other state."""
+    """Stops the run if ranks hold different parameters, with any optimizer."""
 
     def __init__(self, comm: Communicator, every: int) -> None:
         super().__init__()
@@ -179,27 +178,12 @@ class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         assert self._guard is not None
         self._guard.step_done()
-        if self._guard.steps == 1 and self._comm.size > 1:
-            self._tell_of_own_state()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         assert self._guard is not None
         self._take_over(False)
         # The ranks of a short run may have drifted apart since the check of the first step.
         self._guard.check()
-
-    def _tell_of_own_state(self) -> None:
-        """Name what layers keep of their rank's own samples, apart from the statistics that the ranks average."""
-        averaged = {id(each) for each in statistics_of(self.model)}
-        own = [each for each in self.model.non_trainable_weights if id(each) not in averaged]
-        sums = self._comm.allgather_object([zlib.crc32(np.asarray(each.value).tobytes()) for each in own])
-        apart = [repr(each.path) for each, *held in zip(own, *sums, strict=True) if len(set(held)) > 1]
-        if apart:
-            self._comm.say(
-                f"each rank moves {', '.join(apart[:3])}{', …' if apart[3:] else ''} of {self.model.name} by its own "
-                "samples, where one process does by those of all. The ranks hold different values from now on, and a "
-                "file has those of the rank that writes it"
-            )
 
     def _take_over(self, guarded: bool) -> None:
         """The optimizer has a guard for loops without ``fit``; one of the two is enough."""

@@ -6,8 +6,8 @@ from hpctrain.worker.adapters.torch.distribute import distribute, statistics
 from hpctrain.worker.adapters.torch.join import join
 from hpctrain.worker.adapters.torch.loader import shard
 from hpctrain.worker.adapters.torch.mean_loss import mean_loss, sum_loss
-from hpctrain.worker.adapters.torch.own_statistics import average_statistics
 from hpctrain.worker.adapters.torch.reducer import no_sync
+from hpctrain.worker.models.torch_batch_norm import average_statistics
 
 __all__ = [
     "average_statistics",

@@ -11,7 +11,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.data_ranks import mesh_of
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.worker.adapters.torch.own_statistics import warn_of_own_statistics
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
-_OWN_STATISTICS = (
-    "warning: the running statistics of batch normalisation are those of rank 0's samples alone; call "
-    "ht.average_statistics(model) on all ranks after each epoch, before the model evaluates or is saved"
-)
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -162,8 +157,6 @@ def _attach_reducers(
     if record.take(equal=True):
         record.lead(optimizers)
         record.note = step_recorder(comm, model, settings.bucket_bytes / 1e6)
-        if comm.size > 1:
-            warn_of_own_statistics(model, lambda: comm.say(_OWN_STATISTICS))
     watch_steps()
 
 
