@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hpctrain.worker.adapters import average_statistics as average_statistics
     from hpctrain.worker.adapters import distribute as distribute
     from hpctrain.worker.adapters import gather as gather
-    from hpctrain.worker.adapters import join as join
     from hpctrain.worker.adapters import lightning as lightning
     from hpctrain.worker.adapters import log as log
     from hpctrain.worker.adapters import mean as mean
@@ -52,7 +51,6 @@ _HOME = {
     "distribute": "hpctrain.worker.adapters",
     "gather": "hpctrain.worker.adapters",
     "init": "hpctrain.worker.comm",
-    "join": "hpctrain.worker.adapters",
     "log": "hpctrain.worker.adapters",
     "mean": "hpctrain.worker.adapters",
     "mean_loss": "hpctrain.worker.adapters",
@@ -90,7 +88,6 @@ __all__ = [
     "distribute",
     "gather",
     "init",
-    "join",
     "keras",
     "lightning",
     "log",

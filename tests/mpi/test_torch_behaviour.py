@@ -168,20 +168,6 @@ def test_what_differs_after_the_last_check_is_found_at_the_end(ranks):
         check(gone, "HT-parameters-differ", step=3, name="weight", element=[])
 
 
-def test_ranks_that_are_through_join_the_others_as_one_process_would(ranks):
-    for rank in ranks:
-        assert max(rank["loops_of_different_length"]) < 1e-6
-        check(rank["join_of_what_was_not_given"], "HT-model-not-distributed")
-
-
-def test_gradients_added_to_a_mean_are_refused_in_a_join(ranks):
-    for rank in ranks:
-        small, *zeroed, large = rank["gradients_added_to_a_mean_in_a_join"]
-        for refusal in (small, large):
-            check(refusal, "HT-join-gradient-not-zeroed")
-        assert zeroed == [None] * 4
-
-
 def test_a_sparse_embedding_that_is_used_densely_too_is_refused(ranks):
     for rank in ranks:
         check(rank["a_sparse_embedding_that_is_used_densely_too"], "HT-gradient-not-sparse", parameter="weight")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,7 +29,6 @@ __all__ = [
     "average_statistics",
     "distribute",
     "gather",
-    "join",
     "log",
     "mean",
     "mean_loss",
@@ -110,19 +108,6 @@ def shard(data: Any, **settings: Any) -> Any:
     return _call("shard", "a torch DataLoader, a tf.data.Dataset or NumPy arrays", data, **settings)
 
 
-def join(
-    model: torch.nn.Module | Sequence[torch.nn.Module], *, divide_by_initial_world_size: bool = True
-) -> AbstractContextManager[None]:
-    """A context manager for a PyTorch loop whose number of batches differs between ranks: ranks that finish early wait
-    for the others.
-
-    See :func:`hpctrain.worker.adapters.torch.join` for the setting.
-    """
-    from hpctrain.worker.adapters import torch as adapter
-
-    return adapter.join(model, divide_by_initial_world_size=divide_by_initial_world_size)
-
-
 @overload
 def mean_loss(
     total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None
@@ -144,8 +129,8 @@ def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
     losses can be added to each other, and to any other. Where gradients of a rank's own samples are accumulated, give
     each part the ``count`` of all parts of the update that this rank computes: the values then add up to the mean.
 
-    All ranks call it equally often, one without any tokens too (``count`` 0). Within ``ht.join`` only the ranks that
-    still have batches call it. In a pipeline, see ``count`` of :class:`hpctrain.Pipeline`.
+    All ranks call it equally often, one without any tokens too (``count`` 0). In a pipeline, see ``count`` of
+    :class:`hpctrain.Pipeline`.
 
     Args:
         total: a number with a gradient, in either framework: the sum over this rank's samples.

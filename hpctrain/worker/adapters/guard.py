@@ -86,11 +86,8 @@ class Guard:
         if comm.size > 1:
             comm.add_last_check(self.check_last)
 
-    def step_done(self, *, together: bool = True) -> None:
+    def step_done(self) -> None:
         """Count one finished step, and check if it is time.
-
-        Args:
-            together: whether all ranks made the step. Nothing is checked otherwise.
 
         Raises:
             TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
@@ -98,7 +95,7 @@ class Guard:
         """
         self.updated()
         self.steps += 1
-        if together and not self.apart and (self.steps == 1 or self.steps % self._every == 0):
+        if not self.apart and (self.steps == 1 or self.steps % self._every == 0):
             self.check()
 
     def averaged(self) -> None:

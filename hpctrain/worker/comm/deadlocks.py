@@ -48,8 +48,7 @@ MESSAGES = frozenset({"in", "out", "still", "yes", "deadlock"})
 T = TypeVar("T")
 
 _HINTS = {
-    True: "give every rank the same number of batches, as ht.shard does, or put the loop in `with ht.join(model):`, "
-    "so that ranks that finish early wait for the others",
+    True: "give every rank the same number of batches, as ht.shard does",
     False: "call backward() the same number of times on every rank, and collective calls (comm.barrier(), "
     "ht.should_stop(), saving by all ranks, …) at the same places",
 }

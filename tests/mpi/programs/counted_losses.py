@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from loss_runs import CLASSES, IGNORED, WIDTH, case, flat, functional, network, tokens
+from loss_runs import CLASSES, IGNORED, WIDTH, case, functional, network, tokens
 from torch import nn
-from torch.utils.data import DataLoader
 
 import hpctrain as ht
 
@@ -184,42 +183,6 @@ def found_boxes(run):
         predicted = model(x).mean(2)[boxes]
         total = functional.smooth_l1_loss(predicted, y[boxes].double() / CLASSES, reduction="sum")
         run.update(optimizer, run.mean(total, boxes.sum()))
-
-
-def _joined(run, **settings):
-    """Each rank has batches of its own, the last rank most; one process gets together what the ranks have at a time."""
-    model, optimizer = run.train()
-    ((x, y),) = DataLoader(run.loader(batch=run.samples).dataset, batch_size=run.samples)
-
-    def batch(rank, index):
-        rows = slice(rank + index * run.ranks, None, 3 * run.ranks)
-        return x[rows], y[rows]
-
-    def train(x, y):
-        run.update(optimizer, run.mean(tokens(model(x), y, reduction="sum"), (y != IGNORED).sum()))
-
-    if run.comm is not None:
-        with ht.join(model, **settings):
-            for index in range(1 + run.comm.rank):
-                train(*batch(run.comm.rank, index))
-        run.states = [flat(model)]
-        run.losses.clear()
-        return
-    for index in range(run.ranks):
-        parts = [batch(rank, index) for rank in range(index, run.ranks)]
-        train(*(torch.cat(each) for each in zip(*parts, strict=True)))
-    run.states = run.states[-1:]
-    run.losses.clear()
-
-
-@case
-def joined(run):
-    _joined(run)
-
-
-@case
-def joined_by_the_active_ranks(run):
-    _joined(run, divide_by_initial_world_size=False)
 
 
 def _of_mesh(run, **sizes):

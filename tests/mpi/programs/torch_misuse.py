@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import io
 
-import numpy as np
 import torch
 from situations import Named, refusal
 from torch import nn
@@ -291,54 +290,6 @@ def an_end_before_the_next_check(comm):
     return said
 
 
-def uneven_loop(*, joined):
-    """A model, its optimizer and its loss."""
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Embedding(4, 5, sparse=True))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if joined:
-        model, optimizer = ht.distribute(model, optimizer, guard_every=2)
-
-    def loss(x):
-        hidden = torch.tanh(model[0](x))
-        return (hidden + model[2]((x[:, 0].abs() * 10).long() % 4)).square().sum()
-
-    return model, optimizer, loss
-
-
-@check
-def loops_of_different_length(comm):
-    """With ``ht.join``, against one process that knows who still has batches; then one more step of all."""
-    off = []
-    data = torch.tensor(np.random.default_rng(5).random((comm.size, 6, 4, 3)), dtype=torch.float32)
-    lengths = [6 - 2 * rank for rank in range(comm.size)]
-    for by_all in (True, False):
-        model, optimizer, loss = uneven_loop(joined=True)
-        with ht.join(model, divide_by_initial_world_size=by_all):
-            for first, second in data[comm.rank][: lengths[comm.rank]].split(2):
-                optimizer.zero_grad()
-                with ht.no_sync():
-                    loss(first).backward()
-                loss(second).backward()
-                optimizer.step()
-        optimizer.zero_grad()
-        loss(data[comm.rank][0]).backward()
-        optimizer.step()
-
-        alone, own, its_loss = uneven_loop(joined=False)
-        for step in range(4):
-            active = [r for r in range(comm.size) if 2 * step < lengths[r]] if step < 3 else list(range(comm.size))
-            own.zero_grad()
-            for rank in active:
-                parts = data[rank][2 * step : 2 * step + 2] if step < 3 else data[rank][:1]
-                count = comm.size if by_all else len(active)
-                sum(its_loss(part) / count for part in parts).backward()
-            own.step()
-        pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        off.append(max((ours - theirs).abs().max().item() for ours, theirs in pairs))
-    return off
-
-
 class Wave(nn.Module):
     def __init__(self, size):
         super().__init__()
@@ -366,32 +317,10 @@ def complex_parameters(comm):
 
 
 @check
-def gradients_added_to_a_mean_in_a_join(comm):
-    """Refused where the first mean is still there, whatever holds the gradient, and not where it was zeroed."""
-    said = []
-    for size, to_none, again in ((3, True, True), (3, False, False), (3, True, False), (1200, True, True)):
-        model, optimizer = distributed(size=size)
-        with ht.join(model):
-            loss_of(model, 1.0).backward()
-            for _ in range(2):
-                if not again:
-                    optimizer.zero_grad(set_to_none=to_none)
-                said.append(refusal(lambda model=model: loss_of(model, 1.0).backward()))
-                if again:
-                    break
-    return said
-
-
-@check
 def a_sparse_embedding_that_is_used_densely_too(comm):
     model = nn.Embedding(5, 3, sparse=True)
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return refusal(lambda: nn.functional.linear(model(torch.tensor([1])), model.weight).sum().backward())
-
-
-@check
-def join_of_what_was_not_given(comm):
-    return refusal(lambda: ht.join(nn.Linear(1, 1)).__enter__())
 
 
 # Last: a loader whose batches do not divide evenly is remembered to the end of a run, and data of no loader refused.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hpctrain.worker.adapters.torch.distribute import distribute, statistics
-from hpctrain.worker.adapters.torch.join import join
 from hpctrain.worker.adapters.torch.loader import shard
 from hpctrain.worker.adapters.torch.mean_loss import mean_loss, sum_loss
 from hpctrain.worker.adapters.torch.reducer import no_sync
@@ -12,7 +11,6 @@ from hpctrain.worker.models.torch_batch_norm import average_statistics
 __all__ = [
     "average_statistics",
     "distribute",
-    "join",
     "mean_loss",
     "no_sync",
     "shard",

@@ -17,7 +17,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data, mesh_of
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import running
-from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.comm import Communicator, current
 
 
@@ -65,7 +64,6 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
         )
     if count is None and known_ranks() is not None and running.rows is None:
         return total  # the sum over a whole batch
-    turns = turns_of(comm)
     # Where nothing is counted, a mean that the script multiplied by it is not a number.
     number = 1.0 if count is None else _number(count)
     counts = number > 0
@@ -73,11 +71,11 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
     sums = np.array([_number(total), number] if counts else [0.0, 0.0])
     sums *= is_first_of_data(comm)
     if comm.size > 1:
-        sums = turns.add_up(sums) if turns.joined else comm.allreduce(sums, "sum")
+        sums = comm.allreduce(sums, "sum")
     divisor = float(sums[1]) if count is not None else 1.0
     mean = float(sums[0]) / divisor if divisor else 0.0
     # What the mean over the ranks will multiply the gradients by.
-    later = turns.factor / data_place(comm).ranks
+    later = 1 / data_place(comm).ranks
     scale = 1 / (divisor * later) if divisor and counts else 0.0
     divisor_tensor = count if isinstance(count, torch.Tensor) else None
     result: torch.Tensor = _OverRanks.apply(total, divisor_tensor, mean, scale)  # type: ignore[no-untyped-call]

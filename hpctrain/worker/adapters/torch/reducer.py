@@ -175,8 +175,6 @@ class GradientReducer:
         )
         self._used.fill_(1)
         self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
-        # The version counter of each bucket's gradients at the end of the last backward pass.
-        self._versions = [-2] * len(self._buckets)
         self._place = {id(slot.parameter): index for index, slot in enumerate(self._slots)}
 
     def _leave_buffers(self) -> None:
@@ -244,8 +242,6 @@ class GradientReducer:
                 "reentrant activation checkpointing does this: use checkpoint(…, use_reentrant=False)",
                 parameter=slot.name,
             )
-        if self._turns.joined:
-            self._refuse_repeated(slot)
         slot.bucket.fill(slot)
         slot.ready = True
         slot.bucket.missing -= 1
@@ -255,35 +251,13 @@ class GradientReducer:
         if self._turns.has(self):
             self.launch_ready()
 
-    def _refuse_repeated(self, slot: BucketSlot) -> None:
-        """Refuse to add to a mean: a rank without further batches cannot know what the others add to."""
-        gradient, version = slot.parameter.grad, self._versions[slot.bucket.index]
-        first = slot.bucket.missing == len(slot.bucket.slots)
-        # The gradients of a bucket share one version counter, which zero_grad() increases at least once.
-        if first and gradient is not None and gradient.data_ptr() == slot.address and gradient._version == version + 1:
-            raise HpctrainError(
-                "HT-join-gradient-not-zeroed",
-                "in ht.join, backward() adds to the mean that {parameter!r} already has from the one before",
-                "call zero_grad() before each backward(), or accumulate within ht.no_sync() and reduce with the last",
-                exit_code=1,
-                parameter=slot.name,
-            )
-
     def launch_ready(self) -> None:
         # Strictly in order, because ranks may fill their buckets in different orders.
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing and not self._held:
             self._launch()
-        if self._launched == len(self._buckets) and not self._passes_at_end:
+        # Sparse gradients are reduced last.
+        if self._launched == len(self._buckets) and not self._sparse:
             self._turns.done(self)
-
-    @property
-    def _passes_at_end(self) -> bool:
-        """Whether the next model's turn comes only after this one's reductions have finished on every rank.
-
-        Sparse gradients are reduced last. And a rank that shadows the others waits for one model before it learns which
-        is next.
-        """
-        return bool(self._sparse) or self._turns.joined
 
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
@@ -308,46 +282,25 @@ class GradientReducer:
                 self._slots[index].parameter.grad = self._slots[index].gradient
         self._end()
 
-    def reduce_zeros(self) -> None:
-        """Take part in a backward pass of the other ranks with zeros, without a batch."""
-        for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
-            parameter.grad = None
-        self.timeline = []
-        self._fill_rest()
-        self._reduce_rest()
-        for _, parameter in self._sparse:
-            parameter.grad = None
-        self._end()
-
     def _reduce_rest(self) -> None:
         """Start the remaining reductions, and wait for all."""
         while self._launched < len(self._buckets):
             self._launch()
-        if not self._passes_at_end:
+        if not self._sparse:
             self._turns.done(self)
         for bucket in self._buckets:
             bucket.finish()
             self._note("finished", bucket.index)
         for number, (name, parameter) in enumerate(self._sparse):
             reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.sparse.{number}")
-        if (factor := self._turns.factor) != 1:
-            self._multiply(factor)
-
-    def _multiply(self, factor: float) -> None:
-        for slot in self._slots:
-            slot.gradient.mul_(factor)
-        for _, parameter in self._sparse:
-            if parameter.grad is not None:
-                parameter.grad *= factor
 
     def _end(self) -> None:
         self._used.fill_(1)
-        self._versions = [bucket.slots[0].gradient._version for bucket in self._buckets]
         for bucket in self._buckets:
             bucket.reset()
         self._launched = 0
         self._running = self._held = False
-        if self._passes_at_end:
+        if self._sparse:
             self._turns.done(self)
 
     def _fill_rest(self) -> list[int]:

@@ -25,7 +25,6 @@ from hpctrain.worker.adapters.torch.trainable import (
     updated_by,
     within_others,
 )
-from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer
@@ -146,5 +145,4 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
         if each.note is not None:
             each.note(optimizer)
         if each.guard is not None:
-            # Ranks that have finished their batches make no steps, and so take part in no check.
-            each.guard.step_done(together=turns_of(each.comm).active == each.comm.size)
+            each.guard.step_done()

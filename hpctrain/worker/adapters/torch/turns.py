@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Communicator, Group
 
-# Stands for a sum of losses, in place of a model's number.
-_SUM = 1 << 40
-
 _all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
 
 
@@ -42,12 +39,7 @@ class Turns:
     """The order in which the models of one communicator are reduced.
 
     Attributes:
-        joined: whether ranks that have finished their batches shadow the others' reductions (see ``ht.join``).
-        of_active: whether means are over the ranks that still have batches.
-        active: how many ranks had a batch of their own in the last backward pass.
-        last_active: the lowest rank that had one.
         lock: held while a gradient is put into its bucket.
-        uneven: whether some rank finished before another since :meth:`begin_join`.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -56,25 +48,15 @@ class Turns:
         self._entered = 0
         # Weak, because a script may distribute any number of models one after another.
         self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()
-        self.joined = False
-        self.of_active = False
-        self.active = comm.size
-        self.last_active = 0
-        self.uneven = False
         self._group: Group | None = None
         # The models that this backward pass has reached and that have not started all their reductions, in that order.
         # A model whose backward pass failed stays here as long as it lives.
         self._begun: list[weakref.ref[TakesTurns]] = []
 
     @property
-    def factor(self) -> float:
-        """The factor that turns the mean over all ranks into the one over active ranks."""
-        return self.size / self.active if self.of_active else 1.0
-
-    @property
     def _agrees(self) -> bool:
         """Whether the ranks have to agree on whose turn it is."""
-        return self._group is not None and (self.joined or self._entered > 1)
+        return self._group is not None and self._entered > 1
 
     def enter(self, comm: Communicator, reducer: TakesTurns) -> int:
         """Add a reducer to the order; returns its number. Collective."""
@@ -87,8 +69,6 @@ class Turns:
 
     def model(self, number: int) -> str:
         """The name of a model for messages, by its place in the order of the calls of ``ht.distribute``."""
-        if number == _SUM:
-            return "ht.mean_loss"
         # Another rank may still have a model that was dropped here.
         reducer = self._living.get(number)
         return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
@@ -102,7 +82,6 @@ class Turns:
         """Start over with the remaining ranks after :meth:`Communicator.recover`. Collective."""
         died = comm.size != self.size
         self._rank, self.size = comm.rank, comm.size
-        self.active = comm.size
         self._begun.clear()
         if self._group is not None and died:
             self._group = None
@@ -131,47 +110,15 @@ class Turns:
             self._agree(following)
             following.launch_ready()
 
-    def agree_on_models(self, own: int | None) -> NDArray[np.int64]:
-        """The number of the model whose turn it is on each rank; -1 on ranks without further batches. Collective."""
+    def _agree(self, reducer: TakesTurns) -> None:
+        """Make sure that it is the turn of the same model on all ranks. Collective."""
         assert self._group is not None
         numbers = np.zeros(self.size, dtype=np.int64)
-        numbers[self._rank] = 0 if own is None else own + 1
-        everyone: NDArray[np.int64] = self._group.allreduce(numbers) - 1
-        named = everyone[everyone >= 0]
-        if named.size and (named != named[0]).any():
-            raise self._differ(everyone)
-        if named.size:
-            self.active, self.last_active = int(named.size), int(np.argmax(everyone >= 0))
-            self.uneven |= self.active < self.size
-        return everyone
-
-    def begin_join(self, *, of_active: bool) -> None:
-        """From now on ranks may run out of batches: the others divide by all ranks, or by the active ones."""
-        self.joined, self.of_active, self.uneven = True, of_active, False
-
-    def end_join(self) -> None:
-        """All ranks have run out of batches: restore the means over all of them."""
-        self.joined = self.of_active = False
-        self.active = self.size
-
-    def next_model_of_others(self) -> int | None:
-        """The model that the other ranks reduce next, for a rank without further batches; None when all are done.
-        Collective.
-        """
-        while (number := int(self.agree_on_models(None).max())) == _SUM:
-            assert self._group is not None
-            self._group.allreduce(np.zeros(2))
-        return number if number >= 0 else None
-
-    def add_up(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of two numbers over the ranks that still have batches, in a loop that ranks leave one by one."""
-        self.agree_on_models(_SUM)
-        assert self._group is not None
-        return self._group.allreduce(own)
-
-    def _agree(self, reducer: TakesTurns) -> None:
+        numbers[self._rank] = reducer.number
         try:
-            self.agree_on_models(reducer.number)
+            everyone: NDArray[np.int64] = self._group.allreduce(numbers)
+            if (everyone != reducer.number).any():
+                raise self._differ(everyone)
         except BaseException:
             self._begun.clear()
             raise
@@ -179,7 +126,7 @@ class Turns:
     def _differ(self, everyone: NDArray[np.int64]) -> HpctrainError:
         sides = [
             f"{self.model(number)} on rank {', '.join(map(str, np.flatnonzero(everyone == number)[:8]))}"
-            for number in np.unique(everyone[everyone >= 0])
+            for number in np.unique(everyone)
         ]
         return HpctrainError(
             "HT-ranks-different-models-at-once",

@@ -29,10 +29,6 @@ def test_overloads_are_the_signatures_of_the_adapters(name: str) -> None:
     assert overloads == [inspect.signature(getattr(each, name)) for each in (torch_adapter, keras_adapter)]
 
 
-def test_join_has_the_parameters_of_the_adapter() -> None:
-    assert inspect.signature(ht.join).parameters == inspect.signature(inspect.unwrap(torch_adapter.join)).parameters
-
-
 def test_mypy_refuses_wrong_settings() -> None:
     calls = Path(__file__).with_name("typed_calls.py")
     found = subprocess.run([sys.executable, "-m", "mypy", calls], cwd=REPOSITORY, capture_output=True, text=True)

@@ -21,8 +21,6 @@ def accepted(model: torch.nn.Linear, optimizer: torch.optim.SGD, loader: DataLoa
     assert_type(ht.shard(loader, evaluation=True, seed=1), ShardedLoader)
     assert_type(ht.mean_loss(torch.ones(()), 3), torch.Tensor)
     ht.shard(arrays, batch_size=32, shuffle=False, epoch=2)
-    with ht.join([model], divide_by_initial_world_size=False):
-        pass
 
 
 def refused(model: torch.nn.Linear, optimizer: torch.optim.SGD, loader: DataLoader[Any], arrays: Arrays) -> None:
@@ -31,4 +29,3 @@ def refused(model: torch.nn.Linear, optimizer: torch.optim.SGD, loader: DataLoad
     ht.shard(loader, evaluate=True)  # type: ignore[call-overload]
     ht.shard(arrays, batch_size=32, evaluation=True)  # type: ignore[call-overload]
     ht.sum_loss(torch.ones(()), ranks=2)  # type: ignore[call-overload]
-    ht.join(model, comm=ht.init())  # type: ignore[call-arg]
