@@ -54,10 +54,10 @@ def where(output: str) -> dict[str, Any]:
     """The step that each rank began last, with its place in the pipeline, of what parallel.py printed."""
     places = dict(re.findall(r"rank (\d+) has place (\d+) of the pipeline", output))
     steps = dict(re.findall(r"rank (\d+) begins step (\d+)", output))
-    timed_out = "Timeout (" in output or "HT-pipeline-step-hangs" in output
+    timed_out = "Timeout (" in output or "HT-wait-timed-out" in output
     return {
         "outcome": "hang" if timed_out else "error",
         "error": next((line for line in output.splitlines() if "[HT-" in line), ""),
-        "named": [line for line in output.splitlines() if "HT-pipeline-step-hangs" in line][:4],
+        "named": [line for line in output.splitlines() if "HT-wait-timed-out" in line][:4],
         "at": "; ".join(f"rank {rank}, place {places.get(rank)}, step {steps.get(rank)}" for rank in sorted(places)),
     }

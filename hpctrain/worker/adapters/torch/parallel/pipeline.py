@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -39,7 +38,6 @@ from hpctrain.worker.adapters.torch.parallel.schedules import (
 )
 from hpctrain.worker.adapters.torch.parallel.sharding import divide
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
-from hpctrain.worker.adapters.torch.parallel.step_watch import StepWatch
 from hpctrain.worker.adapters.torch.parallel.tensor import refuse_tie, tied_names
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
@@ -47,7 +45,6 @@ from hpctrain.worker.comm import Communicator, current
 
 # How many numbers of each gradient are compared to find out whether it was changed.
 _SAMPLED = 16
-_ADDS_LOSSES = "adds up the losses of all ranks"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Count = Callable[[torch.Tensor], torch.Tensor | float]
 
@@ -140,7 +137,6 @@ class Pipeline:
         watch_steps(guard, self._comm, optimizers, note)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
-        self._first = own[0]
         self._count = self._pp * per_rank
         self._rank_of = functools.partial(rank_of, schedule, pp=self._pp)
         self._tied = TiedGradients(ties, self._by_number, self._rank_of, self._mesh["pp"].get_group())
@@ -153,11 +149,7 @@ class Pipeline:
         neighbours = [(self._rank_of(stage), self._rank_of(stage + 1)) for stage in range(self._count - 1)]
         shared = [(self._rank_of(one), self._rank_of(other)) for one, other in (tie.stages for tie in ties)]
         connect(self._mesh, [*neighbours, *shared])
-        ranks = dist.get_process_group_ranks(self._mesh["pp"].get_group())
-        self._watch = StepWatch(self._comm, ranks, self._rank_of, on_gpu=self._mesh.device_type == "cuda")
-        self._schedules = Schedules(
-            schedule, self._by_number, self._micro_batches, self._loss, self._mesh, self._watch.note
-        )
+        self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
         """Refuse a parameter that two stages share and divide over tp differently."""
@@ -224,8 +216,7 @@ class Pipeline:
         part = part_of(inputs, target)
         with self._in_stages(part):
             found = self._run(part, factor, count)
-        with self._watch.step(self._first, "adds up the gradients of parameters that stages share"):
-            self._tied.add_up()
+        self._tied.add_up()
         self._ended = True
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
@@ -240,11 +231,8 @@ class Pipeline:
         parts = self._cut_up(part, size, 1.0, None)
         group = self._mesh["pp"].get_group()
         cut = parts.split(size), self._batch.target.split(size)
-        with self._watch.step(self._first):
-            stages, device, note = self._by_number, self._mesh.device_type, self._watch.note
-            losses = run_forward(stages, self._count, *cut, self._loss, self._rank_of, group, device, note)
-            self._watch.together(self._first, _ADDS_LOSSES)
-            return self._everyone(losses)
+        device = self._mesh.device_type
+        return self._everyone(run_forward(self._by_number, self._count, *cut, self._loss, self._rank_of, group, device))
 
     def _run(self, part: Part, factor: float, count: torch.Tensor | float | None) -> float:
         """The mean loss over the whole batch, times a factor."""
@@ -253,17 +241,15 @@ class Pipeline:
         whole = self._cut_up(part, self._size, factor, count)
         losses: list[torch.Tensor] = []
         given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
-        with self._watch.step(self._first):
-            schedule = self._schedules.of(self._size, part.inputs, part.target)
-            self._ended = False
-            try:
-                schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
-            except RuntimeError as error:
-                if own := _own_error(error):
-                    raise own from None
-                raise
-            self._watch.together(self._first, _ADDS_LOSSES)
-            return self._everyone(losses)
+        schedule = self._schedules.of(self._size, part.inputs, part.target)
+        self._ended = False
+        try:
+            schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
+        except RuntimeError as error:
+            if own := _own_error(error):
+                raise own from None
+            raise
+        return self._everyone(losses)
 
     def _cut_up(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None) -> torch.Tensor:
         """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""

@@ -31,7 +31,6 @@ from torch.distributed.tensor import DTensor
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.worker.adapters.torch.parallel.missing_gradients import MissingGradients
 from hpctrain.worker.adapters.torch.parallel.sharding import groups_of, is_sharded
-from hpctrain.worker.adapters.torch.parallel.step_watch import Action, receives, sends
 
 # The schedule, and how many stages each rank has.
 SCHEDULES: dict[str, tuple[type, int]] = {
@@ -90,7 +89,6 @@ class Schedules:
         stages: this rank's stages by their numbers.
         micro_batches: how many a batch is cut into.
         loss: computes the loss of an output and its target.
-        note: gets each action of this rank when it begins.
     """
 
     def __init__(
@@ -100,9 +98,7 @@ class Schedules:
         micro_batches: int,
         loss: Any,
         mesh: DeviceMesh,
-        note: Callable[[Action], None],
     ) -> None:
-        self._note = note
         self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
         self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
         self._made: OrderedDict[Any, Any] = OrderedDict()
@@ -155,10 +151,10 @@ class Schedules:
             for number, stage in self._stages.items()
         ]
         for part in parts:
-            part.note, part.missing = self._note, self._missing.get(part.stage_index)
+            part.missing = self._missing.get(part.stage_index)
         stages: Any = parts[0] if per_rank == 1 else parts
         try:
-            made = kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
+            return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
         except ValueError as error:
             raise HpctrainError(
                 "HT-pipeline-micro-batches",
@@ -168,30 +164,6 @@ class Schedules:
                 micro_batches=self._micro_batches,
                 reason=str(error),
             ) from error
-        if per_rank > 1:
-            made.fwd_recv_ops = _Awaited(lambda key: self._note(_receives_activations(*key)))
-            made.bwd_recv_ops = _Awaited(lambda key: self._note(_receives_gradients(*key)))
-        return made
-
-
-class _Awaited(dict[tuple[int, int], Any]):
-    """The receives that a schedule has started, by stage and micro-batch. It takes one out when it waits for it."""
-
-    def __init__(self, note: Callable[[tuple[int, int]], None]) -> None:
-        super().__init__()
-        self._note = note
-
-    def pop(self, key: tuple[int, int], *default: Any) -> Any:
-        self._note(key)
-        return super().pop(key, *default)
-
-
-def _receives_activations(stage: int, micro_batch: int) -> Action:
-    return receives(stage, f"activations of micro-batch {micro_batch}", stage - 1)
-
-
-def _receives_gradients(stage: int, micro_batch: int) -> Action:
-    return receives(stage, f"gradients of micro-batch {micro_batch}", stage + 1)
 
 
 class _Stage(PipelineStage):
@@ -199,55 +171,15 @@ class _Stage(PipelineStage):
 
     PyTorch's own runs a forward and a backward pass for that, partly on uninitialised numbers: batch norms would count
     them, FSDP2 would lose accumulated gradients, and gather and reduce more often than on ranks whose batches stay the
-    same. It notes what it does.
+    same.
     """
 
-    note: Callable[[Action], None]
     missing: MissingGradients | None
 
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
-        if operations := super().get_fwd_recv_ops(fwd_chunk_id):
-            self.note(_receives_activations(self.stage_index, fwd_chunk_id))
-        return operations
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
-        if operations := super().get_bwd_recv_ops(bwd_chunk_id):
-            self.note(_receives_gradients(self.stage_index, bwd_chunk_id))
-        return operations
-
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
-        if operations := super().get_fwd_send_ops(fwd_chunk_id):
-            self.note(sends(self.stage_index, f"activations of micro-batch {fwd_chunk_id}", self.stage_index + 1))
-        return operations
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
-        if operations := super().get_bwd_send_ops(bwd_chunk_id):
-            self.note(sends(self.stage_index, f"gradients of micro-batch {bwd_chunk_id}", self.stage_index - 1))
-        return operations
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._compute(f"forward of micro-batch {fwd_chunk_id}")
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        self._compute(f"backward of micro-batch {bwd_chunk_id}")
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        self._compute(f"gradients of the weights for micro-batch {bwd_chunk_id}")
-        super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
-
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        self._compute("adds up its gradients over the ranks with the same stage")
         super().perform_reduce_grad(grad_scale_factor)
         if self.missing is not None:
             self.missing.take_back()
-        # Schedules of several stages per rank wait only at their end for messages that they sent.
-        peer = 1 if self.is_first else self.stage_index - 1
-        self.note(sends(self.stage_index, "its last messages", peer))
-
-    def _compute(self, what: str) -> None:
-        self.note(Action(stage=self.stage_index, what=what))
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
         before = {name: each.clone() for name, each in module.named_buffers()}
@@ -330,7 +262,6 @@ def run_forward(
     rank_of: Callable[[int], int],
     group: Any,
     device: str,
-    note: Callable[[Action], None],
 ) -> list[torch.Tensor]:
     """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
 
@@ -342,21 +273,17 @@ def run_forward(
         loss: of outputs and targets; it may use parameters of the last stage.
         rank_of: gives the rank within pp that has a stage.
         device: the kind on which the stages are. The inputs need not be there on ranks without the first stage.
-        note: gets each action of this rank when it begins.
     """
     here, outputs = dist.get_rank(group), list(inputs)
     for number, stage in sorted(stages.items()):
         source = rank_of(number - 1) if number else here
         if source != here:
-            note(receives(number, "activations of an evaluation", number - 1))
             outputs = _receive(len(inputs), source, group, device)
-        note(Action(stage=number, what="forward of an evaluation"))
         outputs = [stage(each) for each in outputs]
         if number == count - 1:
             outputs = [loss(*pair) for pair in zip(outputs, targets, strict=True)]
         _reshard(stage)
         if number + 1 < count and (to := rank_of(number + 1)) != here:
-            note(sends(number, "activations of an evaluation", number + 1))
             _send(outputs, to, group)
     return outputs if count - 1 in stages else []
 
