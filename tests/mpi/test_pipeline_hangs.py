@@ -26,9 +26,7 @@ thorough = pytest.mark.thorough
     ],
 )
 def test_a_stopped_rank_is_named(mpirun, backend, schedule):
-    result = mpirun(
-        PROGRAM, 3, backend, schedule, check=False, timeout=300, HPCTRAIN_TIMEOUT="4", HPCTRAIN_STALL="60"
-    )
+    result = mpirun(PROGRAM, 3, backend, schedule, check=False, timeout=300, HPCTRAIN_TIMEOUT="4", HPCTRAIN_STALL="60")
     assert result.returncode != 0, result.stdout
     assert set(codes(result.stdout)) == {"HT-wait-timed-out"}, result.stdout
     assert re.search(r"waited 4 s for rank 1 on ", result.stdout), result.stdout

@@ -6,10 +6,9 @@ numbers.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -22,14 +21,12 @@ WHOLE = (
     "and with random choices that are seeded alike. A rank that has data of its own draws them from a plain loader, "
     "without ht.shard"
 )
-# How many samples of a data set are compared, and of a batch of a stream.
+# How many samples of a data set are compared, and of the first batch of a stream.
 _FEW_SAMPLES = 4
 # A leaf with more numbers than this is described by its means.
 _SMALL = 64
 _SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 2e-3
 _BY_MEANS = " by means"
-# How deep in containers and objects; it ends at an object that refers to itself.
-_DEPTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,44 +68,29 @@ Sample = Mapping[str, LeafSummary] | None
 
 
 def summarise(sample: Any) -> dict[str, LeafSummary]:
-    """Summaries of a sample's leaves: numbers, texts and arrays in containers and objects."""
+    """Summaries of a sample's leaves: numbers, texts and arrays in containers."""
     return {name: _summarise_leaf(leaf) for name, leaf in leaves(sample)}
 
 
-def leaves(value: Any, name: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """What is in the containers and objects of a sample, with its place in them."""
+def summaries_of_few(samples: Sequence[Any]) -> tuple[Sample, ...]:
+    """Summaries of the first and the last of some samples, and of some between them."""
+    places = np.linspace(0, len(samples) - 1, _FEW_SAMPLES).round().astype(int)
+    return tuple(summarise(samples[place]) for place in dict.fromkeys(places))
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is in the containers of a sample, with its place in them."""
     if isinstance(value, Mapping):
         members: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple):
         members = enumerate(value)
-    elif isinstance(value, set | frozenset):
-        # Not by their repr(), which may say where in memory an object is.
-        members = enumerate(sorted(value, key=lambda each: [str(look) for look in summarise(each).values()]))
-    elif isinstance(value, np.ndarray) and value.dtype == object:
-        members = enumerate(value.ravel().tolist())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         members = ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
-    elif state := _state_of(value) if depth else ():
-        members = enumerate(state)
     else:
         yield name, value
         return
-    for key, member in members if depth else ():
-        yield from leaves(member, f"{name}[{key!r}]", depth - 1)
-
-
-def _state_of(value: Any) -> tuple[Any, ...]:
-    """An object's kind and what it would be pickled as; nothing for what has a value of its own, or no such parts."""
-    dense = isinstance(value, np.ndarray) or str(getattr(value, "layout", "")) == "torch.strided"
-    if dense or isinstance(value, type | str | bytes | bool | int | float | None) or array_of(value) is not None:
-        return ()
-    with contextlib.suppress(Exception):  # that of a library's object may fail in any way
-        made = value.__reduce_ex__(2)
-        if isinstance(made, tuple):
-            _, arguments, state, listed, named = (*made, None, None, None)[:5]
-            parts = state, *(list(each) for each in (listed, named) if each is not None)
-            return type(value).__qualname__, *(each for each in arguments if not isinstance(each, type)), *parts
-    return ()
+    for key, member in members:
+        yield from leaves(member, f"{name}[{key!r}]")
 
 
 def _summarise_leaf(leaf: Any) -> LeafSummary:
@@ -170,53 +152,6 @@ def _ramps(size: int) -> tuple[Any, ...]:
     return 1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)
 
 
-class Fingerprint(NamedTuple):
-    """A few numbers that are equal, but for rounding, where two lists have the same samples in one order.
-
-    Attributes:
-        exact: a hash of the length and of what must be equal in a few samples; of 52 bits, which a float holds.
-        sums: for each of these samples, the sum of its other numbers, each multiplied by a weight of its own.
-        tolerances: the largest difference of two such sums.
-    """
-
-    exact: float = 0.0
-    sums: tuple[float, ...] = (0.0,) * _FEW_SAMPLES
-    tolerances: tuple[float, ...] = (0.0,) * _FEW_SAMPLES
-
-    @classmethod
-    def of(cls, samples: Sequence[Any]) -> Fingerprint:
-        """That of the first and the last sample, and of some between them."""
-        digest = xxhash.xxh3_64(str(len(samples)).encode())
-        sums, tolerances = [], []
-        for place in np.linspace(0, len(samples) - 1, _FEW_SAMPLES).round().astype(int):
-            leaves_of = summarise(samples[place])
-            digest.update("".join(f"{name} {leaf.exact}" for name, leaf in leaves_of.items()).encode())
-            numbers = np.array([number for leaf in leaves_of.values() for number in leaf.numbers])
-            sums.append(float((numbers * (1 + np.cos(np.arange(numbers.size)))).sum()) / 2)
-            tolerances.append(sum(leaf.tolerance * len(leaf.numbers) for leaf in leaves_of.values()))
-        return cls(float(digest.intdigest() >> 12), tuple(sums), tuple(tolerances))
-
-    @classmethod
-    def from_numbers(cls, numbers: Sequence[float]) -> Fingerprint:
-        """That of :meth:`numbers`."""
-        exact, *rest = map(float, numbers)
-        return cls(exact, tuple(rest[:_FEW_SAMPLES]), tuple(rest[_FEW_SAMPLES:]))
-
-    def numbers(self) -> tuple[float, ...]:
-        """All of it."""
-        return (self.exact, *self.sums, *self.tolerances)
-
-    def then(self, other: Fingerprint) -> Fingerprint:
-        """That of all samples until now, and of the last of them."""
-        both = xxhash.xxh3_64_intdigest(f"{self.exact} {other.exact}".encode())
-        return other._replace(exact=float(both >> 12))
-
-    def differs(self, other: Fingerprint) -> bool:
-        """Whether these are of different samples."""
-        far = np.abs(np.subtract(self.sums, other.sums)) > np.maximum(self.tolerances, other.tolerances)
-        return self.exact != other.exact or bool(far.any())
-
-
 def sample_indices(samples: int) -> list[int]:
     """Indices spread over a data set of ``samples``, the same on every rank."""
     golden = (np.sqrt(5) - 1) / 2
@@ -243,7 +178,7 @@ def compare(
             if other != value:
                 raise _refusal(name, value, rank, other, hint)
     for index in everyone[0][1]:
-        for name, rank, first, look in _differences([seen.get(index) for _, seen in everyone]):
+        for name, rank, first, look in differences([seen.get(index) for _, seen in everyone]):
             where = f"sample {index}{f' at {name}' if name else ''}"
             raise _refusal(where, str(first), rank, str(look), WHOLE)
 
@@ -260,7 +195,7 @@ def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> Hpctrai
     )
 
 
-def _differences(samples: Sequence[Sample]) -> list[tuple[str, int, LeafSummary, LeafSummary]]:
+def differences(samples: Sequence[Sample]) -> list[tuple[str, int, LeafSummary, LeafSummary]]:
     """The leaves in which a rank's sample differs from rank 0's: the name, the rank and both summaries."""
     first = samples[0]
     found = []

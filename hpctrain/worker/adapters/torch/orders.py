@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,7 +135,6 @@ class _SamplerOrder:
             pass
         self._held = list(generators_in([loader.batch_sampler, loader.sampler], seen))
         self.identity = _identity(loader, seed)
-        self._compared = comm.size == 1
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
@@ -171,9 +170,6 @@ class _SamplerOrder:
                     "the loader's sampler failed on rank 0, which draws for all ranks: {reason}",
                     reason=failed,
                 ) from failure
-            if not self._compared:
-                self._compared = True
-                self._refuse_parts(chunk, lambda: list(itertools.islice(self._begin(epoch), count)), numbers.seed)
             yield from chunk
             if len(chunk) < count:
                 return
@@ -181,38 +177,6 @@ class _SamplerOrder:
     def _begin(self, epoch: int) -> Iterator[list[Any]]:
         set_epoch(epoch, *self.told)
         return map(list, iter(self._batches))  # type: ignore[arg-type]
-
-    def _refuse_parts(self, chunk: list[list[Any]], draw: Callable[[], list[list[Any]]], seed: int) -> None:
-        """Refuse a sampler that asks for its rank only as it draws, so that rank 0 draws a part. Collective.
-
-        Raises:
-            HpctrainError: with equal random numbers another rank draws other samples than rank 0's, each time.
-        """
-
-        def again() -> list[list[Any]]:
-            numbers = OwnRandomNumbers(held=self._held)
-            numbers.seed = seed
-            with numbers.in_use():
-                return draw()
-
-        other = False
-        if self._comm.rank:
-            with contextlib.suppress(Exception):  # what fails on rank 0 alone counts
-                own = again()
-                other = _samples(own) != _samples(chunk) and _samples(own) == _samples(again())
-        found = agreement(self._comm).rows(np.array([other]))[:, 0]
-        if found.any():
-            raise HpctrainError(
-                "HT-shard-sampler-asks-rank",
-                "the {sampler} draws other samples on rank {rank} than on rank 0, which draws for all ranks",
-                "ht.shard divides each batch: let the sampler draw the samples of all ranks, with one seed",
-                sampler=self.identity.get("sampler", type(self._batches).__name__),
-                rank=int(found.argmax()),
-            )
-
-
-def _samples(batches: list[list[Any]]) -> list[str]:
-    return sorted(map(repr, itertools.chain.from_iterable(batches)))
 
 
 class _DividedOrder:

@@ -1,7 +1,7 @@
 """Divides streams over the ranks: data sets that are read one sample after the other, without indices.
 
-Every rank reads the whole stream, and cuts it into the same global batches as one process. The ranks compare a few
-numbers about each batch before a script gets it: streams that differ, in order or in length, are refused.
+Every rank reads the whole stream, and cuts it into the same global batches as one process. The ranks compare the length
+of each batch and a few samples of an epoch's first: streams that differ are refused.
 
 A stream that its own library has divided over the ranks is read by each rank as far as all of them have a whole part of
 a batch.
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
-from hpctrain.worker.adapters.same_data import Fingerprint
+from hpctrain.worker.adapters.same_data import Sample, differences, summaries_of_few
 from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
 from hpctrain.worker.adapters.torch.orders import divided_by_itself, require_place, set_epoch
@@ -36,19 +36,19 @@ class _Read(NamedTuple):
 
     Attributes:
         total: its samples.
-        look: what they look like.
+        looks: what a few of an epoch's first batch look like; empty for later ones.
         part: this rank's part, collated; None if the batch is passed over.
     """
 
     total: int
-    look: Fingerprint
+    looks: tuple[Sample, ...]
     part: Part | None
 
 
 class StreamSource:
     """Reads a stream, on each rank the whole of it."""
 
-    traced = True
+    traced = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         size = loader.batch_size
@@ -110,62 +110,47 @@ class StreamSource:
         return self._follow(iter(self.loader), place)
 
     def _follow(self, batches: Iterator[_Read], wanted: Place) -> Iterator[Drawn]:
-        at = Place(wanted.epoch)
-        so_far: list[Fingerprint] = []
-        while True:
-            if at.batches == wanted.batches and wanted.trace and _differ(so_far, _from_trace(wanted.trace)):
-                raise order_not_kept(wanted, at.batches)
+        for number in itertools.count():
             read = next(batches, None)
-            looks = self._agree(at.batches, read)
-            if read is None or not looks:
+            if not self._agree(number, read):
                 break
-            so_far = [
-                before.then(look) for before, look in zip(so_far or [Fingerprint()] * len(looks), looks, strict=True)
-            ]
-            at = Place(at.epoch, at.batches + 1, sum((each.numbers() for each in so_far), ()))
-            if at.batches <= wanted.batches:
-                continue
-            assert read.part is not None
-            yield Drawn(joined(read.part, self._comm), at)
-        if at.batches < wanted.batches:
-            raise order_not_kept(wanted, at.batches)
+            assert read is not None
+            if number >= wanted.batches:
+                assert read.part is not None
+                yield Drawn(joined(read.part, self._comm), Place(wanted.epoch, number + 1))
+        if number < wanted.batches:
+            raise order_not_kept(wanted, number)
 
-    def _agree(self, number: int, read: _Read | None) -> list[Fingerprint]:
-        """What the samples of a batch look like, for each part of a divided stream, else once. Collective.
-
-        Returns:
-            Nothing where the stream has ended, on any rank.
+    def _agree(self, number: int, read: _Read | None) -> bool:
+        """Whether the stream goes on, which it does for a divided one as long as each rank has a part. Collective.
 
         Raises:
-            HpctrainError: a batch that has other samples on another rank; raised on all ranks.
+            HpctrainError: a batch of another length on another rank, or a first one of other samples; raised on all
+                ranks.
         """
-        total, look = (read.total, read.look) if read else (0, Fingerprint())
-        rows = agreement(self._comm).rows(np.array([total, *look.numbers()]))
-        counts, looks = rows[:, 0], [Fingerprint.from_numbers(row) for row in rows[:, 1:]]
+        counts = agreement(self._comm).rows(np.array([float(read.total if read else 0)]))[:, 0]
         if self._divided:
-            return looks if counts.all() else []
-        other = next((r for r, each in enumerate(looks) if counts[r] != counts[0] or each.differs(looks[0])), None)
-        if other is None:
-            return looks[:1] if total else []
-        raise HpctrainError(
+            return bool(counts.all())
+        if (counts != counts[0]).any():
+            other = int((counts != counts[0]).argmax())
+            raise self._different(number, f"{counts[0]:.0f} samples", other, f"{counts[other]:.0f} samples")
+        if read is not None and read.looks and self._comm.size > 1:
+            for looks in zip(*agreement(self._comm).gather(read.looks), strict=True):
+                for _, other, first, found in differences(looks):
+                    raise self._different(number, str(first), other, str(found))
+        return read is not None
+
+    def _different(self, number: int, first: str, other: int, found: str) -> HpctrainError:
+        return HpctrainError(
             "HT-loader-different-streams",
             "the ranks read different streams: batch {number} has {first} on rank 0 and {found} on rank {other}",
             "give ht.shard the whole stream on every rank, in one order: not divided by rank, and with shuffles that "
             "have a seed or draw from the process's generators",
             number=number,
-            first=f"{counts[0]:.0f} samples",
-            found=f"{counts[other]:.0f} {'samples' if counts[other] != counts[0] else 'others'}",
+            first=first,
+            found=found,
             other=other,
         )
-
-
-def _from_trace(trace: tuple[float, ...]) -> list[Fingerprint]:
-    length = len(Fingerprint().numbers())
-    return [Fingerprint.from_numbers(trace[begin : begin + length]) for begin in range(0, len(trace), length)]
-
-
-def _differ(some: list[Fingerprint], others: list[Fingerprint]) -> bool:
-    return len(some) != len(others) or any(one.differs(other) for one, other in zip(some, others, strict=True))
 
 
 class _Reader(IterableDataset[_Read]):
@@ -234,14 +219,16 @@ class _Reader(IterableDataset[_Read]):
                 batch = list(itertools.islice(stream, size))
             if not batch or (self._drop_last and len(batch) < size):
                 return
-            look, part = Fingerprint.of(batch), None  # before a collate_fn that changes its samples
             # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
-            if (place := turn * workers + number) >= first:
+            place, part = turn * workers + number, None
+            # Before a collate_fn that changes its samples.
+            looks = summaries_of_few(batch) if place == 0 and not self.divided else ()
+            if place >= first:
                 with self._numbers.in_use():
                     self._numbers.of_batch(epoch, place)
                     own = self._collation.fetched(len(batch), DataPlace(rank, ranks))
                     part = self._collation(batch[own], len(batch), DataPlace(rank, ranks))
-            yield _Read(self._size if self.divided else len(batch), look, part)
+            yield _Read(self._size if self.divided else len(batch), looks, part)
 
 
 def _is_webdataset(data: Any) -> bool:
