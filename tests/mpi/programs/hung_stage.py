@@ -52,7 +52,7 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 pipeline = ht.Pipeline(model, optimizer, nn.functional.mse_loss, mesh=mesh, schedule=schedule, micro_batches=MICRO)
 x = torch.ones(2 * MICRO, WIDTH)
-for step in (1, 2):
+for step in (1, 2):  # noqa: B007  # the blocks read it
     pipeline.step(x, x)
     optimizer.step()
     optimizer.zero_grad()
