@@ -3,7 +3,7 @@
 A fork has the rank's memory, connections and exit handlers, but none of its threads. The exit handlers would write the
 rank's record, leave MPI in its place or wait for the other ranks for ever. So a fork drops the exit handlers of its
 parent, as forks of :mod:`multiprocessing` do, and ends by ``os._exit``. It still finishes what it has begun itself: its
-threads, queues, processes, temporary folders and open files. What its parent had buffered is the parent's to write.
+threads, temporary folders and open files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from hpctrain.common.errors import HpctrainError
@@ -123,55 +123,15 @@ def _begin_fork() -> None:
     # Python does not pass the exit status to exit handlers, so it is noted in sys.exit and sys.excepthook. For a
     # SystemExit raised in another way hpctrain.worker.train.rank, which runs the script, notes it.
     atexit.register(_end)
-    if logging := sys.modules.get("logging"):
-        _keep_exit_of_logging(logging)
-    if "multiprocessing.util" in sys.modules:
-        _keep_exit_of_multiprocessing()
     sys.exit = _exit
     sys.excepthook = _note_and_show(sys.excepthook)
 
 
-def _keep_exit_of_logging(logging: ModuleType) -> None:
-    """Flush this fork's log records at exit, without those that its parent had buffered."""
-    for reference in logging._handlerList:
-        buffer = getattr(reference(), "buffer", None)
-        if isinstance(buffer, list):
-            buffer.clear()
-    atexit.register(logging.shutdown)
-
-
-def _keep_exit_of_multiprocessing() -> None:
-    """Flush this fork's queues and wait for its processes at exit.
-
-    multiprocessing registered its exit function at import, in the parent. It skips the parent's finalizers by process
-    ID, but it would end the parent's child processes, such as a loader's workers.
-    """
-    from multiprocessing import process, util
-
-    process._children = set()  # type: ignore[attr-defined]
-    atexit.register(util._exit_function)  # type: ignore[attr-defined]
-
-
-class _Status:
-    """Notes an exit status when its exception is freed outside any frame, by the interpreter and not by a script."""
-
-    def __init__(self, status: int) -> None:
-        self._status = status
-
-    def __del__(self) -> None:
-        global _status
-        if sys._getframe().f_back is None:
-            _status = self._status
-
-
 def _exit(code: str | int | None = None, /) -> NoReturn:
-    raise _with_status(SystemExit(code))
-
-
-def _with_status(error: SystemExit) -> SystemExit:
-    # Not in a frame of the traceback, which would keep the exception alive.
-    error.__dict__["status of the fork"] = _Status(exit_status(error))
-    return error
+    global _status
+    error = SystemExit(code)
+    _status = exit_status(error)
+    raise error
 
 
 def _note_and_show(
@@ -179,16 +139,7 @@ def _note_and_show(
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], object]:
     def note_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _status
-        if not (trace and _is_running(trace.tb_frame)):
-            _status = 1
+        _status = 1
         show(kind, error, trace)
 
     return note_and_show
-
-
-def _is_running(wanted: FrameType) -> bool:
-    """Whether this frame is still running: then a script shows an error that it has caught."""
-    frame: FrameType | None = sys._getframe()
-    while frame and frame is not wanted:
-        frame = frame.f_back
-    return frame is not None

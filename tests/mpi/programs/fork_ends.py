@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
-import logging
-import logging.handlers
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -51,29 +47,10 @@ def write() -> None:
     text.write("of the fork")
     packed.write("of the fork")
     raw.write(b"of the fork")
-    logging.getLogger().warning("of the fork")
 
 
-def swallow() -> None:
-    with contextlib.suppress(SystemExit):
-        sys.exit(9)
-
-
-def show_an_error() -> None:
-    try:
-        raise ValueError("shown by a fork, which goes on")
-    except ValueError:
-        sys.excepthook(*sys.exc_info())
-
-
-def leave_a_thread() -> None:
-    thread = threading.Thread(target=sys.exit, args=(5,))
-    thread.start()
-    thread.join()
-
-
-def submit(pool: ThreadPoolExecutor | ProcessPoolExecutor, name: str) -> None:
-    kept.extend((pool, pool.submit((_FOLDER / name).touch)))
+def submit(pool: ThreadPoolExecutor) -> None:
+    kept.extend((pool, pool.submit((_FOLDER / "threads").touch)))
 
 
 def fork_beside_a_folder() -> int:
@@ -102,9 +79,6 @@ def start_init() -> int | None:
 def main() -> None:
     forking = multiprocessing.get_context("fork")
     parents = tempfile.TemporaryDirectory(prefix="parents-", dir=_FOLDER)
-    records = logging.handlers.MemoryHandler(100, target=logging.FileHandler(_FOLDER / "log"))
-    logging.getLogger().addHandler(records)
-    logging.getLogger().warning("of the parent")
     unwritten = (_FOLDER / "parents").open("w")
     unwritten.write("of the parent")
     print("printed once", end=" ")
@@ -113,25 +87,19 @@ def main() -> None:
     statuses = {
         "temporary": fork(forks_temporary),
         "write": fork(write),
-        "swallowed": fork(swallow),
-        "shown": fork(show_an_error),
-        "thread": fork(leave_a_thread),
-        "threads": fork(lambda: submit(ThreadPoolExecutor(1), "threads")),
-        "processes": fork(lambda: submit(ProcessPoolExecutor(1, mp_context=forking), "processes")),
+        "threads": fork(lambda: submit(ThreadPoolExecutor(1))),
         "local": fork_beside_a_folder(),
     }
     found = {
         "statuses": statuses,
         "parent's folder": Path(parents.name).is_dir(),
         "forks' folders": [each.name for each in _FOLDER.glob("forks-*")],
-        "made": sorted(name for name in ("finalized", "threads", "processes") if (_FOLDER / name).exists()),
+        "made": sorted(name for name in ("finalized", "threads") if (_FOLDER / name).exists()),
         "files": [read("text"), read("raw"), gzip.decompress((_FOLDER / "packed").read_bytes()).decode()],
         "parent's pool": pool.submit(abs, -1).result(),
         "spawned": start_init(),
     }
-    records.flush()
     unwritten.close()
-    found["log"] = read("log").split("\n")
     found["parent's file"] = read("parents")
     print("\nended", json.dumps(found), flush=True)
 

@@ -49,11 +49,6 @@ def speak_late() -> None:
     os.write(1, b"thread of a fork\n")
 
 
-def send() -> None:
-    for _ in range(_SENT):
-        queue.put("x" * 10_000)
-
-
 def square(number: int) -> int:
     return number * number
 
@@ -67,9 +62,7 @@ def fork(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-_SENT = 500
 forking = multiprocessing.get_context("fork")
-queue = forking.Queue()
 signal.alarm(100)
 reduce()
 if comm.rank == 0:
@@ -98,16 +91,10 @@ if comm.rank == 0:
     child = forking.Process(target=time.sleep, args=(100,), daemon=True)
     child.start()
     found = {name: fork(work) for name, work in ways.items()}
-    sender = os.fork()
-    if sender == 0:
-        send()
-        sys.exit()
-    received = sum(len(queue.get(timeout=100)) for _ in range(_SENT))
-    found["queue"] = os.waitstatus_to_exitcode(os.waitpid(sender, 0)[1])
     lives = child.is_alive()
     child.terminate()
     child.join()
-    others = {"pool": squares, "loader": loaded, "received": received, "child lives": lives}
+    others = {"pool": squares, "loader": loaded, "child lives": lives}
     print("ended", json.dumps(found | others), flush=True)
 reduce()
 comm.barrier()
