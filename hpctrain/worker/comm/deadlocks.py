@@ -1,12 +1,10 @@
 """Detects ranks that wait for each other in different places, so that none of the waits can end.
 
 A rank whose loop ended earlier waits at the end of its script, and the others in a reduction; or one takes part in a
-collective that the others do not call. Each rank that has waited for a second tells rank 0 where. When all have told,
-and not all wait in the same place, rank 0 asks once more. A rank confirms when the waiting thread itself has found,
-after the question, that its wait goes on: on a busy machine a wait may be over long before its thread runs again. A
-wait inside a call of a library is confirmed when, between two looks after the question, no thread of the process was
-kept from running. So all ranks were in these waits at the time of the question. This takes as many messages as there
-are ranks, and only where a run stands still anyway.
+collective that the others do not call. A rank that has waited for a second announces to rank 0 where, and again every
+two seconds: each time after its waiting thread itself has found that the wait goes on, because on a busy machine a wait
+may be over long before its thread runs again. When all ranks wait, not all in the same place, and each announces the
+same wait twice more, none of these waits can end. It takes a few small messages, and only where a run stands still.
 
 Ranks that MPI started send each other messages (:class:`DeadlockDetector`). Ranks of torch.distributed use the store in
 which they met (:class:`StoreDeadlockDetector`).
@@ -21,29 +19,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.worker.comm.places import left_at, script_line
-from hpctrain.worker.comm.stacks import Threads, held_up, own_threads
 from hpctrain.worker.comm.timeout import COLLECTIVE, END, REDUCTION, Wait
 
-# A wait is announced after this time. Waits that end sooner cost no message.
+# A wait is announced after this time, and again so often. Waits that end sooner cost no message.
 ANNOUNCE_SECONDS = 1.0
+_AGAIN_SECONDS = 2.0
+# How often a wait has to be announced again before it counts; one inside a call of a library cannot be seen to go on.
+_AGAIN, _AGAIN_BLOCKED = 2, 5
 _STORE_SECONDS = 0.5
 # How long a store may take to answer.
 _ANSWER_SECONDS = 2.0
 _STORE_ERROR = "hpctrain.deadlock"
-_STORE_QUESTION = "hpctrain.deadlock.question"
 _STORE_LATE = "hpctrain.late"
 # In which time ranks leave a call of PyTorch's own: the first closes its connections.
 _LEAVE_SECONDS = 3.0
 # How many ranks a message names.
 _NAMED = 8
 # The kinds of messages between detectors.
-MESSAGES = frozenset({"in", "out", "still", "yes", "deadlock"})
+MESSAGES = frozenset({"in", "out", "deadlock"})
 
 T = TypeVar("T")
 
@@ -74,6 +73,7 @@ class WaitPlace:
         passes: how many backward passes the rank has begun.
         line: file and line of the script, "" if unknown.
         left: where the script ended before its last line; see :func:`hpctrain.worker.comm.places.left_at`.
+        blocked: whether it waits inside a call of a library.
     """
 
     kind: str
@@ -81,6 +81,7 @@ class WaitPlace:
     passes: int
     line: str = ""
     left: str = ""
+    blocked: bool = False
 
     def __str__(self) -> str:
         if self.kind == END:
@@ -129,6 +130,39 @@ def _by_place(places: Mapping[str, str]) -> str:
     return "; ".join(f"{abbreviated(ranks, _NAMED)} {where}" for where, ranks in ranks_at.items())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Announced:
+    """A wait that a rank has announced.
+
+    Attributes:
+        number: counts the rank's waits.
+        times: how often this one was announced again.
+    """
+
+    number: int
+    times: int
+    place: WaitPlace
+
+
+class _Judge:
+    """Finds, on rank 0, waits of all ranks that cannot end."""
+
+    def __init__(self) -> None:
+        # What the ranks had announced when all of them waited, not all in the same place.
+        self._first: dict[int, Announced] = {}
+
+    def judge(self, waits: Mapping[int, Announced], names: Callable[[int], str]) -> HpctrainError | None:
+        """The error for the current waits of all ranks; None as long as one of them may have ended meanwhile."""
+        error = deadlock_error({rank: each.place for rank, each in waits.items()}, names)
+        if error is None or [each.number for each in self._first.values()] != [each.number for each in waits.values()]:
+            self._first = {} if error is None else dict(waits)
+            return None
+        for rank, each in waits.items():
+            if each.times - self._first[rank].times < (_AGAIN_BLOCKED if each.place.blocked else _AGAIN):
+                return None
+        return error
+
+
 class DeadlockDetector:
     """One rank's part in the detection by messages. The thread that watches the rank's waits calls :meth:`look`.
 
@@ -136,7 +170,6 @@ class DeadlockDetector:
         send: sends a message to a rank's :meth:`receive`.
         names: gives a rank's name and host for messages.
         passes: gives how many backward passes this rank has begun.
-        threads: reads the states of this process's threads.
 
     Attributes:
         error: the error to raise in every wait, once a deadlock is known.
@@ -149,82 +182,65 @@ class DeadlockDetector:
         send: Callable[..., None],
         names: Callable[[int], str],
         passes: Callable[[], int],
-        threads: Callable[[], Threads] = own_threads,
     ) -> None:
         self._rank, self._size = rank, size
         self._send = send
         self._names = names
         self._passes = passes
-        self._threads = threads
         self.error: HpctrainError | None = None
         self._wait: Wait | None = None
         self._number = 0
-        self._announced = False
-        # The question to answer, 0 for none; how often the wait had been polled when it came, and the last look at the
-        # threads since then.
-        self._asked = 0
-        self._polls_when_asked = 0
-        self._seen: Threads | None = None
-        # On rank 0: each rank's place with the number of its wait; the last question, the waits that it is about, and
-        # the ranks that have confirmed theirs.
-        self._places: dict[int, tuple[int, WaitPlace]] = {}
-        self._question = 0
-        self._asked_about: dict[int, int] = {}
-        self._confirmed: set[int] = set()
+        self._announced: Announced | None = None
+        # When to announce the wait again, and how often it had been polled the last time.
+        self._next, self._polls = 0.0, 0
+        # On rank 0: what each rank has announced.
+        self._waits: dict[int, Announced] = {}
+        self._judge = _Judge()
 
     def look(self, wait: Wait | None, now: float) -> None:
         """Announce a long wait to rank 0, or its end."""
         if wait != self._wait:
             if self._announced:
                 self._deliver(0, "out")
-            self._wait, self._announced, self._asked = wait, False, 0
+            self._wait, self._announced = wait, None
             self._number += 1
-        if wait is not None and not self._announced and now - wait.since > ANNOUNCE_SECONDS:
-            self._announced = True
-            place = WaitPlace(kind=wait.kind, what=wait.what, passes=self._passes(), line=script_line(), left=left_at())
-            self._deliver(0, "in", self._number, place)
-        if wait is not None and self._asked and self._goes_on(wait):
-            question, self._asked = self._asked, 0
-            self._deliver(0, "yes", self._number, question)
-        if self._rank == 0:
-            self._judge()
+        if wait is not None:
+            self._announce(wait, now)
+        if self._rank == 0 and len(self._waits) == self._size and self.error is None:
+            waits = dict(sorted(self._waits.items()))
+            if error := self._judge.judge(waits, self._names):
+                self._send_all("deadlock", error.record())
+
+    def _announce(self, wait: Wait, now: float) -> None:
+        if (before := self._announced) is None:
+            if now - wait.since <= ANNOUNCE_SECONDS:
+                return
+            place = WaitPlace(
+                kind=wait.kind,
+                what=wait.what,
+                passes=self._passes(),
+                line=script_line(),
+                left=left_at(),
+                blocked=wait.blocked,
+            )
+            self._announced = Announced(number=self._number, times=0, place=place)
+        # The first of two polls may have begun before the last announcement.
+        elif now >= self._next and (wait.blocked or wait.polls >= self._polls + 2):
+            self._announced = replace(before, times=before.times + 1)
+        else:
+            return
+        self._next, self._polls = now + _AGAIN_SECONDS, wait.polls
+        self._deliver(0, "in", self._announced)
 
     def receive(self, source: int, kind: str, *values: object) -> None:
         """Handle a message of another rank or of this one."""
         match kind, values:
-            case "in", (int(number), WaitPlace() as place):
-                self._places[source] = (number, place)
+            case "in", (Announced() as announced,):
+                self._waits[source] = announced
             case "out", ():
-                self._places.pop(source, None)
-            case "still", (int(question),):
-                if self._wait is not None and self._announced:
-                    self._asked, self._polls_when_asked, self._seen = question, self._wait.polls, None
-            case "yes", (int(number), int(question)):
-                if question == self._question and self._asked_about.get(source) == number:
-                    self._confirmed.add(source)
+                self._waits.pop(source, None)
             case "deadlock", (dict(record),):
                 self.error = HpctrainError.from_record(record)
-
-    def _goes_on(self, wait: Wait) -> bool:
-        """Whether the wait has been found to go on since rank 0 asked about it."""
-        if not wait.blocked:
-            # The first of two polls may have begun before the question.
-            return wait.polls >= self._polls_when_asked + 2
-        before, self._seen = self._seen, self._threads()
-        return before is not None and not held_up(before, self._seen)
-
-    def _judge(self) -> None:
-        if len(self._places) < self._size or self.error is not None:
-            return
-        error = deadlock_error({rank: place for rank, (_, place) in self._places.items()}, self._names)
-        if error is None:
-            return
-        if (numbers := {rank: number for rank, (number, _) in self._places.items()}) != self._asked_about:
-            self._question, self._asked_about = self._question + 1, numbers
-            self._confirmed.clear()
-            self._send_all("still", self._question)
-        elif len(self._confirmed) == self._size:
-            self._send_all("deadlock", error.record())
 
     def _send_all(self, *message: object) -> None:
         for rank in range(self._size):
@@ -255,18 +271,13 @@ class StoreDeadlockDetector:
         self._passes = passes
         self._keys = [f"hpctrain.place.{each}" for each in range(len(names))]
         self._number = 0
-        self._place: WaitPlace | None = None
-        # The question that this rank has read, and answers when it has found once more that its wait goes on.
-        self._read = 0
-        self._answered = 0
-        # On rank 0: the last question, and the waits that it is about.
-        self._question = 0
-        self._asked_about: list[int] = []
+        self._announcement: Announced | None = None
+        self._judge = _Judge()
         self._set("")
 
     def stalled(self) -> Mapping[int, str]:
         """The ranks that wait for no other while this one does, by number; none where that is not known."""
-        if self._place is None:
+        if self._announcement is None:
             return {}
         reading = _beside(self._announced)
         try:
@@ -311,53 +322,43 @@ class StoreDeadlockDetector:
     def announce(self, kind: str, what: str) -> None:
         """Announce that this rank waits."""
         self._number += 1
-        self._place = WaitPlace(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
-        self._tell(answer=0)
+        place = WaitPlace(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
+        self._tell(Announced(number=self._number, times=0, place=place))
 
     def withdraw(self) -> None:
         """Withdraw the announcement."""
-        self._place, self._read = None, 0
+        self._announcement = None
         self._set("")
 
-    def look(self) -> None:
-        """Raise HpctrainError if the ranks' waits cannot end; called for the waiting thread while its wait goes on."""
+    def look(self, *, again: bool = False) -> None:
+        """Raise HpctrainError if the ranks' waits cannot end.
+
+        Args:
+            again: whether to announce the wait again, which the waiting thread has found to go on.
+        """
         with contextlib.suppress(RuntimeError):
+            if again and (own := self._announcement):
+                self._tell(replace(own, times=own.times + 1))
             if self._rank == 0:
-                self._judge()
+                self._judge_all()
             if self._store.check([_STORE_ERROR]):
                 raise HpctrainError.from_record(json.loads(self._store.get(_STORE_ERROR)))
-            self._answer()
 
-    def _judge(self) -> None:
-        """On rank 0: ask about waits in different places, and report them once all ranks have confirmed theirs."""
+    def _judge_all(self) -> None:
         texts = self._announced()
         if not (texts and all(texts)):
             return
-        waits = [json.loads(text) for text in texts]
-        places = {rank: WaitPlace(**each["place"]) for rank, each in enumerate(waits)}
-        error = deadlock_error(places, lambda rank: str(waits[rank]["name"]))
-        if error is None:
-            return
-        if (numbers := [each["number"] for each in waits]) != self._asked_about:
-            self._question, self._asked_about = self._question + 1, numbers
-            self._store.set(_STORE_QUESTION, str(self._question))
-        elif all(each["answer"] == self._question for each in waits):
+        values = [json.loads(text) for text in texts]
+        waits = {
+            rank: Announced(number=each["number"], times=each["times"], place=WaitPlace(**each["place"]))
+            for rank, each in enumerate(values)
+        }
+        if error := self._judge.judge(waits, lambda rank: str(values[rank]["name"])):
             self._store.set(_STORE_ERROR, json.dumps(error.record()))
 
-    def _answer(self) -> None:
-        if self._place is None or not self._store.check([_STORE_QUESTION]):
-            return
-        before, self._read = self._read, int(self._store.get(_STORE_QUESTION))
-        if self._read == before != self._answered:
-            self._tell(answer=self._read)
-
-    def _tell(self, answer: int) -> None:
-        assert self._place is not None
-        self._answered = answer
-        place = asdict(self._place)
-        self._set(
-            json.dumps({"number": self._number, "name": self._names[self._rank], "place": place, "answer": answer})
-        )
+    def _tell(self, own: Announced) -> None:
+        self._announcement = own
+        self._set(json.dumps({**asdict(own), "name": self._names[self._rank]}))
 
     def _set(self, value: str) -> None:
         # Rank 0, which keeps the store, may be gone. The collective's own connections report that.
@@ -372,7 +373,7 @@ class _WatchedWait:
         self._detector = detector
         self._kind, self._what = kind, what
         self._announced = False
-        self._next = 0.0
+        self._next = self._again = 0.0
         self._looking: Future[None] | None = None
 
     def __enter__(self) -> Callable[[], None]:
@@ -392,12 +393,14 @@ class _WatchedWait:
             return
         self._next = now + _STORE_SECONDS
         if not self._announced:
-            self._announced = True
+            self._announced, self._again = True, now + _AGAIN_SECONDS
             self._detector.announce(self._kind, self._what)
         elif self._looking is None or self._looking.done():
             if self._looking is not None:
                 self._looking.result()
-            self._looking = _beside(self._detector.look)
+            if again := now >= self._again:
+                self._again = now + _AGAIN_SECONDS
+            self._looking = _beside(lambda: self._detector.look(again=again))
 
     def _store_answers(self) -> bool:
         # Calls of a store wait for each other.

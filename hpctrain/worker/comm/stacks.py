@@ -1,4 +1,4 @@
-"""The state of another process of this host, its Python stacks, which it writes on request, and this one's threads.
+"""The state of another process of this host, and its Python stacks, which it writes on request.
 
 A thread of the process answers, holding the interpreter's lock: without it the frames of running threads change during
 the reading, and ``faulthandler`` reading all threads from a signal handler has crashed the process that it looked at.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -117,35 +116,6 @@ def _stacks() -> Iterator[str]:
         calls = ((frame.f_code, line) for frame, line in traceback.walk_stack(frames[thread.ident]))
         lines = (f'  File "{code.co_filename}", line {line} in {code.co_name}' for code, line in calls)
         yield "\n".join([f"Thread {thread.name} (most recent call first):", *lines])
-
-
-Threads = dict[int, tuple[str, int]]
-"""The threads of a process by their numbers: the state, and how often and for how many ticks each has run so far."""
-
-
-def own_threads() -> Threads:
-    """The threads of this process but the calling one."""
-    found: Threads = {}
-    for folder in Path("/proc/self/task").iterdir():
-        if int(folder.name) == threading.get_native_id():
-            continue
-        try:
-            # After the name, which is in brackets and may hold anything: the state, and the times as fields 12 and 13.
-            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            switches = re.findall(rb"ctxt_switches:\t(\d+)", (folder / "status").read_bytes())
-        except OSError:  # It has ended.
-            continue
-        found[int(folder.name)] = fields[0].decode(), sum(map(int, (*fields[11:13], *switches)))
-    return found
-
-
-def held_up(before: Threads, now: Threads) -> list[int]:
-    """The threads that have not run between two looks although they do not sleep: nothing is known of their calls."""
-    return [
-        number
-        for number, (state, ran) in now.items()
-        if state not in "SZX" and before.get(number, now[number])[1] == ran
-    ]
 
 
 def look_at(process: Process) -> tuple[str, str]:

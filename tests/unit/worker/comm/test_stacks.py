@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,7 +13,7 @@ from dataclasses import asdict, replace
 import psutil
 import pytest
 
-from hpctrain.worker.comm.stacks import STACK_SIGNAL, Process, StackFile, held_up, look_at, own_threads
+from hpctrain.worker.comm.stacks import STACK_SIGNAL, Process, StackFile, look_at
 
 BEGIN = """
 import dataclasses, json, os, sys, threading
@@ -165,50 +163,3 @@ def test_files_do_not_pile_up():
         assert asdict(file.process)["descriptor"] is not None
         file.close()
     assert psutil.Process().num_fds() == before
-
-
-def test_threads_that_sleep_or_run_are_not_held_up():
-    end, numbers = threading.Event(), []
-
-    def compute() -> None:
-        numbers.append(threading.get_native_id())
-        while not end.is_set():
-            pass
-
-    def sleep() -> None:
-        numbers.append(threading.get_native_id())
-        end.wait()
-
-    threads = [threading.Thread(target=each) for each in (compute, sleep)]
-    for thread in threads:
-        thread.start()
-    while len(numbers) < 2:
-        time.sleep(0.01)
-    before = own_threads()
-    computing, sleeping = numbers
-    deadline = time.monotonic() + 60
-    while set(held_up(before, own_threads())) & set(numbers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    now = own_threads()
-    end.set()
-    for thread in threads:
-        thread.join()
-    assert not set(held_up(before, now)) & set(numbers)
-    assert now[computing][1] > before[computing][1] and now[sleeping][0] == "S"
-    assert threading.get_native_id() not in now, "the caller itself runs"
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "held"),
-    [
-        (("R", 5), ("R", 5), True),
-        (("S", 5), ("R", 5), True),
-        (("D", 5), ("D", 5), True),
-        (None, ("R", 5), True),
-        (("R", 5), ("R", 6), False),
-        (("R", 5), ("S", 5), False),
-        (("S", 5), ("S", 5), False),
-    ],
-)
-def test_a_thread_that_was_to_run_and_did_not_is_held_up(before, now, held):
-    assert held_up({7: before} if before else {}, {7: now}) == ([7] if held else [])
