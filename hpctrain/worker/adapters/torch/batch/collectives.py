@@ -8,7 +8,7 @@ rank's number s_r has dL/ds_r = dL/dS = mean of the G_r, and so s_r gets N x tha
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,19 +16,22 @@ from hpctrain.worker.adapters.torch.batch.ranks import DataRanks
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 
 
-def sum_over_ranks(own: torch.Tensor, ranks: DataRanks, name: str = "a sum") -> torch.Tensor:
-    """The sum over the data ranks of a tensor that each computed from its rows: a plain tensor."""
-    if own.requires_grad and torch.is_grad_enabled():
-        return _Sum.apply(own, ranks, name)  # type: ignore[no-untyped-call, no-any-return]
-    return ranks.sum(own, name)
+def sum_over_ranks(
+    own: torch.Tensor, ranks: DataRanks, name: str = "a sum", divisor: torch.Tensor | float = 1
+) -> torch.Tensor:
+    """The sum over the data ranks of a tensor that each computed from its rows: a plain tensor.
 
-
-def ratio_over_ranks(own: torch.Tensor, count: torch.Tensor, ranks: DataRanks, name: str) -> torch.Tensor:
-    """A sum over the data ranks divided by another one, of constants, in one message: a plain tensor."""
+    Args:
+        divisor: what the sum is divided by: a number, or a tensor of one number, which is added up with the other.
+    """
+    if isinstance(divisor, torch.Tensor):
+        total, divisor = ranks.ratio(own, divisor, name)
+    else:
+        total = ranks.sum(own, name)
+        total = total if divisor == 1 else total / divisor
     if own.requires_grad and torch.is_grad_enabled():
-        return _Ratio.apply(own, count, ranks, name)  # type: ignore[no-untyped-call, no-any-return]
-    both = ranks.sum(torch.stack((own, count)), name)
-    return both[0] / both[1]
+        return _Sum.apply(own, [total], Added(own, ranks, name, divisor))  # type: ignore[no-untyped-call, no-any-return]
+    return total
 
 
 def gathered(own: torch.Tensor, rows: Rows, name: str = "gathered rows") -> torch.Tensor:
@@ -57,31 +60,37 @@ def spread(plain: torch.Tensor, ranks: DataRanks) -> torch.Tensor:
 
 def mean_over_ranks(own: torch.Tensor, ranks: DataRanks) -> torch.Tensor:
     """The mean over the data ranks of the gradients that they have for one plain tensor: its true gradient."""
-    return sum_over_ranks(own, ranks, "a gradient") / ranks.size
+    return sum_over_ranks(own, ranks, "a gradient", ranks.size)
+
+
+class Added(NamedTuple):
+    """A tensor that was added up over the ranks, how it is named in messages, and what the sum was divided by."""
+
+    own: torch.Tensor
+    ranks: DataRanks
+    name: str
+    divisor: torch.Tensor | float
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, ranks: DataRanks, name: str) -> torch.Tensor:
-        ctx.ranks, ctx.name = ranks, name
-        return ranks.sum(own, name)
+    def forward(ctx: Any, own: torch.Tensor, total: list[torch.Tensor], added: Added) -> torch.Tensor:
+        ctx.added = added
+        return total[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}"), None, None
+        _, ranks, name, divisor = ctx.added
+        return sum_over_ranks(gradient, ranks, f"the gradient of {name}") / divisor, None, None
 
 
-class _Ratio(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, count: torch.Tensor, ranks: DataRanks, name: str) -> torch.Tensor:
-        both = ranks.sum(torch.stack((own, count)), name)
-        ctx.ranks, ctx.name, ctx.number = ranks, name, both[1]
-        return both[0] / both[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        total = sum_over_ranks(gradient, ctx.ranks, f"the gradient of {ctx.name}")
-        return total / ctx.number, None, None, None
+def added_to(total: Any) -> Added | None:
+    """What was added up to give this tensor, unless the script sees its gradient."""
+    node = getattr(total, "grad_fn", None)
+    if not isinstance(node, _Sum._backward_cls) or total._backward_hooks or total.retains_grad:  # type: ignore[attr-defined]
+        return None
+    added: Added = node.added
+    return added
 
 
 class _Spread(torch.autograd.Function):

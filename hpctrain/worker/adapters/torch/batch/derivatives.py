@@ -8,13 +8,16 @@ which both start PyTorch's engine is replaced.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
-from hpctrain.worker.adapters.torch.batch.collectives import mean_over_ranks, own_rows
+from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks, own_rows
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rule, running
 
@@ -102,7 +105,7 @@ def gather_for_own_functions() -> None:
 
     @functools.wraps(before)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, BatchTensor) for each in (*args, *kwargs.values())):
+        if BatchTensor in map(type, (*args, *kwargs.values())):
             return on_whole(functools.partial(before, cls), args, kwargs, cls.__name__)
         return before(cls, *args, **kwargs)
 
@@ -117,12 +120,37 @@ def average_asked_gradients() -> None:
 
     @functools.wraps(engine)
     def run(*args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
-        found = engine(*args, accumulate_grad=accumulate_grad, **kwargs)
-        ranks = known_ranks()
+        if torch.compiler.is_compiling():
+            return engine(*args, accumulate_grad=accumulate_grad, **kwargs)
+        if accumulate_grad:
+            return engine(*_below_sum(*args), accumulate_grad=True, **kwargs)
+        found, ranks = engine(*args, accumulate_grad=False, **kwargs), known_ranks()
         # In a backward pass it is a hook within a model that asks for gradients of this rank's rows.
-        inside = running.rows is not None or running.asks or in_backward()
-        if accumulate_grad or ranks is None or inside or torch.compiler.is_compiling():
+        if ranks is None or running.rows is not None or running.asks or in_backward():
             return found
         return tuple(each if each is None else mean_over_ranks(each, ranks) for each in found)
 
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+
+
+_backward = inspect.unwrap(torch.autograd.backward).__code__
+
+
+def _below_sum(roots: Any, gradients: Any, *others: Any) -> tuple[Any, ...]:
+    """The arguments of a backward pass, which begins at this rank's part of a loss that was added up over the ranks.
+
+    That needs no message: where the script gave no gradient of the loss, it is 1 on all ranks.
+    """
+    added = added_to(roots[0]) if len(roots) == 1 else None
+    if added is None or others[2] or not _is_implied():
+        return roots, gradients, *others
+    own = added.own
+    return (own,), (torch.ones_like(own) * (added.ranks.size / added.divisor),), *others
+
+
+def _is_implied() -> bool:
+    """Whether the script gave the backward pass that begins no gradients."""
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_code is not _backward:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["grad_tensors"] is None

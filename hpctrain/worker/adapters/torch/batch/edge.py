@@ -92,7 +92,8 @@ def _plain_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     take_new_parameters()
-    batches = [each for each in _leaves(args, kwargs) if isinstance(each, BatchTensor)]
+    leaves = list(_leaves(args, kwargs))
+    batches = [each for each in leaves if isinstance(each, BatchTensor)]
     if not batches:
         return _plain_call(module, *args, **kwargs)
     known = _known.get(module)
@@ -101,22 +102,22 @@ def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if known.whole:
         return _plain_call(module, *args, **kwargs)
     rows = _common_rows(batches)
-    if rows is None or any(_is_square(each, rows) for each in _leaves(args, kwargs)):
+    plain = [(place, each) for place, each in enumerate(leaves) if type(each) is torch.Tensor and each.dim()]
+    if rows is None or any(_is_square(each, rows) for _, each in plain):
         args, kwargs = tree_map(_whole, (args, kwargs))
         return _plain_call(module, *args, **kwargs)
-    return _on_rows(module, known, rows, args, kwargs)
+    return _on_rows(module, known, rows, _constants(known, rows.total, plain), args, kwargs)
 
 
-def _constants(known: _Known, total: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+def _constants(known: _Known, total: int, plain: list[tuple[int, torch.Tensor]]) -> frozenset[int]:
     """The ids of plain arguments that are no rows, as a call with a batch of another length has shown."""
     found = []
-    for place, value in enumerate(_leaves(args, kwargs)):
-        if type(value) is torch.Tensor and value.dim():
-            form = place, value.dtype, value.shape[1:]
-            if total not in value.shape[: 2 if known.recurrent else 1]:
-                known.constants.add(form)
-            elif form in known.constants:
-                found.append(id(value))
+    for place, value in plain:
+        form = place, value.dtype, value.shape[1:]
+        if total not in value.shape[: 2 if known.recurrent else 1]:
+            known.constants.add(form)
+        elif form in known.constants:
+            found.append(id(value))
     return frozenset(found)
 
 
@@ -128,9 +129,9 @@ def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
             yield from tree_leaves(value)
 
 
-def _is_square(value: Any, rows: Rows) -> bool:
+def _is_square(value: torch.Tensor, rows: Rows) -> bool:
     """Whether a plain tensor may have rows in both dimensions, such as a graph's edges, or none, as a mask of steps."""
-    return type(value) is torch.Tensor and value.dim() == 2 and value.shape[0] == value.shape[1] == rows.total > 1
+    return value.dim() == 2 and value.shape[0] == value.shape[1] == rows.total > 1
 
 
 def _whole(value: Any) -> Any:
@@ -139,16 +140,22 @@ def _whole(value: Any) -> Any:
 
 def _common_rows(batches: list[BatchTensor]) -> Rows | None:
     """One division of all batches; None where they have different rows, or some ranks would have none."""
-    rows = batches[0].rows
-    if any(each.rows.total != rows.total for each in batches):
+    rows, sizes = batches[0].rows, {each.rows.sizes for each in batches}
+    if len(set(map(sum, sizes))) > 1:
         return None
-    if 0 in rows.sizes or any(each.rows.sizes != rows.sizes for each in batches):
+    if len(sizes) > 1 or 0 in rows.sizes:
         rows = rows.even()
     return None if 0 in rows.sizes else rows
 
 
-def _on_rows(module: nn.Module, known: _Known, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    constants = _constants(known, rows.total, args, kwargs)
+def _on_rows(
+    module: nn.Module,
+    known: _Known,
+    rows: Rows,
+    constants: frozenset[int],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     take = functools.partial(_part, rows=rows, recurrent=known.recurrent, constants=constants)
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
     mode = module.training, torch.is_grad_enabled()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from hpctrain.worker.adapters.torch.batch.collectives import ratio_over_ranks, sum_over_ranks
+from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import aligned, for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.reductions import sum_or_mean
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, on_whole, rule
@@ -116,9 +116,10 @@ def of_classes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if reduction == "sum":
         return sum_over_ranks(own, rows.ranks, func.__name__).to(x.dtype)
     if own_target.is_floating_point():
-        return (sum_over_ranks(own, rows.ranks, func.__name__) / (x.numel() // max(x.shape[1], 1))).to(x.dtype)
-    count = _count(own_target, weight, kwargs.get("ignore_index", -100)).to(own.dtype)
-    return ratio_over_ranks(own, count, rows.ranks, func.__name__).to(x.dtype)
+        count: Any = x.numel() // max(x.shape[1], 1)
+    else:
+        count = _count(own_target, weight, kwargs.get("ignore_index", -100))
+    return sum_over_ranks(own, rows.ranks, func.__name__, count).to(x.dtype)
 
 
 def _count(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:

@@ -21,27 +21,47 @@ def rank_stream(rank: int, agree: Callable[[list[bool]], list[bool]] = list) -> 
     Args:
         agree: whether any rank has drawn from each generator, for models of which other ranks compute other parts.
     """
-    shared = [(generator, generator.get_state()) for generator in _generators()]
-    begun = []
-    for generator, state in shared:
-        digest = xxhash.xxh3_64_intdigest(state.numpy().tobytes(), seed=rank)
-        generator.manual_seed(digest >> 1)  # seeds are below 2**63
-        begun.append(generator.get_state())
-    drawn = [False] * len(shared)
+    parted = [(generator, *_part(generator, rank)) for generator in _generators()]
+    drawn = [False] * len(parted)
     try:
         yield
-        ends = [generator.get_state() for generator, _ in shared]
-        drawn = agree([not torch.equal(end, begin) for end, begin in zip(ends, begun, strict=True)])
+        drawn = agree([_digest(generator.get_state()) != begun for generator, _, begun in parted])
     finally:
-        for (generator, state), moves in zip(shared, drawn, strict=True):
-            generator.set_state(state)
+        for (generator, shared, _), moves in zip(parted, drawn, strict=True):
+            generator.set_state(shared)
             if moves:
                 torch.rand(1, generator=generator, device=generator.device)
+
+
+# With which state of its own each generator began last, by the seed that it followed from.
+_begun: dict[torch.Generator, tuple[int, torch.Tensor, int]] = {}
+
+
+def _part(generator: torch.Generator, rank: int) -> tuple[torch.Tensor, int]:
+    """Let a generator draw a rank's own numbers.
+
+    Returns:
+        The state of the shared stream, and the digest of that with which the rank's own begins.
+    """
+    shared = generator.get_state()
+    seed = _digest(shared, rank) >> 1  # seeds are below 2**63
+    known = _begun.get(generator)
+    if known is None or known[0] != seed:
+        generator.manual_seed(seed)
+        own = generator.get_state()
+        known = _begun[generator] = seed, own, _digest(own)
+    else:
+        generator.set_state(known[1])
+    return shared, known[2]
+
+
+def _digest(state: torch.Tensor, seed: int = 0) -> int:
+    return xxhash.xxh3_64_intdigest(state.numpy(), seed=seed)
 
 
 def _generators() -> list[torch.Generator]:
     """The generators that a model may draw from: the CPU's, and the one of the GPU in use."""
     generators = [torch.default_generator]
-    if torch.cuda.is_available() and torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
     return generators

@@ -6,16 +6,17 @@ something else at that moment, as under ``if comm.rank == 0:``, is found before 
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 import weakref
 import zlib
 from collections.abc import Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.adapters.torch.pieces import is_dtensor
@@ -62,14 +63,26 @@ class DataRanks:
         own = own.detach()
         if is_dtensor(own):  # the gradient of a loss that was added to penalties on divided parameters
             own = own.full_tensor()
-        if own.device.type == "cpu" and own.numel() <= _SMALL and own.dtype in (torch.float32, torch.float64):
-            return self._small_sum(own, name)
+        if _is_small(own):
+            total = self._meet(own.reshape(-1).tolist(), name)
+            return torch.tensor(total, dtype=own.dtype, device="cpu").view(own.shape)
         if own.device.type == "cpu":  # on a GPU the host would wait for it
-            self._meet(np.empty(0), name)
+            self._meet([], name)
         wide = own.to(_sum_type(own.dtype)) if self._counts else torch.zeros_like(own, dtype=_sum_type(own.dtype))
         complex_numbers = wide.is_complex()
         total = self._group.allreduce_torch(torch.view_as_real(wide) if complex_numbers else wide)
         return (torch.view_as_complex(total) if complex_numbers else total).to(own.dtype)
+
+    def ratio(
+        self, own: torch.Tensor, count: torch.Tensor, name: str
+    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+        """The sum over the data ranks of a number divided by that of another one, and the latter, by one message."""
+        if _is_small(own):
+            total, number = self._meet([own.item(), count.item()], name)
+            number = number or math.nan  # as PyTorch divides
+            return torch.full((), total / number, dtype=own.dtype, device="cpu"), number
+        both = self.sum(torch.stack((own.detach(), count.to(own.dtype))), name)
+        return both[0] / both[1], both[1]
 
     def gather(self, own: torch.Tensor, sizes: Sequence[int], dim: int, name: str = "gathered rows") -> torch.Tensor:
         """All data ranks' rows along ``dim``, joined in the order of the ranks.
@@ -78,7 +91,7 @@ class DataRanks:
             own: this rank's rows.
             sizes: how many rows each data rank has.
         """
-        self._meet(np.empty(0), name)
+        self._meet([], name)
         own = own.detach()
         rows = own.movedim(dim, 0)
         whole = rows.new_zeros(sum(sizes), *rows.shape[1:])
@@ -115,24 +128,18 @@ class DataRanks:
         """What each rank has found, on all ranks."""
         return self._comm.allgather_object(own)
 
-    def _small_sum(self, own: torch.Tensor, name: str) -> torch.Tensor:
-        total = self._meet(own.reshape(-1).double().numpy(), name)
-        return torch.from_numpy(total[: own.numel()].copy()).to(own.dtype).view(own.shape)
-
-    def _meet(self, values: NDArray[np.float64], name: str) -> NDArray[np.float64]:
-        """The sum of a few numbers over the data ranks, after all ranks have shown that they are at one place.
+    def _meet(self, values: list[float], name: str) -> list[float]:
+        """The sums of a few numbers over the data ranks, after all ranks have shown that they are at one place.
 
         Raises:
             HpctrainError: another rank is elsewhere in its script.
         """
-        words = np.zeros(_WORDS)
-        words[0] = place = _place(name)
-        if self._counts:
-            words[1 : 1 + len(values)] = values
-        total = self._group.allreduce(words)
+        place, more = _place(name), [0.0] * (_SMALL - len(values))
+        own = values if self._counts else [0.0] * len(values)
+        total: list[float] = self._group.allreduce(np.array([place, *own, *more])).tolist()
         if total[0] != place * self._comm.size:
             self._differ(name)
-        return total[1:]
+        return total[1 : 1 + len(values)]
 
     def _differ(self, name: str) -> None:
         own = f"{self._comm.host}\nin {name} {WHOLE_BATCH} at {script_line()}".encode()[:_PLACE_BYTES]
@@ -157,6 +164,11 @@ def known_ranks() -> DataRanks | None:
     return next((each for comm, each in reversed(list(_all.items())) if not comm.left), None) if _all else None
 
 
+def _is_small(own: torch.Tensor) -> bool:
+    """Whether a tensor fits into the message with which an operation begins."""
+    return own.device.type == "cpu" and own.numel() <= _SMALL and own.dtype in (torch.float32, torch.float64)
+
+
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
     """The type in which numbers are added up over the ranks."""
     if dtype in (torch.float16, torch.bfloat16):
@@ -164,19 +176,22 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
 
 
-_codes: dict[CodeType, int | None] = {}
-
-
 def _place(name: str) -> float:
     """A number for an operation at the line of the script that calls it, the same on every rank that is there."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        if code not in _codes:
-            file = code.co_filename
-            # The name alone, because hosts may keep the script in different folders.
-            _codes[code] = zlib.crc32(file.rpartition("/")[2].encode()) if is_of_script(file) else None
-        if (number := _codes[code]) is not None:
-            return float((number * 31 + zlib.crc32(name.encode()) + frame.f_lineno * 7919) % 0x7FFFFFFF + 1)
+        if number := _number_of_file(frame.f_code.co_filename):
+            return float((number * 31 + _number_of(name) + frame.f_lineno * 7919) % 0x7FFFFFFF + 1)
         frame = frame.f_back
-    return float(zlib.crc32(name.encode()) % 0x7FFFFFFF + 1)
+    return float(_number_of(name) % 0x7FFFFFFF + 1)
+
+
+@functools.cache
+def _number_of_file(file: str) -> int:
+    """A number for a file of the script, 0 for others. Hosts may keep it in different folders."""
+    return zlib.crc32(file.rpartition("/")[2].encode()) if is_of_script(file) else 0
+
+
+@functools.cache
+def _number_of(name: str) -> int:
+    return zlib.crc32(name.encode())

@@ -51,9 +51,7 @@ def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     half = (dtype or x.dtype) in (torch.float16, torch.bfloat16)
     wide = torch.float32 if half else dtype
     own = x.local.sum(dtype=wide) if dims is None else x.local.sum(dims, keepdim=keepdim, dtype=wide)
-    total = sum_over_ranks(own, x.rows.ranks, func.__name__)
-    if mean:
-        total = total / _elements(x, dims)
+    total = sum_over_ranks(own, x.rows.ranks, func.__name__, _elements(x, dims) if mean else 1)
     return total.to(dtype or x.dtype) if half else total
 
 
