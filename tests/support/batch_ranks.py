@@ -75,6 +75,10 @@ class ThreadRanks(DataRanks):
         wide = torch.float32 if own.dtype in (torch.float16, torch.bfloat16) else own.dtype
         return torch.stack([each.to(wide) for each in found]).sum(0).to(own.dtype)
 
+    def _meet(self, values: list[float], name: str) -> list[float]:
+        found = self._meeting.exchange(self.rank, f"{len(values)} numbers of {name}", values)
+        return [sum(each) for each in zip(*found, strict=True)]
+
     def gather(self, own: torch.Tensor, sizes: Sequence[int], dim: int, name: str = "gathered rows") -> torch.Tensor:
         assert own.shape[dim] == sizes[self.rank]
         return torch.cat(

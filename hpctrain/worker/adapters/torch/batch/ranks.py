@@ -73,9 +73,7 @@ class DataRanks:
         total = self._group.allreduce_torch(torch.view_as_real(wide) if complex_numbers else wide)
         return (torch.view_as_complex(total) if complex_numbers else total).to(own.dtype)
 
-    def ratio(
-        self, own: torch.Tensor, count: torch.Tensor, name: str
-    ) -> tuple[torch.Tensor, torch.Tensor | float]:
+    def ratio(self, own: torch.Tensor, count: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor | float]:
         """The sum over the data ranks of a number divided by that of another one, and the latter, by one message."""
         if _is_small(own):
             total, number = self._meet([own.item(), count.item()], name)
