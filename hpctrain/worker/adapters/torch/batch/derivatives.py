@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
-from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks, own_rows
+from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rule, running
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
 
 
 @rule(torch.Tensor.backward)
@@ -77,15 +77,12 @@ def _here(value: Any) -> Any:
 def _start(root: Any, gradient: Any) -> Any:
     """What a backward pass begins with at a root: of its rows, the number of ranks times the true gradient."""
     if not isinstance(root, BatchTensor):
-        return gradient.whole() if isinstance(gradient, BatchTensor) else gradient
+        return whole_of(gradient)
     if gradient is None:
         if root.numel() != 1:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         gradient = torch.ones(root.shape, dtype=root.dtype, device=root.device)
-    if isinstance(gradient, BatchTensor):
-        same = gradient.rows == root.rows
-        return (gradient.local if same else own_rows(gradient.whole(), root.rows)) * root.rows.ranks.size
-    return own_rows(gradient, root.rows) * root.rows.ranks.size
+    return rows_of(gradient, root.rows) * root.rows.ranks.size
 
 
 def _true(gradient: Any, of: Any) -> Any:

@@ -35,7 +35,7 @@ from hpctrain.worker.adapters.torch.batch.hooks import hooks_of_batches
 from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
 from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
 
 
@@ -104,7 +104,7 @@ def _at_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     rows = _common_rows(batches)
     plain = [(place, each) for place, each in enumerate(leaves) if type(each) is torch.Tensor and each.dim()]
     if rows is None or any(_is_square(each, rows) for _, each in plain):
-        args, kwargs = tree_map(_whole, (args, kwargs))
+        args, kwargs = tree_map(whole_of, (args, kwargs))
         return _plain_call(module, *args, **kwargs)
     return _on_rows(module, known, rows, _constants(known, rows.total, plain), args, kwargs)
 
@@ -132,10 +132,6 @@ def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
 def _is_square(value: torch.Tensor, rows: Rows) -> bool:
     """Whether a plain tensor may have rows in both dimensions, such as a graph's edges, or none, as a mask of steps."""
     return value.dim() == 2 and value.shape[0] == value.shape[1] == rows.total > 1
-
-
-def _whole(value: Any) -> Any:
-    return value.whole() if isinstance(value, BatchTensor) else value
 
 
 def _common_rows(batches: list[BatchTensor]) -> Rows | None:
@@ -212,9 +208,7 @@ def _part(value: Any, **settings: Any) -> Any:
 
 def _tensor_part(value: Any, rows: Rows, recurrent: frozenset[int], constants: frozenset[int]) -> Any:
     if isinstance(value, BatchTensor):
-        if value.rows.sizes == rows.sizes:
-            return value.local
-        return own_rows(value.whole(), rows.along(value.rows.dim))
+        return rows_of(value, rows.along(value.rows.dim))
     if not isinstance(value, torch.Tensor):
         return value
     if rows.total > 1 and id(value) not in constants:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows, spread
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_reduced
 
 _NAMES = """
@@ -155,9 +155,7 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return NotImplemented
     operands = aligned(args, kwargs)
     if operands is None:  # other batches, whose rows are another dimension
-        operands = aligned(
-            (changed, *(each.whole() if isinstance(each, BatchTensor) else each for each in args[1:])), kwargs
-        )
+        operands = aligned((changed, *map(whole_of, args[1:])), kwargs)
     if operands is None or operands.dims != changed.dim() or operands.args[0] is not changed.local:
         return NotImplemented
     return NotImplemented if func(*operands.args, **operands.kwargs) is NotImplemented else changed

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running
 
 # Hooks of these packages are a part of the model.
 _LIBRARIES = ("torch.", "hpctrain.")
@@ -60,6 +59,4 @@ def _batch(value: Any, rows: Rows) -> Any:
 
 
 def _own(value: Any, rows: Rows) -> Any:
-    if not isinstance(value, BatchTensor):
-        return value
-    return value.local if value.rows.sizes == rows.sizes else own_rows(value.whole(), rows.along(value.rows.dim))
+    return rows_of(value, rows.along(value.rows.dim)) if isinstance(value, BatchTensor) else value

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rows_of, rule
 
 T = torch.Tensor
 _ATTRIBUTES = (
@@ -55,12 +54,7 @@ def set_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     batch, value = args
     if not isinstance(batch, BatchTensor) or (batch.shape, batch.dtype) != (value.shape, value.dtype):
         return NotImplemented
-    if not isinstance(value, BatchTensor):
-        batch.local.data = own_rows(value, batch.rows)
-    elif value.rows == batch.rows:
-        batch.local.data = value.local
-    else:
-        batch.local.data = own_rows(value.whole(), batch.rows)
+    batch.local.data = rows_of(value, batch.rows)
     return None
 
 
@@ -76,9 +70,6 @@ def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     def on_true_gradient(gradient: torch.Tensor) -> Any:
         ranks = batch.rows.ranks.size
         changed = hook(BatchTensor(gradient / ranks, batch.rows))
-        if changed is None:
-            return None
-        own = changed.local if isinstance(changed, BatchTensor) else own_rows(changed, batch.rows)
-        return own * ranks
+        return None if changed is None else rows_of(changed, batch.rows) * ranks
 
     return batch.local.register_hook(on_true_gradient)

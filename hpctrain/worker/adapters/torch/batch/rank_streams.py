@@ -56,7 +56,7 @@ def _part(generator: torch.Generator, rank: int) -> tuple[torch.Tensor, int]:
 
 
 def _digest(state: torch.Tensor, seed: int = 0) -> int:
-    return xxhash.xxh3_64_intdigest(state.numpy(), seed=seed)
+    return xxhash.xxh3_64_intdigest(state.numpy().data, seed=seed)
 
 
 def _generators() -> list[torch.Generator]:

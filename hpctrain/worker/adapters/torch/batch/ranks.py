@@ -64,8 +64,8 @@ class DataRanks:
         if is_dtensor(own):  # the gradient of a loss that was added to penalties on divided parameters
             own = own.full_tensor()
         if _is_small(own):
-            total = self._meet(own.reshape(-1).tolist(), name)
-            return torch.tensor(total, dtype=own.dtype, device="cpu").view(own.shape)
+            totals = self._meet(own.reshape(-1).tolist(), name)
+            return torch.tensor(totals, dtype=own.dtype, device="cpu").view(own.shape)
         if own.device.type == "cpu":  # on a GPU the host would wait for it
             self._meet([], name)
         wide = own.to(_sum_type(own.dtype)) if self._counts else torch.zeros_like(own, dtype=_sum_type(own.dtype))

@@ -13,7 +13,15 @@ from torch.utils._pytree import tree_map
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, forget_copy, named, place_of, rule, watched
+from hpctrain.worker.adapters.torch.batch.tensor import (
+    BatchTensor,
+    forget_copy,
+    named,
+    place_of,
+    rule,
+    watched,
+    whole_of,
+)
 
 T = torch.Tensor
 
@@ -175,12 +183,8 @@ def join(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         sizes = [sum(each) for each in zip(*(each.rows.sizes for each in tensors), strict=True)]
         return BatchTensor(torch.cat([each.local for each in tensors], dim), rows.sized(sizes))
     # Divided anew, so that what follows is computed by all ranks.
-    whole = torch.cat([_plain(each) for each in tensors], dim)
+    whole = torch.cat([whole_of(each) for each in tensors], dim)
     return divided(whole, rows.sized((whole.shape[dim],)))
-
-
-def _plain(value: Any) -> Any:
-    return value.whole() if isinstance(value, BatchTensor) else value
 
 
 def _in_order(sizes: Sequence[Sequence[int]]) -> bool:
@@ -344,7 +348,7 @@ def _by_tensor(x: BatchTensor, index: torch.Tensor) -> Any:
         return BatchTensor(own, x.rows.sized([int(each) for each in sizes]))
     if index.dim() != 1:
         return NotImplemented
-    chosen = x.whole()[index.whole() if isinstance(index, BatchTensor) else index]
+    chosen = x.whole()[whole_of(index)]
     return divided(chosen, x.rows.sized((len(chosen),)))
 
 
@@ -364,10 +368,10 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         x.masked_fill_(index, value)
         return None
     # Any other index: what is written is laid out as the batch is.
-    index = tree_map(_plain, index)
+    index = tree_map(whole_of, index)
     mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
     values = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    mask[index], values[index] = True, _plain(value)
+    mask[index], values[index] = True, whole_of(value)
     x.local.copy_(torch.where(own_rows(mask, x.rows), own_rows(values, x.rows), x.local))
     return None
 

@@ -184,6 +184,20 @@ def named(names: str, *modules: Any) -> list[Any]:
     return [each.__get__ if isinstance(each, GetSetDescriptorType | property) else each for each in found]
 
 
+def whole_of(value: Any) -> Any:
+    """The whole of a batch; anything else as it is."""
+    return value.whole() if isinstance(value, BatchTensor) else value
+
+
+def rows_of(value: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """This rank's rows of a batch, which may be divided in another way, or of a plain tensor."""
+    if isinstance(value, BatchTensor):
+        if value.rows == rows:
+            return value.local
+        value = value.whole()
+    return own_rows(value, rows)
+
+
 def place_of(dim: int, dims: int) -> int:
     """A dimension counted from the first one.
 
