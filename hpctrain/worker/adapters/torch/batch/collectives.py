@@ -87,7 +87,8 @@ class _Sum(torch.autograd.Function):
 def added_to(total: Any) -> Added | None:
     """What was added up to give this tensor, unless the script sees its gradient."""
     node: Any = getattr(total, "grad_fn", None)
-    if not isinstance(node, _Sum._backward_cls) or total._backward_hooks or total.retains_grad:
+    of_sum = isinstance(node, _Sum._backward_cls)
+    if not of_sum or total._backward_hooks or total.retains_grad:
         return None
     added: Added = node.added
     return added

@@ -102,7 +102,7 @@ def gather_for_own_functions() -> None:
 
     @functools.wraps(before)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if BatchTensor in map(type, (*args, *kwargs.values())):
+        if any(isinstance(each, BatchTensor) for each in (*args, *kwargs.values())):
             return on_whole(functools.partial(before, cls), args, kwargs, cls.__name__)
         return before(cls, *args, **kwargs)
 
@@ -142,7 +142,7 @@ def _below_sum(roots: Any, gradients: Any, *others: Any) -> tuple[Any, ...]:
     if added is None or others[2] or not _is_implied():
         return roots, gradients, *others
     own = added.own
-    return (own,), (torch.ones_like(own) * (added.ranks.size / added.divisor),), *others
+    return (own,), (torch.ones_like(own) * added.ranks.size / added.divisor,), *others
 
 
 def _is_implied() -> bool:
