@@ -59,6 +59,7 @@ def script_variables(plan: Plan, rank: int) -> dict[str, str]:
         local_rank=local_rank,
         local_size=local_size,
         node=node,
+        nodes=nodes,
         address=(plan.hosts[0].host, NO_PORT),
     )
     if plan.capabilities is None or not (plan.capabilities.joins_ranks and plan.capabilities.has_meshes):

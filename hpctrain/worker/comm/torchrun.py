@@ -17,12 +17,13 @@ NO_PORT = 65536
 
 
 def torchrun_variables(
-    *, rank: int, size: int, local_rank: int, local_size: int, node: int, address: tuple[str, int]
+    *, rank: int, size: int, local_rank: int, local_size: int, node: int, nodes: int, address: tuple[str, int]
 ) -> dict[str, str]:
     """The variables of one rank.
 
     Args:
         node: the number of the rank's host, from 0.
+        nodes: how many hosts there are.
         address: host and port of torch.distributed's store; ``NO_PORT`` if there is none.
     """
     return {
@@ -31,6 +32,14 @@ def torchrun_variables(
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(local_size),
         "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # The agent's store is torchrun's own.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "MASTER_ADDR": address[0],
         "MASTER_PORT": str(address[1]),
         TORCHRUN_MARK: AS_TORCHRUN,
@@ -43,16 +52,17 @@ def set_torchrun_variables(comm: Communicator) -> None:
     Where the launcher set them from a plan, only the store's address is new.
     """
     hosts = list(dict.fromkeys(comm.allgather_object(comm.host)))
-    local_rank, local_size, node = comm.local_rank, comm.local_size, hosts.index(comm.host)
+    local_rank, local_size, node, nodes = comm.local_rank, comm.local_size, hosts.index(comm.host), len(hosts)
     if SHARE_GPUS.read():
         # Ranks that share GPUs see one each, and are to libraries like the only rank of a node.
-        local_rank, local_size, node = 0, 1, comm.rank
+        local_rank, local_size, node, nodes = 0, 1, comm.rank, comm.size
     found = torchrun_variables(
         rank=comm.rank,
         size=comm.size,
         local_rank=local_rank,
         local_size=local_size,
         node=node,
+        nodes=nodes,
         address=comm.store_address or ("127.0.0.1", NO_PORT),
     )
     launcher = detect()

@@ -72,14 +72,10 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
         note_own_group()
         return
     backend, limit = given.get("backend"), given.get("timeout")
+    if limit is not None:
+        os.environ[TIMEOUT.name] = f"{limit.total_seconds():g}"
     comm = join_default_group(None if backend is None else str(backend))
     _asked = True
-    if limit is not None and limit.total_seconds() > TIMEOUT.read():
-        seconds = round(limit.total_seconds())
-        comm.say(
-            f"init_process_group(timeout={seconds} s) does not count: waits end after {TIMEOUT.read():g} s; "
-            f"{TIMEOUT.name}={seconds} makes them longer"
-        )
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
             raise HpctrainError(

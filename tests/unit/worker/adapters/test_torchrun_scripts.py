@@ -55,6 +55,9 @@ def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, s
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "3", "n1")
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == place
     assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == (place[1], "2")
+    assert (found["ROLE_RANK"], found["ROLE_WORLD_SIZE"], found["GROUP_WORLD_SIZE"]) == (str(rank), "3", "2")
+    # torchrun counts its own restarts, of which there are none.
+    assert (found["TORCHELASTIC_RESTART_COUNT"], found["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
 
 
 def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
