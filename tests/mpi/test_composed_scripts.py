@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.imported_programs import imported
+from support.refusals import codes
 
 pytest.importorskip("torch")
 
@@ -28,21 +29,26 @@ MORE = (
     *(28, 789, 320, 736),  # 3 ranks, gloo
     *(895, 352, 308),  # 4 ranks, gloo
 )
+REFUSED = {
+    248: "HT-pipeline-loss-not-mean",
+}
 
 
 def test_every_choice_is_among_the_scripts():
-    chosen = [dataclasses.asdict(program.drawn(seed)) for seed in EQUAL]
+    chosen = [dataclasses.asdict(program.drawn(seed)) for seed in (*EQUAL, *REFUSED)]
     for name, choices in program.CHOICES.items():
         assert {each[name] for each in chosen} == set(choices), name
 
 
 @pytest.mark.parametrize(
-    "seeds",
-    [EQUAL, pytest.param(MORE, marks=pytest.mark.thorough)],
+    ("equal", "refused"),
+    [(EQUAL, REFUSED), pytest.param(MORE, {}, marks=pytest.mark.thorough)],
     ids=["all choices", "more"],
 )
 @pytest.mark.slow
-def test_scripts_equal_one_process(seeds):
-    found = {result.composition.seed: result for result in program.results(seeds)}
-    for seed in seeds:
+def test_scripts_equal_one_process_or_are_refused(equal, refused):
+    found = {result.composition.seed: result for result in program.results((*equal, *refused))}
+    for seed in equal:
         assert found[seed].outcome == "equal", str(found[seed])
+    for seed, code in refused.items():
+        assert (found[seed].outcome, codes(found[seed].message)) == ("refused", [code]), str(found[seed])

@@ -22,6 +22,7 @@ from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
+from hpctrain.worker.adapters.torch.parallel.mean_losses import MeanLosses
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.micro_batches import MicroBatches, Part, padded, part_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
@@ -113,6 +114,7 @@ class Pipeline:
         self._micro_batches = micro_batches or sizes["pp"]
         self._pp = sizes["pp"]
         self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()
+        self._means = MeanLosses(loss) if count is None else None
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         _check(model, optimizers)
         check_plan(model, sizes, self._plan)
@@ -305,6 +307,8 @@ class Pipeline:
                 "targets, for what the sum is divided by",
                 kind=type(found).__name__,
             )
+        if self._means is not None:
+            self._means.check(output[:count], target[:count], found)
         return found * factor
 
     def clip_grad_norm_(self, max_norm: float) -> float:

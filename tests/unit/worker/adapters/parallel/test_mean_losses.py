@@ -1,0 +1,66 @@
+"""A pipeline's loss function is measured: what is no mean over samples is refused, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from hpctrain.common.errors import HpctrainError  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.mean_losses import MeanLosses  # noqa: E402
+
+Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+WEIGHTS = torch.tensor([0.1, 2.0, 5.0], dtype=torch.float64)
+
+
+def masked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target.masked_fill(target == 0, -100))
+
+
+def contrastive(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output @ output.T, torch.arange(len(output)))
+
+
+def penalised(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target) + 3.0
+
+
+def random(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(F.dropout(output, 0.5), target)
+
+
+def _check(loss: Loss, sizes: list[int], dtype: torch.dtype = torch.float64) -> None:
+    torch.manual_seed(0)
+    check = MeanLosses(loss)
+    for size in sizes:
+        output, target = torch.randn(size, 3, dtype=dtype), torch.randint(0, 3, (size,))
+        check.check(output, target, loss(output, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 1, 1, 1], [5, 2]])
+@pytest.mark.parametrize("loss", [F.cross_entropy, penalised, random])
+def test_means_over_samples_pass(loss: Loss, sizes: list[int], dtype: torch.dtype) -> None:
+    _check(loss, sizes, dtype)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, target: F.cross_entropy(output, target, reduction="sum"),
+        lambda output, target: F.cross_entropy(output, target, weight=WEIGHTS),
+        lambda output, target: F.cross_entropy(output, target).sqrt(),
+        masked,
+        contrastive,
+    ],
+)
+@pytest.mark.parametrize("sizes", [[4] * 8, [1] * 8, [5, 2] * 4])
+def test_other_losses_are_refused(loss: Loss, sizes: list[int]) -> None:
+    with pytest.raises(HpctrainError) as caught:
+        _check(loss, sizes)
+    assert caught.value.code == "HT-pipeline-loss-not-mean"
