@@ -2,9 +2,9 @@
 
 A thread of each rank watches its waits. A rank that has waited for ``HPCTRAIN_STALL`` seconds probes every other. Ranks
 that wait too answer, and send probes of their own, so that all of them soon know which rank did not answer: one that is
-stopped, swapped out, or busy with something else. The lowest waiting rank reports it, with what a rank on the same host
-can learn about the process. The stalled rank itself need not cooperate. A probe is one message of a few bytes to each
-rank, and is only sent when a run stands still anyway.
+stopped, swapped out, or busy with something else. The lowest waiting rank says so, and the lowest one on the same host
+reports what can be learnt there about the process. The stalled rank itself need not cooperate. A probe is one message
+of a few bytes to each rank, and is only sent when a run stands still anyway.
 
 The detector watches the waits of the control plane and of the MPI engine. A rank that waits inside Horovod or
 torch.distributed does not count as waiting: their own limits hold there.
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 2.0
 # The time until a lasting wait is probed again.
 _AGAIN_SECONDS = 10.0
-# How long a rank on the stalled one's host may take to inspect it.
-_LOOK_SECONDS = 4.0
 # How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
 _LOOKS = 4
 _TAG = 1
@@ -60,8 +58,6 @@ class _Probe:
         due: when the answers have to be there.
         answers: the collective that each waiting rank waits in, and for how many seconds.
         named: all ranks found stalled so far in this wait.
-        asked: the stalled ranks that are being inspected, until ``asked_until``.
-        looks: the state and stack of the inspected ranks.
         reported: whether this rank has reported a stall in this wait.
     """
 
@@ -72,9 +68,6 @@ class _Probe:
     answers: dict[int, tuple[str, float]] = field(default_factory=dict)
     stalled: list[int] = field(default_factory=list)
     named: set[int] = field(default_factory=set)
-    asked: list[int] = field(default_factory=list)
-    asked_until: float = float("inf")
-    looks: dict[int, tuple[str, str]] = field(default_factory=dict)
     reported: bool = False
 
 
@@ -167,60 +160,59 @@ class FailureDetector:
         if now >= probe.due:
             probe.due = float("inf")
             self._evaluate(probe, now)
-        if probe.asked and (now > probe.asked_until or probe.looks.keys() >= set(probe.asked[:_LOOKS])):
-            self._report(probe, now)
 
     def _evaluate(self, probe: _Probe, now: float) -> None:
-        """Evaluate the answers of a probe. The lowest waiting rank acts on newly stalled ranks."""
+        """Evaluate the answers of a probe. The lowest waiting rank names newly stalled ranks."""
+        waiting = sorted([self._comm.rank, *probe.answers])
         probe.stalled = [rank for rank in self._others() if rank not in probe.answers]
         new = [rank for rank in probe.stalled if rank not in probe.named]
         first_time = not probe.named and not probe.reported
         probe.named.update(new)
-        if self._comm.rank > min(probe.answers, default=self._comm.rank):
-            return
-        if new:
-            probe.asked, probe.asked_until = new, now + _LOOK_SECONDS
-            for rank in new[:_LOOKS]:
-                self._ask(probe, rank)
-        elif first_time:
+        iteration, seconds, waits = reports.iteration(), self._longest(probe, now), self._waits(probe)
+        if self._comm.rank == waiting[0] and (new or first_time):
             probe.reported = True
-            _say(
-                f"every rank has been waiting for others, for up to {self._longest(probe, now):.0f} s: "
-                f"{self._waits(probe)}"
-            )
-
-    def _ask(self, probe: _Probe, rank: int) -> None:
-        """Let a waiting rank on the stalled one's host inspect its process."""
-        here = [self._comm.rank, *probe.answers]
-        near = [waiting for waiting in here if self._members[waiting].host == self._members[rank].host]
-        if not near:
-            probe.looks[rank] = ("", "")
-        elif near[0] == self._comm.rank:
-            probe.looks[rank] = look_at(self._members[rank].process)
-        else:
-            self._send(near[0], "look", rank)
-
-    def _report(self, probe: _Probe, now: float) -> None:
-        iteration, seconds, waiting_for = reports.iteration(), self._longest(probe, now), self._waits(probe)
-        stalls = []
-        for rank in probe.asked:
-            state, stack = probe.looks.get(rank, ("", ""))
-            stalls.append(
+            if new:
+                _say(self._headline(new, iteration, seconds, waits))
+            else:
+                _say(f"every rank has been waiting for others, for up to {seconds:.0f} s: {waits}")
+        own = [rank for rank in new if self._comm.rank == self._reporter(rank, waiting)]
+        for place, rank in enumerate(own):
+            # On a host that hangs, all are in the same state.
+            here = place < _LOOKS and self._members[rank].host == self._members[self._comm.rank].host
+            state, stack = look_at(self._members[rank].process) if here else ("", "")
+            first_rank, host = self._members[rank].first_rank, self._members[rank].host
+            self._report(
                 Stall(
-                    rank=self._members[rank].first_rank,
-                    host=self._members[rank].host,
+                    rank=first_rank,
+                    host=host,
                     iteration=iteration,
-                    waiting_for=waiting_for,
+                    waiting_for=waits,
                     seconds=seconds,
                     state=state,
                     stack=stack,
                 )
             )
-        _say(_message(stalls, self._timeout.seconds))
-        probe.asked, probe.reported = [], True
+
+    def _reporter(self, rank: int, waiting: Sequence[int]) -> int:
+        """The waiting rank that reports a stalled one: the lowest on its host, else the lowest of all."""
+        host = self._members[rank].host
+        return next((each for each in waiting if self._members[each].host == host), waiting[0])
+
+    def _headline(self, stalled: Sequence[int], iteration: int | None, seconds: float, waits: str) -> str:
+        names = ", ".join(map(self._name, stalled[: 2 * _LOOKS]))
+        more = f" and {len(stalled) - 2 * _LOOKS} more" if len(stalled) > 2 * _LOOKS else ""
+        step = "" if iteration is None else f" of step {iteration}"
+        return (
+            f"{names}{more} stalled: the others have been waiting up to {seconds:.0f} s in {waits}{step}\n"
+            f"  the run continues when they arrive, and ends after {TIMEOUT.name}={self._timeout.seconds:g} s"
+        )
+
+    def _report(self, stall: Stall) -> None:
+        if stall.state:
+            lines = [f"  rank {stall.rank}: {stall.state}", *(f"    {line}" for line in stall.stack.splitlines())]
+            print("\n".join(lines), file=sys.stderr, flush=True)
         try:
-            for stall in stalls:
-                reports.record(stall)
+            reports.record(stall)
         except HpctrainError as error:
             _say(str(error))
 
@@ -282,27 +274,8 @@ class FailureDetector:
                 probe.at = time.monotonic()
         if probe is None or self._closing.is_set():
             return
-        match kind:
-            case "wait" if values[0] == probe.number:
-                probe.answers[source] = values[1:]
-            case "look":
-                self._send(source, "seen", values[0], look_at(self._members[values[0]].process))
-            case "seen":
-                probe.looks[values[0]] = values[1]
-
-
-def _message(stalls: Sequence[Stall], timeout: float) -> str:
-    names = ", ".join(f"rank {stall.rank} on {stall.host}" for stall in stalls[: 2 * _LOOKS])
-    more = f" and {len(stalls) - 2 * _LOOKS} more" if len(stalls) > 2 * _LOOKS else ""
-    stall = stalls[0]
-    step = "" if stall.iteration is None else f" of step {stall.iteration}"
-    lines = [
-        f"{names}{more} stalled: the others have been waiting up to {stall.seconds:.0f} s in {stall.waiting_for}{step}"
-    ]
-    for stall in stalls:
-        lines += [f"  rank {stall.rank}: {stall.state}"] if stall.state else []
-        lines += [f"    {line}" for line in stall.stack.splitlines()]
-    return "\n".join([*lines, f"  the run continues when they arrive, and ends after {TIMEOUT.name}={timeout:g} s"])
+        if kind == "wait" and values[0] == probe.number:
+            probe.answers[source] = values[1:]
 
 
 def _say(text: str) -> None:
