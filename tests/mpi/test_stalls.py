@@ -65,7 +65,7 @@ def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(part
         r"^hpctrain: rank 3 on node1 stalled: the others have been waiting up to \d+ s in .*large bucket.* of step 7$"
     )
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
-    for once in ("\n  rank 3: T (stopped)\n", "recorded 3 node1"):
+    for once in ("  rank 3: T (stopped)\n", "recorded 3 node1"):
         assert part.count(once) == 1
     ended = r"large bucket.* ended .*\d s$"
     assert re.search(ended, part, re.M)
