@@ -8,6 +8,7 @@ rank's number s_r has dL/ds_r = dL/dS = mean of the G_r, and so s_r gets N x tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ def sum_over_ranks(
         total = ranks.sum(own, name)
         total = total if divisor == 1 else total / divisor
     if own.requires_grad and torch.is_grad_enabled():
-        return _Sum.apply(own, [total], Added(own, ranks, name, divisor))  # type: ignore[no-untyped-call, no-any-return]
+        return _apply_sum(own, [total], Added(own, ranks, name, divisor))
     return total
 
 
@@ -82,6 +83,10 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         _, ranks, name, divisor = ctx.added
         return sum_over_ranks(gradient, ranks, f"the gradient of {name}") / divisor, None, None
+
+
+# Without what Function.apply does for functorch, whose tensors have no numbers to add up.
+_apply_sum: Callable[..., torch.Tensor] = super(torch.autograd.Function, _Sum).apply
 
 
 def added_to(total: Any) -> Added | None:

@@ -141,8 +141,7 @@ def _below_sum(roots: Any, gradients: Any, *others: Any) -> tuple[Any, ...]:
     added = added_to(roots[0]) if len(roots) == 1 else None
     if added is None or others[2] or not _is_implied():
         return roots, gradients, *others
-    own = added.own
-    return (own,), (torch.ones_like(own) * added.ranks.size / added.divisor,), *others
+    return (added.own,), (gradients[0] * added.ranks.size / added.divisor,), *others
 
 
 def _is_implied() -> bool:

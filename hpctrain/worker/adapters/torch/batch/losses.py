@@ -119,7 +119,8 @@ def of_classes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         count: Any = x.numel() // max(x.shape[1], 1)
     else:
         count = _count(own_target, weight, kwargs.get("ignore_index", -100))
-    return sum_over_ranks(own, rows.ranks, func.__name__, count).to(x.dtype)
+    total = sum_over_ranks(own, rows.ranks, func.__name__, count)
+    return total if total.dtype == x.dtype else total.to(x.dtype)
 
 
 def _count(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:

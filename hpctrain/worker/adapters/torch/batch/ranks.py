@@ -164,7 +164,7 @@ def known_ranks() -> DataRanks | None:
 
 def _is_small(own: torch.Tensor) -> bool:
     """Whether a tensor fits into the message with which an operation begins."""
-    return own.device.type == "cpu" and own.numel() <= _SMALL and own.dtype in (torch.float32, torch.float64)
+    return own.is_cpu and own.numel() <= _SMALL and own.dtype in (torch.float32, torch.float64)
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
