@@ -23,6 +23,7 @@ from hpctrain.report.say import answer, answer_json, tell
 # name: (module, its function or Typer application, help)
 _COMMANDS = {
     "run": ("hpctrain.cli.run", "run", "Train a recipe, or run a script, on one or more ranks."),
+    "verify": ("hpctrain.cli.verify", "verify", "Prove that ranks compute what one process computes."),
     "submit": ("hpctrain.cli.submit", "submit", "Submit a training to Slurm."),
     "plan": ("hpctrain.cli.plan", "plan", "Show what a run would be: ranks, hosts in order, environment."),
     "predict": ("hpctrain.cli.predict", "predict", "Predict time, scaling, memory and energy of a training."),
@@ -66,7 +67,7 @@ _MEANT = {name: f"--tracking {name}" for name in ("tensorboard", "mlflow", "wand
 _PACKAGE = Path(__file__).parents[1]
 
 # Their first word is a recipe, whose name is completed without importing the command.
-_OF_RECIPES = frozenset(("run", "submit", "plan", "predict"))
+_OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))
 
 
 class _Commands(TyperGroup):

@@ -166,6 +166,15 @@ RANKS_ALONE = Setting(
     purpose="1: each rank of a script is meant to train by itself, or the script joins them in a way of its own, such "
     "as its own sockets, so that the run ends as done.",
 )
+VERIFY = Setting[bool | None](
+    name="HPCTRAIN_VERIFY",
+    valid="1 or 0",
+    parse=_FLAG.get,
+    default=None,
+    purpose="1 while `hpctrain verify` runs a script for a few steps, which may then leave its own files unwritten.",
+    set_by="hpctrain",
+)
+VERIFY_STEPS = _internal("HPCTRAIN_VERIFY_STEPS", "JSON", "What `hpctrain verify` has the ranks record.")
 STAGE = Setting[str | None](
     name="HPCTRAIN_STAGE",
     valid="a folder",

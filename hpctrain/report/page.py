@@ -31,11 +31,12 @@ from hpctrain.control.schedulers.slurm.accounting import consumed_joules
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
-from hpctrain.report.plots import MOST_NAMES, curves, overlap
+from hpctrain.report.plots import MOST_NAMES, curves, overlap, verified
 from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
 from hpctrain.report.record import PastAttempt, Record
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
+from hpctrain.report.verified import lines_of, read_verdict
 
 UNFINISHED = "unfinished"
 # Of more lines and attempts, faults of one attempt, and ranks, a page counts the rest.
@@ -102,7 +103,7 @@ def render(directory: RunDirectory) -> str:
     ranks = [*read_records(directory, unread).values()]
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     predicted, fault = own_prediction(directory, plan)
-    left = directory.summary.exists()
+    left, verdict = directory.summary.exists(), read_verdict(directory)
     summary = read_summary(directory) if left else _summary_of(record, plan, predicted)
     return template("page.html.jinja").render(
         plan=plan,
@@ -111,6 +112,8 @@ def render(directory: RunDirectory) -> str:
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
         figures=[*_figures(summary, plan.recipe), *_energy(summary, record)],
+        verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
+        differences=_picture(verified(verdict.differences)) if verdict and verdict.differences else None,
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.logged_counts) - MOST_NAMES,
         overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in record.overlaps[:1]],

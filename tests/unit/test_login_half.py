@@ -50,6 +50,7 @@ COMMANDS = [
     ["logs", "run"],
     ["checkpoint", "list", "run"],
     ["horovod", "check"],
+    ["verify", "--help"],
 ]
 # As in an environment with these modules alone.
 PROGRAM = """

@@ -18,6 +18,7 @@
     RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
     RUN_DIR/tracking/            NAME.json each: what a tracker has of the events, see hpctrain.report.tracking
     RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs
+    RUN_DIR/verify.json          what `hpctrain verify` found, if the run is one of it, with steps/rank-N/ of each rank
     RUN_DIR/report.html          the report
 """
 
@@ -98,6 +99,10 @@ class RunDirectory:
     @property
     def prediction(self) -> Path:
         return self.path / "prediction.json"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verify.json"
 
     @property
     def report(self) -> Path:

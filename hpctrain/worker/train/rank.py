@@ -45,6 +45,7 @@ from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train.debugger import look_at, use_debugger
 from hpctrain.worker.train.place import bind_rank
+from hpctrain.worker.verify.recorder import record_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +199,7 @@ def _attempt(
     try:
         plan = read_model(directory.plan, Plan)
         bind_rank(plan, rank)
+        record_steps(plan, directory, rank)
         script = plan.script
         if script:
             use_debugger(rank)

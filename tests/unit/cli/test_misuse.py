@@ -66,6 +66,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
                 ("--repeat", "2", "--set", "seed=%a", "HT-task-number-without-array"),
                 ("--repeat", "2", "--array", "0-3", "HT-array-and-repeat"),
                 ("--repeat", "2", "--chain", "2", "HT-slurm-chain-and-array"),
+                ("--verify", "HT-verify-job-of-one-rank"),
                 ("--repeat", "2", "--set", "seed=4294967295", "HT-series-seed-too-large"),
             )
         ),
@@ -106,6 +107,22 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (
             ["data", "prepare-text", ".", "out", "--tokenizer", "bytes", "--workers", "2", "-H", "h1"],
             "HT-data-workers-with-ranks",
+        ),
+        *(
+            (["verify", *wrong], said)
+            for *wrong, said in (
+                ("HT-verify-without-work",),
+                ("digits", "--plan", "plan.json", "HT-verify-without-work"),
+                ("--plan", "plan.json", "cannot read plan.json"),
+                ("digit", "did you mean 'digits'?"),
+                ("train.py", "cannot read the script train.py: No such file"),
+                ("digits", "-np", "0", "greater than or equal to 1"),
+                ("digits", "--steps", "0", "greater than or equal to 1"),
+                ("digits", "-np", "1", "HT-verify-one-rank"),
+                ("digits", "-np", "3", "--mesh", "dp_shard=2", "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
+                ("digits", "--run-dir", "/", "HT-verify-folder-not-empty"),
+                ("digits", "--", "--lr", "3", "HT-recipe-with-arguments"),
+            )
         ),
         (["run"], "HT-run-without-recipe"),
         (["rum"], "No such command 'rum'. Did you mean 'run'?"),

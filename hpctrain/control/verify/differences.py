@@ -1,0 +1,243 @@
+"""Compares the steps of ranks with those of one process, against what rounding errors make of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.run.step_records import Kept, RankFacts, StepRecord
+
+RankSteps = tuple[RankFacts, list[StepRecord]]
+
+# What rounding errors of the parameters make of a tensor is multiplied by this: ranks add up in another order at each
+# operation, not once. Measured: right scripts stay below 8, wrong ones are above 1,000 in float32.
+_TIMES_NOISE = 30.0
+# Where that is much, as in types of 16 bits, what rounding errors make has to be less than a true difference.
+_TIMES_LARGE_NOISE, _LARGE = 3.0, 1e-3
+# Sums whose terms cancel have rounding errors of their terms, wherever they come from: in units of the type's
+# precision, and of the largest tensor of their kind.
+_TIMES_PRECISION = 4.0
+_PRECISIONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_SAMPLES_TOLERANCE = 1e-4
+
+
+def precision(name: str) -> float:
+    """The distance of 1 to the next number of a floating type."""
+    return _PRECISIONS.get(name, _PRECISIONS["float32"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A tensor that differs at a step.
+
+    Attributes:
+        step: counted from 1.
+        ranks: that have another value than one process; empty where ranks have different values.
+        one, ranks_have: the element that differs most, or of a large tensor its norm.
+        relative: the norm of the difference, relative to the tensor's.
+        noise: what rounding errors make, likewise.
+        factor: what the tensor was multiplied by, if it was.
+    """
+
+    step: int
+    optimizer: int
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    rank: int
+    one: float
+    ranks_have: float
+    relative: float
+    noise: float
+    factor: float | None
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What a comparison of all steps found.
+
+    Attributes:
+        steps: how many were compared.
+        different: all tensors that differ, in order.
+        between: tensors that differ between ranks.
+        largest, noise: at each step, the largest relative difference of any tensor, and of its noise.
+        samples: at each step, whether the ranks computed one process's samples: ``divided`` among them, ``same``
+            on each of them, ``other``, or ``unknown``.
+        missing: tensors that only one process updates.
+        not_finite: parameters of one process that hold no finite numbers, which are equal to anything alike.
+    """
+
+    steps: int = 0
+    different: list[Difference] = field(default_factory=list)
+    between: list[Difference] = field(default_factory=list)
+    largest: list[float] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+
+
+def compare(one: list[StepRecord], noisy: list[StepRecord], ranks: Sequence[list[StepRecord]]) -> Comparison:
+    """Compare the ranks' steps with one process's.
+
+    Args:
+        noisy: those of one process whose parameters began with rounding errors.
+        ranks: of each rank.
+    """
+    found = Comparison(steps=min([len(one), len(noisy), *(len(steps) for steps in ranks if steps)]))
+    for number in range(found.steps):
+        step, other = one[number], noisy[number]
+        present = {rank: steps[number] for rank, steps in enumerate(ranks) if len(steps) > number}
+        _compare_step(found, number + 1, step, other, present)
+    return found
+
+
+def _compare_step(
+    found: Comparison, number: int, one: StepRecord, noisy: StepRecord, ranks: dict[int, StepRecord]
+) -> None:
+    kept = {each.key: each for each in one.kept if each.kind != "own"}
+    noises = {each.key: each for each in noisy.kept}
+    held = {rank: {each.key: each for each in step.kept} for rank, step in ranks.items()}
+    largest = {
+        kind: max((each.norm for each in kept.values() if each.kind == kind and math.isfinite(each.norm)), default=0.0)
+        for kind in ("gradient", "parameter")
+    }
+    worst, worst_noise = 0.0, 0.0
+    for key, tensor in kept.items():
+        if tensor.kind == "parameter" and not math.isfinite(tensor.norm):
+            found.not_finite.append(tensor.name)
+        theirs = {rank: tensors[key] for rank, tensors in held.items() if key in tensors}
+        if not theirs:
+            # A gradient that no rank has shows in the parameter.
+            if key[0] == "parameter" and key[1] not in found.missing:
+                found.missing.append(key[1])
+            continue
+        noise = _distance(noises.get(key), tensor)
+        allowed = _allowed(tensor, noise) + _TIMES_PRECISION * precision(tensor.dtype) * largest[key[0]]
+        first = min(theirs)
+        for rank, their in theirs.items():
+            apart = _distance(their, tensor)
+            relative = apart / tensor.norm if tensor.norm else float(apart > 0)
+            if tensor.norm > _TIMES_PRECISION * precision(tensor.dtype) * largest[key[0]]:
+                worst, worst_noise = max((worst, worst_noise), (relative, noise / tensor.norm))
+            differs = not apart <= allowed
+            if differs:
+                found.different.append(_difference(number, one.optimizer, tensor, their, rank, relative, noise))
+            between = _distance(their, theirs[first])
+            if not between <= allowed and rank != first:
+                found.between.append(_difference(number, one.optimizer, theirs[first], their, rank, between, noise))
+    found.largest.append(worst)
+    found.noise.append(worst_noise)
+    found.samples.append(_samples(one.samples, [step.samples for step in ranks.values()]))
+    means = [_mean(step.losses) for step in ranks.values()]
+    found.losses.append((_mean(one.losses), _mean(means)))
+
+
+def _allowed(tensor: Kept, noise: float) -> float:
+    """The norm of a difference that rounding errors may make, which alone make ``noise``."""
+    few = min(_TIMES_NOISE * noise, _LARGE * tensor.norm)
+    return max(few, _TIMES_LARGE_NOISE * noise)
+
+
+def _mean(values: Iterable[float]) -> float:
+    given = list(values)
+    return float(np.mean(given)) if given else math.nan
+
+
+def _distance(other: Kept | None, tensor: Kept) -> float:
+    """The norm of a difference. Values that are not finite are equal to themselves."""
+    if other is None or other.values.shape != tensor.values.shape:
+        return math.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = other.values - tensor.values
+    apart[(other.values == tensor.values) | (np.isnan(other.values) & np.isnan(tensor.values))] = 0
+    return float(np.linalg.norm(np.nan_to_num(apart, nan=math.inf)))
+
+
+def _difference(
+    number: int, optimizer: int, tensor: Kept, their: Kept, rank: int, relative: float, noise: float
+) -> Difference:
+    one, have = tensor.norm, their.norm
+    if tensor.whole and tensor.values.size and tensor.values.shape == their.values.shape:
+        with np.errstate(invalid="ignore"):
+            place = int(np.argmax(np.nan_to_num(np.abs(their.values - tensor.values), nan=math.inf)))
+        one, have = float(tensor.values[place]), float(their.values[place])
+    return Difference(
+        step=number,
+        optimizer=optimizer,
+        kind=tensor.kind,
+        name=tensor.name,
+        shape=tensor.shape,
+        rank=rank,
+        one=one,
+        ranks_have=have,
+        relative=relative,
+        noise=noise / tensor.norm if tensor.norm else noise,
+        factor=factor(tensor.values, their.values),
+    )
+
+
+def factor(one: NDArray[np.float64], other: NDArray[np.float64], *, tolerance: float = 1e-2) -> float | None:
+    """What all elements were multiplied by; None where they changed in another way.
+
+    Args:
+        tolerance: the part of the result that may be something else.
+    """
+    square = float(one @ one) if one.shape == other.shape else 0.0
+    if not 0 < square < math.inf or not np.isfinite(other).all():
+        return None
+    ratio = float(other @ one) / square
+    rest = float(np.linalg.norm(other - ratio * one))
+    return ratio if rest <= tolerance * float(np.linalg.norm(other)) else None
+
+
+def _samples(one: NDArray[np.float64], ranks: Sequence[NDArray[np.float64]]) -> str:
+    """How the ranks' samples are those of one process, whatever their order.
+
+    Which ones there are counts, and not how often: what a script draws itself may be on every rank beside the rows of a
+    batch, and a model may be called twice to see what it returns.
+    """
+    given = [each for each in ranks if len(each)]
+    if not len(one) or not given:
+        return "unknown"
+    everyone = np.concatenate(given)
+    if not (_among(everyone, one) and _among(one, everyone)):
+        return "other"
+    return "same" if all(_among(one, each) for each in given) else "divided"
+
+
+def _among(numbers: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+    """Whether all numbers are among others, up to what models that feed each other may differ by."""
+    bounds = np.concatenate([[-np.inf], np.sort(others), [np.inf]])
+    places = np.searchsorted(bounds[1:-1], numbers)
+    apart = np.minimum(numbers - bounds[places], bounds[places + 1] - numbers)
+    return bool((apart <= _SAMPLES_TOLERANCE * np.abs(others).max()).all())
+
+
+def as_means(steps: Sequence[list[StepRecord]], ranks: int) -> list[float] | None:
+    """Whether the ranks' gradients are the means of what each of them computed, as DistributedDataParallel's are.
+
+    Returns:
+        At each step, what the mean was multiplied by before the optimizer got it, such as 1, or less by clipping; None
+        where some gradient is no mean, or nothing is known of them.
+    """
+    factors: list[float] = []
+    for number in range(min(map(len, steps), default=0)):
+        held = [{each.key: each for each in rank[number].kept} for rank in steps]
+        means, gradients = [], []
+        for kind, name in held[0]:
+            if kind == "gradient" and all(("own", name) in rank for rank in held):
+                means.append(sum(rank["own", name].values for rank in held) / ranks)
+                gradients.append(held[0][kind, name].values)
+        if not means:
+            return None
+        common = factor(np.concatenate(means), np.concatenate(gradients), tolerance=1e-4)
+        if common is None:
+            return None
+        factors.append(common)
+    return factors or None

@@ -1,0 +1,131 @@
+"""Writes what a rank computes, and ends its work after the steps that were asked for."""
+
+from __future__ import annotations
+
+import _thread
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.step_records import Kept, RankFacts, StepFiles, StepRecord
+from hpctrain.common.settings import VERIFY_STEPS
+from hpctrain.worker.comm.after_import import change_after_import
+
+# More samples of a step say nothing new.
+_MOST_SAMPLES = 2**16
+# A script that accumulates gradients has several backward passes to a step.
+_PASSES_PER_STEP = 64
+
+
+class Recorder:
+    """What a rank computes between two steps, and the steps that are written.
+
+    Attributes:
+        several: whether there are other ranks.
+        perturbs: whether parameters begin with rounding errors, to see what these make of the results.
+        seeded: whether dropout is left out.
+        double: whether models compute in double precision.
+    """
+
+    def __init__(self, directory: RunDirectory, rank: int, ranks: int, settings: dict[str, Any]) -> None:
+        self.several = ranks > 1
+        self.perturbs: float | None = settings["perturb"]
+        self.seeded: bool = settings["seeded"]
+        self.double: bool = settings["float64"]
+        self.facts = RankFacts()
+        self._steps: int = settings["steps"]
+        self._files = StepFiles(directory.path, rank)
+        self._files.begin()
+        signal.signal(signal.SIGURG, _exit)
+        self._made = 0
+        self._by_optimizer: dict[int, int] = {}
+        self._losses: list[float] = []
+        self._samples: list[NDArray[np.float64]] = []
+        self._files.write(self.facts)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer made a step."""
+        return any(number >= 0 for number in self._by_optimizer)
+
+    def loss(self, value: float) -> None:
+        """Note what a backward pass begins with."""
+        self.facts.backward_passes += 1
+        self._losses.append(value)
+
+    def samples(self, numbers: NDArray[np.float64]) -> None:
+        """Note a number for each sample that a model gets."""
+        if sum(map(len, self._samples)) < _MOST_SAMPLES:
+            self._samples.append(numbers)
+
+    def step(self, optimizer: int, kept: Iterable[Kept]) -> None:
+        """Write a step, and end the work if it was the last one that was asked for.
+
+        Raises:
+            SystemExit: it was, and this is the main thread, which another one interrupts.
+        """
+        samples = np.concatenate([np.zeros(0), *self._samples])
+        self._files.add(StepRecord(optimizer=optimizer, losses=tuple(self._losses), samples=samples, kept=tuple(kept)))
+        self._losses, self._samples = [], []
+        made = self._by_optimizer[optimizer] = self._by_optimizer.get(optimizer, 0) + 1
+        self.facts.complete = made >= self._steps
+        self.save()
+        if self.facts.complete:
+            end_work()
+
+    def save(self) -> None:
+        """Write what is known so far."""
+        self._files.write(self.facts)
+
+    def passes_end(self) -> bool:
+        """Whether so many backward passes went by without a step that none will come."""
+        return not self.stepped and self.facts.backward_passes >= self._steps * _PASSES_PER_STEP
+
+
+def end_work() -> None:
+    """End the work in good order, as a script does by ``sys.exit(0)``, at the same place on every rank.
+
+    Raises:
+        SystemExit: this is the main thread. Another one interrupts it instead.
+    """
+    if threading.current_thread() is threading.main_thread():
+        sys.exit(0)
+    _thread.interrupt_main(signal.SIGURG)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def record_steps(plan: Plan, directory: RunDirectory, rank: int) -> None:
+    """Record this rank's steps, if the run is one of ``hpctrain verify``. Called before the work begins."""
+    if (text := VERIFY_STEPS.read()) is None:
+        return
+    # A script that asks for input gets its end, and not the one that Open MPI 5 forwards: a rank 0 that has read that
+    # before it joins the others waits for ever.
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    recorder = Recorder(directory, rank, plan.processes, json.loads(text))
+
+    def watch_torch(module: Any) -> None:
+        from hpctrain.worker.verify.torch_steps import TorchSteps
+
+        TorchSteps(recorder).watch()
+
+    def watch_keras(module: Any) -> None:
+        from hpctrain.worker.verify.keras_steps import watch
+
+        watch(recorder)
+
+    change_after_import({"torch": watch_torch, "keras": watch_keras})

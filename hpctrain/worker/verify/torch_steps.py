@@ -1,0 +1,403 @@
+"""Records the steps of a PyTorch training: what its models get, its losses, gradients and parameters."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hpctrain.common.run.step_records import Kept, projection
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
+from hpctrain.worker.comm.after_import import change_after_import
+from hpctrain.worker.verify.recorder import Recorder, end_work
+
+Optimizer = torch.optim.Optimizer
+# Wrappers of models, whose own names only one of two runs may have.
+_WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
+_SHARDED_BACKWARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_NAMELESS = "tensor "
+_LOW = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 3, torch.float16: 2}
+
+
+class TorchSteps:
+    """Watches what a script or recipe does with PyTorch."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        recorder.facts.framework = "torch"
+        self._depth = 0
+        self._running: list[Optimizer] = []
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._names: dict[int, str] = {}
+        # The projections of this rank's own gradients since the last step, by the parameter's id.
+        self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
+        self._generator = torch.Generator().manual_seed(0)
+        self._pending: list[Kept] = []
+        self._late: Callable[[], None] | None = None
+        self._before: dict[str, float] = {}
+
+    def watch(self) -> None:
+        """Begin to record."""
+        if self._recorder.double:
+            torch.set_default_dtype(torch.float64)
+        if self._recorder.seeded:
+            _leave_out_dropout()
+        self._watch_calls()
+        self._watch_backward()
+        atexit.register(self._write_late)
+        if self._recorder.several:
+            change_after_import({_SHARDED_BACKWARD: self._watch_sharded})
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    # What models get.
+
+    def _watch_calls(self) -> None:
+        call: Callable[..., Any] = nn.Module._call_impl
+
+        def recorded(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(module, *args, **kwargs)
+            if self._depth:
+                return self._part(call, module, args, kwargs)
+            args, kwargs = self._before_call(module, args, kwargs)
+            self._depth += 1
+            try:
+                with self._noting_random(module):
+                    returned = call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            self._note_low(returned)
+            return returned
+
+        nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
+
+    def _part(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not module._modules and self._recorder.facts.backward_passes == 0:
+            with self._noting_random(module):
+                return call(module, *args, **kwargs)
+        return call(module, *args, **kwargs)
+
+    def _before_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        self._write_late()
+        if module not in self._seen:
+            self._seen.add(module)
+            self._note_module(module)
+        if self._recorder.double:
+            args, kwargs = tree_map(_double, (args, kwargs))
+        if torch.is_grad_enabled() and module.training:
+            with contextlib.suppress(Exception):  # inputs of any kind, in any state
+                self._note_samples(module, args, kwargs)
+        return args, kwargs
+
+    def _note_module(self, module: nn.Module) -> None:
+        facts = self._recorder.facts
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
+                facts.own_statistics.append(_title(name, part))
+        for parameter in module.parameters():
+            if parameter.dtype.is_floating_point:
+                self._note_low(parameter)
+            if self._recorder.perturbs and not hasattr(parameter, "_hpctrain_verified"):
+                self._perturb(parameter, self._recorder.perturbs)
+            if self._recorder.several and parameter.requires_grad and not _is_divided(parameter):
+                parameter.register_hook(self._hook(parameter))
+
+    def _perturb(self, parameter: nn.Parameter, size: float) -> None:
+        parameter._hpctrain_verified = True  # type: ignore[attr-defined]
+        if not parameter.dtype.is_floating_point:
+            return
+        # Of a parameter that the ranks of a mesh divide one process has all.
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        noise = torch.rand(own.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        with torch.no_grad():
+            own.mul_((1 + size * noise).to(own.device, own.dtype))
+
+    def _hook(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
+        return functools.partial(self._add_own, parameter)
+
+    def _add_own(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if gradient.layout != torch.strided or _is_divided(gradient):
+            return
+        _, values = projection(gradient.detach().reshape(-1), _numbers)
+        before = self._own.get(id(parameter))
+        self._own[id(parameter)] = parameter, values if before is None else before[1] + values
+
+    def _watch_sharded(self, module: Any) -> None:
+        """Note the gradients that FSDP2 reduces, of parameters whose hooks get none."""
+        reduce = module.foreach_reduce
+
+        def reduced(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+            for each, gradient in zip(parameters, gradients, strict=True):
+                self._add_own(each.sharded_param, gradient)
+            return reduce(parameters, gradients, *args, **kwargs)
+
+        module.foreach_reduce = reduced
+
+    def _note_samples(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if running.tries or next(module.parameters(), None) is None:
+            return  # a loss gets what models return
+        for value in tree_leaves((args, kwargs)):
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                continue
+            own = value.local if isinstance(value, BatchTensor) else value
+            if running.rows is not None or own is not value:
+                self._recorder.facts.batches = True
+            if own.grad_fn is None:
+                self._recorder.samples(_samples(own.detach()))
+            return
+
+    @contextlib.contextmanager
+    def _noting_random(self, module: nn.Module) -> Iterator[None]:
+        """Name a module that draws random numbers while it trains; the outermost one only if no part of it does."""
+        facts = self._recorder.facts
+        known = len(facts.random)
+        if facts.backward_passes or not (module.training and torch.is_grad_enabled()):
+            yield
+            return
+        before = torch.get_rng_state()
+        yield
+        if len(facts.random) == known and not torch.equal(before, torch.get_rng_state()):
+            title = _title(self._name_of(module), module)
+            if title not in facts.random:
+                facts.random.append(title)
+
+    def _name_of(self, part: nn.Module) -> str:
+        parts = (named for module in list(self._seen) for named in module.named_modules())
+        return next((str(name) for name, other in parts if other is part), "")
+
+    def _note_low(self, value: Any) -> None:
+        facts = self._recorder.facts
+        lows = [torch.get_autocast_dtype("cpu")] if torch.is_autocast_enabled("cpu") else []
+        lows += [each.dtype for each in tree_leaves(value) if isinstance(each, torch.Tensor) and each.dtype in _LOW]
+        for dtype in lows:
+            name = str(dtype).removeprefix("torch.")
+            if not facts.low or _LOW[dtype] > _LOW[getattr(torch, facts.low)]:
+                facts.low = name
+
+    # Losses.
+
+    def _watch_backward(self) -> None:
+        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            accumulates = kwargs.get("accumulate_grad", False)
+            if not accumulates:
+                return engine(tensors, *args, **kwargs)
+            self._flush_passes()
+            for each in tensors:
+                if isinstance(each, torch.Tensor) and each.numel() == 1:
+                    self._recorder.loss(float(getattr(each, "local", each).detach()))
+                    break
+            else:
+                self._recorder.loss(float("nan"))
+            returned = engine(tensors, *args, **kwargs)
+            self._note_pass()
+            return returned
+
+        torch.autograd._engine_run_backward = run  # type: ignore[assignment, attr-defined]
+
+    def _note_pass(self) -> None:
+        """Keep the gradients of a backward pass, for a script whose updates are its own."""
+        if not self._recorder.stepped and not self._running:
+            self._pending = [
+                _kept("gradient", name, each.grad) for name, each in self._parameters() if each.grad is not None
+            ]
+
+    def _flush_passes(self) -> None:
+        # An optimizer with a closure calls it while it steps.
+        if self._recorder.stepped or self._running or not self._pending:
+            return
+        kept = [_kept("parameter", name, each) for name, each in self._parameters()]
+        norms = {each.name: each.norm for each in kept}
+        changed = bool(self._before) and norms != self._before
+        self._before = norms
+        if changed:
+            # An update without an optimizer.
+            self._recorder.step(-1, [*self._pending, *kept])
+        elif self._recorder.passes_end():
+            end_work()
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        names = self._named([each for module in self._seen for each in module.parameters()])
+        known: dict[int, nn.Parameter] = {id(each): each for module in self._seen for each in module.parameters()}
+        for key in sorted(known, key=lambda key: names[key]):
+            yield names[key], known[key]
+
+    # Steps.
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._running and optimizer not in self._running and self._within(optimizer):
+            return
+        self._running = [optimizer]
+        self._gradients = []
+        if not self._flat():
+            self._gradients = [
+                _kept("gradient", name, each.grad) for name, each in self._of(optimizer) if each.grad is not None
+            ]
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._running or self._running[0] is not optimizer:
+            return
+        self._running = []
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        if flat := self._flat():
+            self._recorder.step(number, list(_gathered(flat)))
+            return
+        parameters = list(self._of(optimizer))
+        if all(name.startswith(_NAMELESS) for name, _ in parameters):
+            # Pieces of parameters, of which each rank updates some, before it gets the others.
+            self._late = functools.partial(self._write_models, number)
+            return
+        own = [
+            Kept(kind="own", name=name, shape=tuple(each.shape), dtype=_dtype(each), norm=0.0, values=found[1])
+            for name, each in parameters
+            if (found := self._own.pop(id(each), None)) is not None
+        ]
+        kept = [_kept("parameter", name, each) for name, each in parameters]
+        self._recorder.step(number, [*self._gradients, *kept, *own])
+
+    def _write_models(self, number: int) -> None:
+        trained = [(name, each) for name, each in self._parameters() if each.requires_grad]
+        self._recorder.step(number, [_kept("parameter", name, each) for name, each in trained])
+
+    def _write_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            late()
+
+    def _flat(self) -> list[Any]:
+        """The models of the first FSDP, whose flat parameters are each rank's own part of several."""
+        return [each for each in self._seen if type(each).__name__ == "FullyShardedDataParallel"]
+
+    def _within(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps within another one, such as the base of Lookahead."""
+        outer = self._running[0]
+        return any(value is optimizer for value in vars(outer).values())
+
+    def _of(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        names = self._named(parameters)
+        for each in parameters:
+            yield names[id(each)], each
+
+    def _named(self, parameters: list[Any]) -> dict[int, str]:
+        """The name of each parameter in its model; without a model, its place."""
+        if any(id(each) not in self._names for each in parameters):
+            self._find_names({id(each) for each in parameters})
+        for place, each in enumerate(parameters):
+            self._names.setdefault(id(each), f"{_NAMELESS}{place}")
+        return self._names
+
+    def _find_names(self, wanted: set[int]) -> None:
+        modules = [each for each in gc.get_objects() if _is_module(each)]
+        inner = {id(part) for module in modules for part in module.modules() if part is not module}
+        outer = [each for each in modules if id(each) not in inner and wanted & {id(p) for p in each.parameters()}]
+        taken: set[str] = set(self._names.values())
+        for module in outer:
+            for name, parameter in module.named_parameters():
+                if id(parameter) in wanted and id(parameter) not in self._names:
+                    title, number = _short(name), 2
+                    while title in taken:
+                        title, number = f"{_short(name)} ({number})", number + 1
+                    taken.add(title)
+                    self._names[id(parameter)] = title
+
+
+def _gathered(models: list[Any]) -> Iterator[Kept]:
+    """The parameters of models of the first FSDP, whole."""
+    for model in models:
+        with type(model).summon_full_params(model, writeback=False):
+            for name, parameter in model.named_parameters():
+                yield _kept("parameter", _short(name), parameter)
+
+
+def _short(name: str) -> str:
+    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+
+
+def _is_module(value: Any) -> bool:
+    with contextlib.suppress(Exception):  # objects of every kind, in any state
+        return issubclass(type(value), nn.Module)
+    return False
+
+
+def _title(name: str, module: nn.Module) -> str:
+    return f"{name} ({type(module).__name__})" if name else type(module).__name__
+
+
+def _is_divided(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def _samples(rows: torch.Tensor) -> NDArray[np.float64]:
+    """A number for each row."""
+    flat = rows.reshape(len(rows), -1) if len(rows) else rows.new_zeros(0, 1)
+    size = flat.shape[1]
+    wave = torch.cos(torch.arange(size, dtype=torch.float64) * 1.7 + 0.3).to(rows.device)
+    found: NDArray[np.float64] = (flat.double() @ wave / max(size, 1) ** 0.5).cpu().numpy()
+    return found
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _numbers(part: torch.Tensor) -> NDArray[Any]:
+    wide = torch.view_as_real(part).reshape(-1).double() if part.is_complex() else part.double()
+    found: NDArray[Any] = wide.cpu().numpy()
+    return found
+
+
+def _kept(kind: str, name: str, tensor: torch.Tensor) -> Kept:
+    """What is kept of a tensor; of one that ranks divide, the whole, which all of them put together."""
+    whole = tensor.detach()
+    if isinstance(whole, DTensor):
+        whole = whole.full_tensor()
+    if whole.layout != torch.strided:
+        whole = whole.to_dense()
+    if whole.is_complex():
+        whole = torch.view_as_real(whole)
+    norm, values = projection(whole.reshape(-1), _numbers)
+    return Kept(kind=kind, name=name, shape=tuple(whole.shape), dtype=_dtype(whole), norm=norm, values=values)
+
+
+def _double(value: Any) -> Any:
+    floats = type(value) is torch.Tensor and value.dtype == torch.float32 and value.grad_fn is None
+    return value.double() if floats else value
+
+
+def _leave_out_dropout() -> None:
+    """Make dropout keep everything, in modules and functions, so that nothing else of a model may differ by it."""
+
+    def kept(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return x
+
+    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+        setattr(F, name, kept)
+    attention, recurrent = F.scaled_dot_product_attention, nn.RNNBase.__init__
+
+    def attending(*args: Any, **kwargs: Any) -> Any:
+        args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        return attention(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
+
+    def made(self: nn.RNNBase, *args: Any, **kwargs: Any) -> None:
+        recurrent(self, *args, **kwargs)
+        self.dropout = 0.0
+
+    F.scaled_dot_product_attention = attending
+    nn.RNNBase.__init__ = made  # type: ignore[method-assign]

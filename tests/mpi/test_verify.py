@@ -1,0 +1,140 @@
+"""hpctrain verify on real ranks: right scripts are equal, and of wrong ones it names the tensor and the cause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.launching import Launch
+from support.refusals import codes
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+# A script of which a case changes a line. 13 rows do not divide among two ranks.
+SCRIPT = """\
+import torch
+from torch import nn
+import hpctrain as ht
+comm = ht.init()
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(52, 8), torch.randint(0, 3, (52,)))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = ht.distribute(model, optimizer)
+loader = ht.shard(torch.utils.data.DataLoader(data, batch_size=13, shuffle=True))
+for epoch in range(3):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+# What a case has in place of what; the kind and the name of the first tensor that differs; words of the cause.
+WRONG = {
+    "rate": ("lr=0.1", "lr=0.1 * comm.size", "parameter", "0.weight", "learning rate"),
+    "sum": (
+        "optimizer.zero_grad()",
+        "loss = comm.size * loss; optimizer.zero_grad()",
+        "gradient",
+        "0.weight",
+        "2 times",
+    ),
+    "statistics": ("nn.ReLU()", "nn.BatchNorm1d(16), nn.ReLU()", "gradient", "0.weight", "SyncBatchNorm"),
+    "dropout": ("nn.ReLU()", "nn.ReLU(), nn.Dropout(0.3)", "gradient", "0.weight", "Dropout"),
+}
+
+
+def _verify(
+    hpctrain: Launch, folder: Path, *words: str, script: str = SCRIPT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    return hpctrain("verify", "script.py", "-np", "2", "--run-dir", "verified", *words, **variables)
+
+
+def test_a_right_script_is_equal(hpctrain: Launch, tmp_path: Path) -> None:
+    done = _verify(hpctrain, tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "equal: 2 ranks compute what one process computes, in 5 steps" in done.stdout
+    verdict = json.loads((tmp_path / "verified" / "ranks" / "verify.json").read_text())
+    assert 0 < verdict["largest_difference"] < 1e-5 and 0 < verdict["noise"] < 1e-5
+    said = hpctrain("report", "verified/ranks")
+    assert said.returncode == 0, said.stdout
+    page = (tmp_path / "verified" / "ranks" / "report.html").read_text()
+    assert "equal: 2 ranks compute" in page and "ranks against one process" in page
+
+
+@pytest.mark.parametrize(
+    "case", ["sum", *(pytest.param(each, marks=pytest.mark.long) for each in WRONG if each != "sum")]
+)
+def test_what_differs_is_named_with_its_cause(hpctrain: Launch, tmp_path: Path, case: str) -> None:
+    before, after, kind, name, cause = WRONG[case]
+    done = _verify(hpctrain, tmp_path, "--json", script=SCRIPT.replace(before, after, 1))
+    assert done.returncode == 3, done.stdout
+    verdict = json.loads(done.stdout[done.stdout.index("{\n") : done.stdout.rindex("}") + 1])
+    assert (verdict["equal"], verdict["ranks"], verdict["steps"]) == (False, 2, 5)
+    first = verdict["first"]
+    assert (first["step"], first["kind"], first["name"], first["shape"]) == (1, kind, name, [16, 8])
+    assert cause in verdict["cause"]
+    assert [set(each) for each in verdict["differences"]] == 5 * [{"difference", "noise"}]
+    if case == "sum":
+        assert first["factor"] == pytest.approx(2) == first["ranks"] / first["one_process"]
+
+
+@pytest.mark.long
+def test_dropout_that_is_left_out_shows_that_nothing_else_differs(hpctrain: Launch, tmp_path: Path) -> None:
+    done = _verify(hpctrain, tmp_path, "--seeded", script=SCRIPT.replace(*WRONG["dropout"][:2], 1))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.long
+def test_a_forgotten_distribute_is_named(hpctrain: Launch, tmp_path: Path) -> None:
+    done = _verify(
+        hpctrain, tmp_path, script=SCRIPT.replace("model, optimizer = ht.distribute(model, optimizer)\n", "")
+    )
+    assert done.returncode == 3, done.stdout
+    assert "model, optimizer = ht.distribute(model, optimizer)" in done.stdout
+
+
+def test_a_script_that_ends_early_and_asks_for_input_is_compared_as_far_as_it_gets(
+    hpctrain: Launch, tmp_path: Path
+) -> None:
+    """Its input is at its end at once, whatever this command's own is."""
+    begun = 'import os, sys\nassert sys.stdin.read() == "" and os.environ["HPCTRAIN_VERIFY"] == "1"\n'
+    done = _verify(hpctrain, tmp_path, script=begun + SCRIPT.replace("range(3)", "range(1)"))
+    assert done.returncode == 0, done.stdout
+    assert "in 4 steps" in done.stdout and "the work ended after 4 steps" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "where"),
+    [
+        ("raise SystemExit(0)", "HT-verify-no-steps", "on one process"),
+        ("raise ValueError('no data')", "HT-verify-run-failed", "on one process: rank 0"),
+        pytest.param(
+            "if comm.size > 1: raise ValueError('no data')",
+            "HT-verify-run-failed",
+            "on 2 ranks: rank 0",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_what_makes_no_step_fails(hpctrain: Launch, tmp_path: Path, change: str, code: str, where: str) -> None:
+    done = _verify(hpctrain, tmp_path, script=SCRIPT.replace("torch.manual_seed(0)", change, 1))
+    assert done.returncode == 1, done.stdout
+    assert codes(done.stdout) == [code] and where in done.stdout
+
+
+def test_a_verified_script_is_not_recommended_to_be_verified(hpctrain: Launch, tmp_path: Path) -> None:
+    """Which scripts were, or were recommended, is in a file of the user's; without one there is no advice."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = ("run", "script.py", "-np", "2")
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    advice = "`hpctrain verify`"
+    assert [advice in hpctrain(*run, **state).stdout for _ in range(2)] == [True, False]
+    (tmp_path / "file").touch()
+    done = hpctrain(*run, XDG_STATE_HOME=str(tmp_path / "file"))
+    assert done.returncode == 0 and advice not in done.stdout

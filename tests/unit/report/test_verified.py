@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.report.page import render
+from hpctrain.report.verified import Verdict, lines_of, read_verdict
+from support.golden import check_text
+from support.refusals import refused
+
+FIRST = {
+    "step": 1,
+    "kind": "gradient",
+    "name": "0.weight",
+    "shape": [16, 8],
+    "rank": 0,
+    "one_process": -0.043473471,
+    "ranks": -0.086946942,
+    "difference": 1.0,
+    "noise": 1.3e-7,
+    "factor": 2.0,
+}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    return {
+        "equal": False,
+        "ranks": 2,
+        "steps": 3,
+        "largest_difference": 1.3,
+        "noise": 1.4e-7,
+        "differences": [{"difference": 1.0, "noise": 1.3e-7}, {"difference": 0.0, "noise": 0.0}],
+        "first": FIRST,
+        "cause": "a <sum>",
+        "notes": ["the work ended after 3 steps"],
+        **changes,
+    }
+
+
+def test_the_words_of_verdicts() -> None:
+    own = "the script divides its data by itself, so that one process has other batches"
+    scalar = {**FIRST, "shape": [], "ranks": math.inf, "factor": None}
+    verdicts = [
+        record(),
+        record(first=scalar, notes=[]),
+        record(equal=True, first=None, cause="", largest_difference=9.9e-8),
+        record(equal=True, first=None, cause="", notes=[own]),
+        # Ranks that fail before their first step.
+        record(first=None, steps=0, differences=[], cause="rank 1 failed", notes=[]),
+    ]
+    check_text("verdicts", "\n".join(line for each in verdicts for line in lines_of(Verdict.model_validate(each))))
+
+
+def test_the_page_of_a_verified_run(finished: RunDirectory) -> None:
+    assert "Verified against one process" not in render(finished)
+    # Numbers that are not finite are null in JSON.
+    steps = [
+        {"difference": math.inf, "noise": 1e-7},
+        {"difference": 1e-7, "noise": 1e-7},
+        {"difference": 0, "noise": 0},
+    ]
+    finished.verdict.write_text(json_text(record(differences=steps)))
+    page = render(finished)
+    assert "different: 2 ranks do not compute what one process computes" in page and "a &lt;sum&gt;" in page
+    assert "Difference from one process, by step" in page and "#0101" not in page
+    # What fails before its first step, and what is equal to the last bit, has nothing that is drawn.
+    finished.verdict.write_text(json_text(record(differences=[])))
+    assert "Difference from one process" not in render(finished)
+    finished.verdict.write_text(json_text(record(differences=[{"difference": 0.0, "noise": 0.0}])))
+    assert "Difference from one process" in render(finished)
+
+
+@pytest.mark.parametrize("content", ["{}", "[", json.dumps(record(first={**FIRST, "shape": ["x"]}))])
+def test_a_damaged_verdict_is_named(tmp_path: Path, content: str) -> None:
+    directory = RunDirectory(tmp_path)
+    assert read_verdict(directory) is None
+    directory.verdict.write_text(content)
+    with refused("HT-file-faults" if content == "{}" else "HT-file-value" if "x" in content else "HT-file-not-json"):
+        read_verdict(directory)
