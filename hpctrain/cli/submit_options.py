@@ -138,6 +138,14 @@ class ScriptOptions:
         Path | None,
         typer.Option(metavar="FILE", help="Your own Jinja template for the job script.", rich_help_panel=_SCRIPT),
     ] = None
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Verify for a few steps first, on the job's nodes; a job whose ranks differ from one process ends.",
+            rich_help_panel=_SCRIPT,
+        ),
+    ] = False
     list_variables: Annotated[
         bool,
         typer.Option(
@@ -156,4 +164,5 @@ class ScriptOptions:
             stage_environment=self.stage_environment,
             pack=self.pack,
             template=self.template,
+            verify=self.verify,
         )

@@ -60,6 +60,7 @@ def submit_pods(
             "--stage-environment": bool(script.stage_environment),
             "--template": bool(script.template),
             "--topology": bool(hosts.topology),
+            "--verify": script.verify,
             "--wait": wait,
         },
     )

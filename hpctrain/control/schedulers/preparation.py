@@ -34,12 +34,14 @@ class ScriptContent:
         stage_environment: a Python environment that each node gets a copy of.
         pack: each node gets an archive of this environment.
         template: a user's own template of the job script.
+        verify: a few steps are compared with those of one process before the run begins.
     """
 
     stage: Sequence[Path] = ()
     stage_environment: Path | None = None
     pack: bool = False
     template: Path | None = None
+    verify: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +174,23 @@ def prepare(
 
     def script(directory: Path) -> str:
         no_kill = any(each.fault_tolerant or each.elastic for each in plans.values())
-        values = variables(request, cluster.profile, setup, run_directory=directory, folder=folder, no_kill=no_kill)
+        values = variables(
+            request,
+            cluster.profile,
+            setup,
+            run_directory=directory,
+            folder=folder,
+            no_kill=no_kill,
+            verify=content.verify,
+        )
         text = render(values, content.template)
+        if content.verify and "hpctrain verify" not in text:
+            raise HpctrainError(
+                "HT-verify-template-without-part",
+                "--verify: the job of {template} would verify nothing",
+                'include parts/run.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
+                template=content.template,
+            )
         if placed and placed.digest not in text:
             raise HpctrainError(
                 "HT-pack-template-without-parts",
@@ -186,6 +203,12 @@ def prepare(
     plans = {task: unplaced_plan(request.training(each), frameworks) for task, each in trainings.items()}
     for each in plans.values():
         require_choices(each)
+        if content.verify and each.ranks == 1:
+            raise HpctrainError(
+                "HT-verify-job-of-one-rank",
+                "--verify: a job of one rank is one process already",
+                "ask for more ranks, as with --nodes 2, or leave --verify out",
+            )
         if not look_only:
             require_trackers(each.trackers, {**os.environ, **cluster.profile.environment})
     return PreparedJob(

@@ -35,12 +35,9 @@ set -u
 cd -- /home/me
 run_dir='/home/me/it'"'"'s a run'
 
-# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
 # In the background, because bash acts on a signal only when the command in the foreground has ended.
-status=4
-begun=
-if [[ ! $asked ]]; then
-  hpctrain run --resume --run-dir "$run_dir" &
+follow() {
+  "$@" &
   pid=$!
   # A signal that came before it had a number.
   pass_on
@@ -52,6 +49,12 @@ if [[ ! $asked ]]; then
     wait "$pid" || status=$?
   done
   pid=
+}
+status=4
+begun=
+# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
+if [[ ! $asked ]]; then
+  follow hpctrain run --resume --run-dir "$run_dir"
   # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
   # And one that USR2 has ended was told before it could listen: nothing had begun.
   if (( status < 0 )) || { [[ $asked ]] && (( status == 128 + $(kill -l USR2) )); }; then

@@ -85,12 +85,9 @@ once_a_node cp -a -- /home/me/venv "$stage"/environment
 # Where a script finds them.
 export HPCTRAIN_STAGE="$stage"
 
-# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
 # In the background, because bash acts on a signal only when the command in the foreground has ended.
-status=4
-begun=
-if [[ ! $asked ]]; then
-  hpctrain run --resume --run-dir "$run_dir" --python "$stage"/environment/bin/python &
+follow() {
+  "$@" &
   pid=$!
   # A signal that came before it had a number.
   pass_on
@@ -102,6 +99,12 @@ if [[ ! $asked ]]; then
     wait "$pid" || status=$?
   done
   pid=
+}
+status=4
+begun=
+# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
+if [[ ! $asked ]]; then
+  follow hpctrain run --resume --run-dir "$run_dir" --python "$stage"/environment/bin/python
   # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
   # And one that USR2 has ended was told before it could listen: nothing had begun.
   if (( status < 0 )) || { [[ $asked ]] && (( status == 128 + $(kill -l USR2) )); }; then

@@ -58,6 +58,7 @@ CASES = {
     "pyxis": script(GPUS, nodes=2, more={"container": Container(runtime="pyxis", image="nvcr.io#nvidia/b")}),
     "staging": script(GPUS, nodes=2, more={"staging": _STAGING}),
     "pack": script(GPUS, nodes=2, more={"pack": _PACK}),
+    "verify": script(PLAIN, more={"verify": True}),
     "array": script(PLAIN, array="0-9%2", time="10"),
     "chain": script(PLAIN, chain=3, time="10"),
     "fault-tolerant": script(PLAIN, nodes=4, more={"no_kill": True}),

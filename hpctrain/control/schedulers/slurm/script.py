@@ -47,6 +47,7 @@ class ScriptVariables(FrozenModel):
     tasks_per_node: int = Field(description="ranks on each node")
     cpus_per_task: int | None = Field(description="CPUs of each rank; None where none were requested")
     gpus_per_node: int = Field(description="GPUs of each node; 0 for none")
+    verify: bool = Field(description="whether a few steps are compared with those of one process before the run begins")
     modules: tuple[str, ...] = Field(description="modules to load, in this order")
     setup: tuple[str, ...] = Field(description="lines of bash from the cluster profile, used as they are")
     environment: dict[str, str] = Field(description="variables of the cluster profile")
@@ -76,6 +77,7 @@ def variables(
     run_directory: Path,
     folder: Path,
     no_kill: bool = False,
+    verify: bool = False,
 ) -> ScriptVariables:
     """The values for a template.
 
@@ -83,6 +85,7 @@ def variables(
         profile: gives modules, setup lines and variables.
         run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
         no_kill: the run goes on without a node that fails.
+        verify: a few steps are verified first.
     """
     return ScriptVariables(
         directives=directives(request),
@@ -98,6 +101,7 @@ def variables(
         tasks_per_node=request.tasks_per_node,
         cpus_per_task=request.cpus_per_task,
         gpus_per_node=request.gpus_per_node,
+        verify=verify,
         modules=profile.modules,
         setup=profile.setup,
         environment=profile.environment,
