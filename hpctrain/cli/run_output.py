@@ -19,6 +19,7 @@ from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import line_of
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.resuming import resume_command
+from hpctrain.common.run.verified_scripts import note_script
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.launcher_choice import needs_proof
 from hpctrain.control.planning.mesh import mesh_lines
@@ -133,6 +134,8 @@ class Terminal:
             from hpctrain.cli.report import print_comparison
 
             print_comparison(directory)
+        if not failure and plan.script and plan.ranks > 1 and note_script(plan.script.path):
+            tell(f"`hpctrain verify` in place of `hpctrain run` proves that {plan.ranks} ranks compute as one process")
         tell(f"report: hpctrain report {shell_word(directory.path)}")
 
     def series_ended(self, series: Series) -> None:
