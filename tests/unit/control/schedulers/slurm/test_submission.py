@@ -275,6 +275,15 @@ def test_a_template_without_the_packed_environment_is_refused(
 
 
 @needs.pytorch
+def test_a_template_that_verifies_nothing_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
+    asked = ("digits", "--cluster", "generic", "--nodes", "2", "--verify", "--dry-run")
+    assert submit(*asked, "--template", "mine.j2") == 2
+    assert codes(capsys.readouterr().err) == ["HT-verify-template-without-part"]
+    assert submit(*asked) == 0
+
+
+@needs.pytorch
 def test_a_dry_run_needs_no_slurm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
