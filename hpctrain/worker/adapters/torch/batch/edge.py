@@ -69,16 +69,19 @@ def watch_models() -> None:
 
     @functools.wraps(before)
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if running.rows is None and not torch.compiler.is_compiling() and _has_distributed(module):
+        if running.rows is None and not torch.compiler.is_compiling() and _has_edge(module, args, kwargs):
             return _at_edge(module, args, kwargs)
         return _plain_call(module, *args, **kwargs)
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
 
 
-def _has_distributed(module: nn.Module) -> bool:
-    """Whether a module belongs to a distributed model or holds one, as a compiled model's wrapper does."""
-    return is_distributed(module) or any(map(is_distributed, module.modules()))
+def _has_edge(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a module belongs to a distributed model, or gets batches and holds one, as a compiled model's wrapper."""
+    if is_distributed(module):
+        return True
+    batches = any(isinstance(each, BatchTensor) for each in _leaves(args, kwargs))
+    return batches and any(map(is_distributed, module.modules()))
 
 
 def _plain_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
