@@ -99,7 +99,7 @@ class TorchSteps:
             self._note_module(module)
         if self._recorder.double:
             args, kwargs = tree_map(_double, (args, kwargs))
-        if torch.is_grad_enabled() and module.training:
+        if torch.is_grad_enabled() and _trains(module):
             with contextlib.suppress(Exception):  # inputs of any kind, in any state
                 self._note_samples(module, args, kwargs)
         return args, kwargs
@@ -114,7 +114,10 @@ class TorchSteps:
                 self._note_low(parameter)
             if self._recorder.perturbs and not hasattr(parameter, "_hpctrain_verified"):
                 self._perturb(parameter, self._recorder.perturbs)
-            if self._recorder.several and parameter.requires_grad and not _is_divided(parameter):
+            # A part may be called before the model that holds it.
+            hooked = hasattr(parameter, "_hpctrain_hooked") or _is_divided(parameter)
+            if self._recorder.several and parameter.requires_grad and not hooked:
+                parameter._hpctrain_hooked = True  # type: ignore[attr-defined]
                 parameter.register_hook(self._hook(parameter))
 
     def _perturb(self, parameter: nn.Parameter, size: float) -> None:
@@ -240,15 +243,28 @@ class TorchSteps:
 
     # Steps.
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._running and optimizer not in self._running and self._within(optimizer):
-            return
+            return None
         self._running = [optimizer]
-        self._gradients = []
-        if not self._flat():
-            self._gradients = [
-                _kept("gradient", name, each.grad) for name, each in self._of(optimizer) if each.grad is not None
-            ]
+        self._gradients: list[Kept] = []
+        if self._flat():
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self._gradients = self._gradients_of(optimizer)
+            return None
+
+        def computed() -> Any:
+            """Compute the gradients, of which the first ones are kept: those of before are the last step's."""
+            returned = closure()
+            self._gradients = self._gradients or self._gradients_of(optimizer)
+            return returned
+
+        return ((args[0], computed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": computed})
+
+    def _gradients_of(self, optimizer: Optimizer) -> list[Kept]:
+        return [_kept("gradient", name, each.grad) for name, each in self._of(optimizer) if each.grad is not None]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self._running or self._running[0] is not optimizer:
@@ -328,6 +344,11 @@ def _gathered(models: list[Any]) -> Iterator[Kept]:
 
 def _short(name: str) -> str:
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a model is called to train it. Of a wrapper, what it holds says so."""
+    return module.training or any(part.training for part in module.children())
 
 
 def _is_module(value: Any) -> bool:
