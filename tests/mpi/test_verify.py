@@ -26,12 +26,34 @@ model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = ht.distribute(model, optimizer)
 loader = ht.shard(torch.utils.data.DataLoader(data, batch_size=13, shuffle=True))
+criterion = nn.CrossEntropyLoss()  # a module too, but no model that gets samples
 for epoch in range(3):
     for x, y in loader:
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss = criterion(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+"""
+# As Lightning does: only what the wrapper holds trains, a part is called alone first, and the optimizer gets a closure.
+DDP = """\
+import torch
+from torch import nn
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(52, 8), torch.randint(0, 3, (52,)))
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
+model.eval(), model.module.train()
+with torch.no_grad():
+    model.module[0](data.tensors[0])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, 5, sampler=torch.utils.data.DistributedSampler(data))
+for x, y in loader:
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+    optimizer.step(closure)
 """
 # What a case has in place of what; the kind and the name of the first tensor that differs; words of the cause.
 WRONG = {
@@ -82,6 +104,13 @@ def test_what_differs_is_named_with_its_cause(hpctrain: Launch, tmp_path: Path, 
     assert [set(each) for each in verdict["differences"]] == 5 * [{"difference", "noise"}]
     if case == "sum":
         assert first["factor"] == pytest.approx(2) == first["ranks"] / first["one_process"]
+
+
+@pytest.mark.long
+def test_gradients_of_ddp_are_compared_with_the_means_of_the_ranks(hpctrain: Launch, tmp_path: Path) -> None:
+    done = _verify(hpctrain, tmp_path, script=DDP)
+    assert done.returncode == 0, done.stdout
+    assert "are the means of what the ranks computed, and the parameters are equal" in done.stdout
 
 
 @pytest.mark.long
