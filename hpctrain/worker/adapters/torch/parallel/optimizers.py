@@ -23,13 +23,15 @@ _FOREACH = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop),
 )
+# By package and class: they compute with parts of divided parameters as if these were whole, without an error.
+_NEED_WHOLE = {("torch", "Muon"), ("pytorch_optimizer", "Gravity")}
 
 
 class Rewiring:
     """Which parameters of a model its optimizers update, by name. Create it before the parameters are replaced.
 
     Raises:
-        HpctrainError: an optimizer has parameters that the model does not have.
+        HpctrainError: an optimizer has parameters that the model does not have, or needs undivided ones.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -121,6 +123,13 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
             "make the optimizer from model.parameters(), after the model's last layer was added or replaced",
             optimizer=type(optimizer).__name__,
             shape=tuple(foreign.shape),
+        )
+    if any((kind.__module__.partition(".")[0], kind.__name__) in _NEED_WHOLE for kind in type(optimizer).__mro__):
+        raise HpctrainError(
+            "HT-optimizer-needs-whole-parameters",
+            "{optimizer} computes other numbers from divided parameters than from whole ones",
+            "choose another optimizer (docs/optimizers.md), or a mesh of dp_replicate alone",
+            optimizer=type(optimizer).__name__,
         )
 
 
