@@ -146,7 +146,7 @@ def test_a_script_that_ends_early_and_asks_for_input_is_compared_as_far_as_it_ge
         pytest.param(
             "if comm.size > 1: raise ValueError('no data')",
             "HT-verify-run-failed",
-            "on 2 ranks: rank 0",
+            "on 2 ranks: rank",  # whichever is first
             marks=pytest.mark.long,
         ),
     ],
