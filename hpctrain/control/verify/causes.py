@@ -18,9 +18,9 @@ def cause(found: Comparison, one: RankSteps, ranks: Sequence[RankSteps]) -> str:
         _not_finite(found),
         _one_updates(steps),
         _ranks_differ(found, one[1], steps),
+        _scaled(found, one, len(ranks)),
         _other_samples(found, steps),
         _random(found, [one[0], *(facts for facts, _ in ranks)]),
-        _scaled(found, one, len(ranks)),
         _optimizer(found),
         _own_statistics(found, one[0]),
         _one_parameter(found, one[1]),
@@ -77,13 +77,15 @@ def _ranks_differ(found: Comparison, one: list[StepRecord], steps: Sequence[list
     step = parameters[0].step
     names = list(dict.fromkeys(each.name for each in parameters if each.step == step))
     total = sum(each.kind == "parameter" for each in one[step - 1].kept)
-    if len(names) < total:
+    last = steps[parameters[0].rank][step - 1]
+    trained = [each.name for each in last.kept if each.kind == "own"]
+    alone = all(_is_own(last, name) for name in trained or names)
+    if len(names) < total and not (trained and alone):
         return (
             f"{_named(names)} differ between ranks: not given to ht.distribute, or without a gradient on some ranks, "
             "or changed outside of the optimizer"
         )
-    rank = parameters[0].rank
-    if all(_is_own(steps[rank][step - 1], name) for name in names):
+    if alone:
         return (
             "each rank trains by itself, with the gradients of its own samples. "
             "model, optimizer = ht.distribute(model, optimizer) joins the ranks, as DistributedDataParallel does"
@@ -127,8 +129,11 @@ def _scaled(found: Comparison, one: RankSteps, ranks: int) -> str:
         )
     if _alike([first, 1 / ranks]):
         return (
-            f"all gradients are 1/{ranks} of those of one process, on {ranks} ranks: they are divided by {ranks} twice"
+            f"all gradients are 1/{ranks} of those of one process, on {ranks} ranks: they are divided by {ranks} "
+            "twice, or are means over the ranks of a loss that is a sum over samples"
         )
+    if "other" in found.samples:
+        return ""
     advice = "ht.mean_loss(total, count) divides by that of all ranks"
     if one[0].framework == "keras":
         advice += ", and ht.keras.whole(y, y_pred) gives what other losses need"

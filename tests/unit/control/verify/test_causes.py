@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from hpctrain.common.run.step_records import RankFacts, StepRecord
 from hpctrain.control.verify.causes import as_ddp, cause
@@ -35,6 +36,8 @@ def _rank(by: float = 1, parameter: float = 2, bias: float = 1, **rest: list[flo
         ((_rank(samples=[1.0]), _rank(samples=[5.0])), "other samples"),
         ((_rank(2, 3), _rank(2, 3)), "2 times those of one process, on 2 ranks"),
         ((_rank(0.5, 3), _rank(0.5, 3)), "divided by 2 twice"),
+        ((_rank(0.5, 3, samples=[5.0]), _rank(0.5, 3, samples=[6.0])), "divided by 2 twice"),
+        ((_rank(1.3, 3, samples=[5.0]), _rank(1.3, 3, samples=[6.0])), "other samples"),
         ((_rank(1.3, 3), _rank(1.3, 3)), "ht.mean_loss"),
         ((_rank(1, 3), _rank(1, 3)), "the optimizer, its learning rate"),
         ((_rank(1, 2, 7), _rank(1, 2, 7)), "only b of 2 tensors differ"),
@@ -44,6 +47,14 @@ def _rank(by: float = 1, parameter: float = 2, bias: float = 1, **rest: list[flo
 )
 def test_the_evidence_tells_the_cause(ranks: tuple[list[StepRecord], ...], words: str) -> None:
     assert words in _cause(*ranks)
+
+
+@pytest.mark.parametrize(("own", "words"), [(W, "each rank trains by itself"), (W**2, "b differ between ranks")])
+def test_ranks_that_differ_in_a_tensor_alone(own: NDArray[np.float64], words: str) -> None:
+    def rank(bias: float) -> list[StepRecord]:
+        return [step({"w": W, "b": [bias]}, {"w": W, "b": [bias]}, own={"w": own, "b": [bias]})]
+
+    assert words in _cause(rank(3), rank(5))
 
 
 def test_modules_that_the_evidence_names() -> None:
