@@ -104,6 +104,8 @@ def test_what_differs_is_named_with_its_cause(hpctrain: Launch, tmp_path: Path, 
     assert [set(each) for each in verdict["differences"]] == 5 * [{"difference", "noise"}]
     if case == "sum":
         assert first["factor"] == pytest.approx(2) == first["ranks"] / first["one_process"]
+        loss = verdict["losses"][0]
+        assert loss["ranks"] == pytest.approx(2 * loss["one_process"])
 
 
 @pytest.mark.long

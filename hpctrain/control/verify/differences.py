@@ -14,7 +14,7 @@ from hpctrain.common.run.step_records import Kept, RankFacts, StepRecord
 RankSteps = tuple[RankFacts, list[StepRecord]]
 
 # What rounding errors of the parameters make of a tensor is multiplied by this: ranks add up in another order at each
-# operation, not once. Measured: right scripts stay below 8, wrong ones are above 1,000 in float32.
+# operation, not once. Right scripts were seen to come to 7 at most, wrong ones of float32 to 10,000 and more.
 _TIMES_NOISE = 30.0
 # Where that is much, as in types of 16 bits, what rounding errors make has to be less than a true difference.
 _TIMES_LARGE_NOISE, _LARGE = 3.0, 1e-3
@@ -69,6 +69,7 @@ class Comparison:
             on each of them, ``other``, or ``unknown``.
         missing: tensors that only one process updates.
         not_finite: parameters of one process that hold no finite numbers, which are equal to anything alike.
+        losses: at each step, the mean of one process's losses and of all ranks'.
     """
 
     steps: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,7 @@ class Verdict:
     largest: float = 0.0
     noise: float = 0.0
     curve: list[tuple[float, float]] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)
     first: Difference | None = None
     cause: str = ""
     notes: list[str] = field(default_factory=list)
@@ -87,6 +89,7 @@ class Verdict:
             "largest_difference": self.largest,
             "noise": self.noise,
             "differences": [{"difference": largest, "noise": noise} for largest, noise in self.curve],
+            "losses": [{"one_process": _finite(one), "ranks": _finite(ranks)} for one, ranks in self.losses],
             "first": None
             if first is None
             else {
@@ -104,6 +107,10 @@ class Verdict:
             "cause": self.cause,
             "notes": self.notes,
         }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 class _Quiet:
@@ -264,6 +271,7 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran, replicas: int) -> Verdict:
         largest=max(found.largest, default=0.0),
         noise=0.0 if ddp else max(found.noise, default=0.0),
         curve=list(zip(found.largest, found.noise, strict=True)),
+        losses=found.losses,
         run=ranks.path,
     )
     if ddp:
