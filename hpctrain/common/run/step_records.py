@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.whole import write_whole
 
 SUMS = 1024
 """The most elements of a tensor that is kept as it is, and the number of sums of a larger one."""
@@ -146,25 +145,21 @@ class StepFiles:
         head = {
             "optimizer": step.optimizer,
             "losses": list(step.losses),
+            "samples": len(step.samples),
             "kept": [[each.kind, each.name, list(each.shape), each.dtype, each.norm] for each in step.kept],
         }
-        values = np.concatenate([np.zeros(0), *(each.values.reshape(-1) for each in step.kept)])
-        path = self._folder / f"step-{self._count:05}.npz"
-        try:
-            with path.open("wb") as file:
-                text = np.frombuffer(json.dumps(head).encode(), np.uint8)
-                np.savez(file, head=text, samples=step.samples, values=values)
-        except OSError as error:
-            raise disk_error(error, path) from error
+        numbers = np.concatenate([step.samples, *(each.values.reshape(-1) for each in step.kept)])
+        content = json.dumps(head).encode() + b"\n" + numbers.astype("<f8").tobytes()
+        write_whole(self._folder / f"step-{self._count:05}", content, private=True)
         self._count += 1
 
     def write(self, facts: RankFacts) -> None:
-        """Write what is known of the rank, over what was."""
-        path = self._folder / "facts.json"
-        try:
-            path.write_text(json.dumps(asdict(facts)))
-        except OSError as error:
-            raise disk_error(error, path) from error
+        """Write what is known of the rank, over what was.
+
+        Raises:
+            HpctrainError: there is no room for it.
+        """
+        write_whole(self._folder / "facts.json", json.dumps(asdict(facts)).encode(), private=True)
 
     def read(self) -> tuple[RankFacts, list[StepRecord]]:
         """What this rank wrote, as far as it got.
@@ -174,10 +169,10 @@ class StepFiles:
         """
         try:
             facts = RankFacts(**json.loads(read_regular(self._folder / "facts.json", _MOST_FACTS, links=False)))
-            steps = [_read(path) for path in sorted(self._folder.glob("step-*.npz"))]
+            steps = [_read(path) for path in sorted(self._folder.glob("step-*"))]
         except FileNotFoundError:
             return RankFacts(), []
-        except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise HpctrainError(
                 "HT-verify-records-unreadable",
                 "the steps in {path} cannot be read: {reason}",
@@ -190,14 +185,14 @@ class StepFiles:
 
 
 def _read(path: Path) -> StepRecord:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{path.name} is larger than any step")
-    with np.load(path, allow_pickle=False) as file:
-        head, samples, values = json.loads(file["head"].tobytes()), file["samples"], file["values"]
-    kept, begin = [], 0
+    """A step: a line of JSON, then numbers in double precision, of the samples and of what is kept."""
+    first, _, rest = read_regular(path, _MOST_BYTES, links=False).partition(b"\n")
+    head, numbers = json.loads(first), np.frombuffer(rest, "<f8")
+    begin = int(head["samples"])
+    samples, kept = numbers[:begin], []
     for kind, name, shape, dtype, norm in head["kept"]:
         size = min(int(np.prod(shape, dtype=np.int64)), SUMS)
-        part = values[begin : begin + size]
+        part = numbers[begin : begin + size]
         begin += size
         kept.append(Kept(kind=kind, name=name, shape=tuple(shape), dtype=dtype, norm=norm, values=part))
     return StepRecord(optimizer=head["optimizer"], losses=tuple(head["losses"]), samples=samples, kept=tuple(kept))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.utf8 import json_text
 from hpctrain.common.run.events import Event, EventWriter, line_of, parse_event, read_events
 from hpctrain.common.run.events.kinds import (
     BaseEvent,
@@ -83,7 +84,8 @@ def test_what_is_written_is_read(event: Event) -> None:
 
 @given(event=an_event(), data=st.data())
 def test_a_line_with_another_value_is_an_event_or_names_the_key(event: Event, data: st.DataObject) -> None:
-    record = event.record()
+    # Written as null where they are no finite numbers.
+    record = json.loads(json_text(event.record()))
     key = data.draw(st.sampled_from(sorted(record.keys() - {"event"})))
     if data.draw(st.booleans()):
         record[key] = data.draw(JSON)

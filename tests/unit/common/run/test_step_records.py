@@ -59,7 +59,7 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("facts.json", b"[]"), ("facts.json", b"{"), ("facts.json", b'{"other": 1}'), ("step-00000.npz", b"no archive")],
+    [("facts.json", b"[]"), ("facts.json", b"{"), ("facts.json", b'{"other": 1}'), ("step-00000", b"no record")],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     files = StepFiles(tmp_path, 0)
