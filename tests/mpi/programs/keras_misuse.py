@@ -229,32 +229,6 @@ def the_best_weights_of_one_rank_alone_are_refused(comm) -> None:
     fit(callbacks=[stop, *ht.keras.callbacks()])
 
 
-class OwnMean(keras.layers.Layer):
-    """Keeps the mean of the samples that it saw last."""
-
-    def build(self, shape):
-        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="mean")
-
-    def call(self, inputs, training=False):
-        if training:
-            self.mean.assign(tf.reduce_mean(inputs, axis=0))
-        return inputs
-
-
-def state_that_each_rank_moves_by_itself_is_said(comm) -> None:
-    x, y, _ = samples(12, 0)
-    layers = [keras.Input((4,)), OwnMean(name="own"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    model, optimizer = ht.distribute(keras.Sequential(layers), keras.optimizers.SGD(0.1))
-    model.compile(optimizer, "mse")
-    said = []
-    comm.say = said.append
-    for _ in range(2):
-        model.fit(ht.shard((x, y), batch_size=6), epochs=2, verbose=0, validation_data=(x, y))
-    del comm.say
-    about_own = [text for text in said if "own/mean'" in text]
-    assert len(about_own) == 2 and len(said) == 3, said
-
-
 def deferred_gradients_are_not_scaled(comm) -> None:
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -302,4 +276,3 @@ def check(comm, folder: Path) -> None:
     batch_norms_are_equal_when_they_are_saved_or_evaluated(comm)
     a_short_run_that_parts_is_stopped_at_its_end(comm)
     the_best_weights_of_one_rank_alone_are_refused(comm)
-    state_that_each_rank_moves_by_itself_is_said(comm)
