@@ -112,7 +112,6 @@ class RankFacts:
         batches: whether a model got batches that ``ht.shard`` divides.
         complete: whether all steps that were asked for were made.
         backward_passes: how many there were.
-        notes: what else the user should know, such as tensors that could not be read.
     """
 
     framework: str = ""
@@ -122,7 +121,6 @@ class RankFacts:
     batches: bool = False
     complete: bool = False
     backward_passes: int = 0
-    notes: list[str] = field(default_factory=list)
 
 
 class StepFiles:

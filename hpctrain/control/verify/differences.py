@@ -36,7 +36,7 @@ class Difference:
 
     Attributes:
         step: counted from 1.
-        ranks: that have another value than one process; empty where ranks have different values.
+        rank: the one that has it.
         one, ranks_have: the element that differs most, or of a large tensor its norm.
         relative: the norm of the difference, relative to the tensor's.
         noise: what rounding errors make, likewise.
@@ -44,7 +44,6 @@ class Difference:
     """
 
     step: int
-    optimizer: int
     kind: str
     name: str
     shape: tuple[int, ...]
@@ -128,10 +127,10 @@ def _compare_step(
                 worst, worst_noise = max((worst, worst_noise), (relative, noise / tensor.norm))
             differs = not apart <= allowed
             if differs:
-                found.different.append(_difference(number, one.optimizer, tensor, their, rank, relative, noise))
+                found.different.append(_difference(number, tensor, their, rank, relative, noise))
             between = _distance(their, theirs[first])
             if not between <= allowed and rank != first:
-                found.between.append(_difference(number, one.optimizer, theirs[first], their, rank, between, noise))
+                found.between.append(_difference(number, theirs[first], their, rank, between, noise))
     found.largest.append(worst)
     found.noise.append(worst_noise)
     found.samples.append(_samples(one.samples, [step.samples for step in ranks.values()]))
@@ -160,9 +159,7 @@ def _distance(other: Kept | None, tensor: Kept) -> float:
     return float(np.linalg.norm(np.nan_to_num(apart, nan=math.inf)))
 
 
-def _difference(
-    number: int, optimizer: int, tensor: Kept, their: Kept, rank: int, relative: float, noise: float
-) -> Difference:
+def _difference(number: int, tensor: Kept, their: Kept, rank: int, relative: float, noise: float) -> Difference:
     one, have = tensor.norm, their.norm
     if tensor.whole and tensor.values.size and tensor.values.shape == their.values.shape:
         with np.errstate(invalid="ignore"):
@@ -170,7 +167,6 @@ def _difference(
         one, have = float(tensor.values[place]), float(their.values[place])
     return Difference(
         step=number,
-        optimizer=optimizer,
         kind=tensor.kind,
         name=tensor.name,
         shape=tensor.shape,

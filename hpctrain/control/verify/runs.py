@@ -120,7 +120,6 @@ class _Quiet:
         self._summarise = summarise
         self.failure: Failure | None = None
         self.interrupts = Interrupts()
-        self.place: RunDirectory | None = None
 
     def notice(self, text: str) -> None:
         pass
@@ -136,7 +135,7 @@ class _Quiet:
         self.interrupts = interrupts
 
         def failed(failure: Failure, place: RunDirectory) -> None:
-            self.failure, self.place = failure, place
+            self.failure = failure
 
         yield Audience(failed=failed)
 
@@ -302,7 +301,6 @@ def _note_limits(verdict: Verdict, found: Comparison, one: _Ran, ranks: _Ran) ->
         verdict.notes.append("which samples a step has was not seen")
     if not one.ranks[0][0].complete:
         verdict.notes.append(f"the work ended after {verdict.steps} steps")
-    verdict.notes += one.ranks[0][0].notes
 
 
 def _compare_twin(verdict: Verdict, one: _Ran, twin: _Ran) -> None:

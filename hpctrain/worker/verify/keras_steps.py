@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from hpctrain.common.run.step_records import Kept, projection
 from hpctrain.worker.verify.recorder import Recorder
 
-_LOW = ("float64", "float32", "float16", "bfloat16")
-
 
 class KerasSteps:
     """Watches the optimizers and models of a script or recipe."""
@@ -117,9 +115,7 @@ class KerasSteps:
                 facts.random += [title] if title not in facts.random else []
                 if self._recorder.seeded and hasattr(part, "rate"):
                     part.rate = 0.0
-            low = facts.low or "float64"
-            if part.compute_dtype in _LOW and _LOW.index(part.compute_dtype) >= _LOW.index(low):
-                facts.low = part.compute_dtype
+            self._recorder.computes_in(part.compute_dtype)
         if self._recorder.perturbs is None or tf.inside_function():
             return
         for variable in layer.trainable_variables:
@@ -133,16 +129,9 @@ class KerasSteps:
         if tensor is None or tensor.dtype == tf.string:
             return
         if tf.inside_function():
-            tf.py_function(lambda rows: self._recorder.samples(_samples(rows.numpy())), [tensor], [])
+            tf.py_function(lambda rows: self._recorder.samples(rows.numpy()), [tensor], [])
         else:
-            self._recorder.samples(_samples(tensor.numpy()))
-
-
-def _samples(rows: NDArray[Any]) -> NDArray[np.float64]:
-    flat = rows.reshape(len(rows), -1).astype(np.float64)
-    wave = np.cos(np.arange(flat.shape[1]) * 1.7 + 0.3)
-    found: NDArray[np.float64] = flat @ wave / max(flat.shape[1], 1) ** 0.5
-    return found
+            self._recorder.samples(tensor.numpy())
 
 
 def _names(variables: Sequence[Any]) -> list[str]:

@@ -22,6 +22,8 @@ from hpctrain.common.run.step_records import Kept, RankFacts, StepFiles, StepRec
 from hpctrain.common.settings import VERIFY_STEPS
 from hpctrain.worker.comm.after_import import change_after_import
 
+# From the most precise floating type on.
+_TYPES = ("float64", "float32", "float16", "bfloat16")
 # More samples of a step say nothing new.
 _MOST_SAMPLES = 2**16
 # A script that accumulates gradients has several backward passes to a step.
@@ -48,7 +50,6 @@ class Recorder:
         self._files = StepFiles(directory.path, rank)
         self._files.begin()
         signal.signal(signal.SIGURG, _exit)
-        self._made = 0
         self._by_optimizer: dict[int, int] = {}
         self._losses: list[float] = []
         self._samples: list[NDArray[np.float64]] = []
@@ -64,10 +65,18 @@ class Recorder:
         self.facts.backward_passes += 1
         self._losses.append(value)
 
-    def samples(self, numbers: NDArray[np.float64]) -> None:
-        """Note a number for each sample that a model gets."""
+    def samples(self, rows: NDArray[Any]) -> None:
+        """Note a number for each sample that a model gets, which are the rows of an array."""
         if sum(map(len, self._samples)) < _MOST_SAMPLES:
-            self._samples.append(numbers)
+            flat = rows.reshape(len(rows), -1 if len(rows) else 1).astype(np.float64)
+            wave = np.cos(np.arange(flat.shape[1]) * 1.7 + 0.3)
+            self._samples.append(flat @ wave / max(flat.shape[1], 1) ** 0.5)
+
+    def computes_in(self, dtype: str) -> None:
+        """Note a floating type in which a model computes."""
+        known = self.facts.low
+        if dtype in _TYPES and (not known or _TYPES.index(dtype) > _TYPES.index(known)):
+            self.facts.low = dtype
 
     def step(self, optimizer: int, kept: Iterable[Kept]) -> None:
         """Write a step, and end the work if it was the last one that was asked for.

@@ -29,7 +29,6 @@ Optimizer = torch.optim.Optimizer
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
 _SHARDED_BACKWARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _NAMELESS = "tensor "
-_LOW = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 3, torch.float16: 2}
 
 
 class TorchSteps:
@@ -110,15 +109,14 @@ class TorchSteps:
             if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
                 facts.own_statistics.append(_title(name, part))
         for parameter in module.parameters():
-            if parameter.dtype.is_floating_point:
-                self._note_low(parameter)
+            self._recorder.computes_in(_dtype(parameter))
             if self._recorder.perturbs and not hasattr(parameter, "_hpctrain_verified"):
                 self._perturb(parameter, self._recorder.perturbs)
             # A part may be called before the model that holds it.
             hooked = hasattr(parameter, "_hpctrain_hooked") or _is_divided(parameter)
             if self._recorder.several and parameter.requires_grad and not hooked:
                 parameter._hpctrain_hooked = True  # type: ignore[attr-defined]
-                parameter.register_hook(self._hook(parameter))
+                parameter.register_hook(functools.partial(self._add_own, parameter))
 
     def _perturb(self, parameter: nn.Parameter, size: float) -> None:
         parameter._hpctrain_verified = True  # type: ignore[attr-defined]
@@ -129,9 +127,6 @@ class TorchSteps:
         noise = torch.rand(own.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
         with torch.no_grad():
             own.mul_((1 + size * noise).to(own.device, own.dtype))
-
-    def _hook(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
-        return functools.partial(self._add_own, parameter)
 
     def _add_own(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided or _is_divided(gradient):
@@ -161,7 +156,7 @@ class TorchSteps:
             if running.rows is not None or own is not value:
                 self._recorder.facts.batches = True
             if own.grad_fn is None:
-                self._recorder.samples(_samples(own.detach()))
+                self._recorder.samples(own.detach().double().cpu().numpy())
             return
 
     @contextlib.contextmanager
@@ -184,13 +179,11 @@ class TorchSteps:
         return next((str(name) for name, other in parts if other is part), "")
 
     def _note_low(self, value: Any) -> None:
-        facts = self._recorder.facts
-        lows = [torch.get_autocast_dtype("cpu")] if torch.is_autocast_enabled("cpu") else []
-        lows += [each.dtype for each in tree_leaves(value) if isinstance(each, torch.Tensor) and each.dtype in _LOW]
-        for dtype in lows:
-            name = str(dtype).removeprefix("torch.")
-            if not facts.low or _LOW[dtype] > _LOW[getattr(torch, facts.low)]:
-                facts.low = name
+        if torch.is_autocast_enabled("cpu"):
+            self._recorder.computes_in(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+        for each in tree_leaves(value):
+            if isinstance(each, torch.Tensor):
+                self._recorder.computes_in(_dtype(each))
 
     # Losses.
 
@@ -363,15 +356,6 @@ def _title(name: str, module: nn.Module) -> str:
 
 def _is_divided(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor)
-
-
-def _samples(rows: torch.Tensor) -> NDArray[np.float64]:
-    """A number for each row."""
-    flat = rows.reshape(len(rows), -1) if len(rows) else rows.new_zeros(0, 1)
-    size = flat.shape[1]
-    wave = torch.cos(torch.arange(size, dtype=torch.float64) * 1.7 + 0.3).to(rows.device)
-    found: NDArray[np.float64] = (flat.double() @ wave / max(size, 1) ** 0.5).cpu().numpy()
-    return found
 
 
 def _dtype(tensor: torch.Tensor) -> str:
