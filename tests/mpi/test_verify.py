@@ -159,6 +159,15 @@ def test_what_makes_no_step_fails(hpctrain: Launch, tmp_path: Path, change: str,
     assert codes(done.stdout) == [code] and where in done.stdout
 
 
+@pytest.mark.long
+def test_a_rank_that_dies_later_is_a_failure_and_no_difference(hpctrain: Launch, tmp_path: Path) -> None:
+    """The steps until then are equal."""
+    dies = "for step, (x, y) in enumerate(loader):\n        if comm.rank == 1 and step == 2: os.kill(os.getpid(), 9)"
+    done = _verify(hpctrain, tmp_path, script="import os\n" + SCRIPT.replace("for x, y in loader:", dies, 1))
+    assert done.returncode == 1, done.stdout
+    assert codes(done.stdout) == ["HT-verify-run-failed"] and "rank 1" in done.stdout
+
+
 def test_a_verified_script_is_not_recommended_to_be_verified(hpctrain: Launch, tmp_path: Path) -> None:
     """Which scripts were, or were recommended, is in a file of the user's; without one there is no advice."""
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -188,6 +188,8 @@ def verify(request: TrainingRequest, options: Options, say: Callable[[str], None
     say("one process with rounding errors")
     noisy = _run(alone, "noise", options, precision(low))
     verdict = _judge(one, noisy, ranks, request.work.mesh.at(request.ranks).data_ranks)
+    if verdict.equal and ranks.failure:
+        _require_steps(ranks, f"on {request.ranks} ranks, which were equal to one process for {verdict.steps} steps")
     if not verdict.equal or verdict.noise > _MUCH_NOISE:
         say("one process again")
         twin = _run(alone, "again", options, None)
@@ -260,7 +262,9 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran, replicas: int) -> Verdict:
     made = {len(steps) for steps in ranks.steps}
     ddp = as_ddp(found, pairs)
     fewer = len(made) > 1 and min(made) < len(first_rank[1])
-    wrong = found.different or found.between or found.missing or found.not_finite or fewer
+    # Which is a difference even where they compute the same.
+    alone = ranks.failure is not None and ranks.failure.code == "HT-ranks-trained-alone"
+    wrong = found.different or found.between or found.missing or found.not_finite or fewer or alone
     equal = bool(ddp) or (found.steps > 0 and not wrong)
     verdict = Verdict(
         equal=equal,
@@ -283,8 +287,7 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran, replicas: int) -> Verdict:
 
 
 def _note_limits(verdict: Verdict, found: Comparison, one: _Ran, ranks: _Ran) -> None:
-    if ranks.failure:
-        verdict.equal = False
+    if ranks.failure and not verdict.equal:
         reason = (ranks.failure.words or ranks.failure.message).partition("\n")[0]
         if verdict.cause:
             verdict.notes.append(f"the run on ranks failed: {reason}")
