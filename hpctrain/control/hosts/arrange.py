@@ -61,7 +61,7 @@ def arrange(
     hosts_slots, warnings = _hosts(options, named, given, this_host)
     names = tuple(hosts_slots)
     node_map = _node_map(options)
-    known = _fabric(options, given, names, environment)
+    known = _fabric(options, given, names)
     slots = _slots(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     ranks = _default_ranks(names, slots, node_map) if ranks is None else ranks
     require_ranks(ranks)
@@ -82,13 +82,11 @@ def arrange(
     return hosts, warnings
 
 
-def _fabric(
-    options: HostOptions, given: Fabric | None, names: Sequence[str], environment: Mapping[str, str]
-) -> KnownFabric | None:
+def _fabric(options: HostOptions, given: Fabric | None, names: Sequence[str]) -> KnownFabric | None:
     """The given fabric, else the known one; one host needs none."""
     if given:
         return KnownFabric(given, str(options.fabric))
-    return known_fabric(names, environment) if len(names) > 1 else None
+    return known_fabric(names) if len(names) > 1 else None
 
 
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.programs import program_output
@@ -13,22 +11,20 @@ from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.control.planning.place_hosts import KnownFabric
 from hpctrain.control.topology.choice import Choice
-from hpctrain.control.topology.readers import slurm, slurm_address
-from hpctrain.control.topology.records import Record, SwitchGroup
+from hpctrain.control.topology.readers import slurm
+from hpctrain.control.topology.records import SwitchGroup
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
 
 FLAT = "unknown, taken to be flat"
-
-# srun starts one task a host; only there are the host's own address and its pattern.
-_PRINT_ADDRESS = 'echo "$SLURM_TOPOLOGY_ADDR $SLURM_TOPOLOGY_ADDR_PATTERN"'
+_LISTED = "scontrol show topology"
 
 
-def find_fabric(options: HostOptions, hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> KnownFabric:
+def find_fabric(options: HostOptions, hosts: Sequence[str]) -> KnownFabric:
     """The fabric of :func:`given_fabric` or :func:`known_fabric`."""
     fabric = given_fabric(options, hosts)
-    return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts, environment)
+    return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts)
 
 
 def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
@@ -62,43 +58,27 @@ def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
     return None
 
 
-def known_fabric(hosts: Sequence[str], environment: Mapping[str, str] = os.environ) -> KnownFabric:
-    """The fabric that can be known without a file, and where from: the first of ``scontrol show topology``,
-    ``SLURM_TOPOLOGY_ADDR`` of the job's tasks, and :data:`FLAT`, one switch for all hosts.
+def known_fabric(hosts: Sequence[str]) -> KnownFabric:
+    """The fabric that can be known without a file, and where from: ``scontrol show topology``, else :data:`FLAT`, one
+    switch for all hosts.
 
-    A source that cannot be read or lacks one of the run's hosts is skipped with a warning, because the user did not
-    ask for it.
+    What scontrol prints is skipped with a warning where it cannot be read or lacks one of the run's hosts, because the
+    user did not ask for it.
     """
     # Imported here because it loads NumPy, which a run on one host does not need.
     from hpctrain.control.topology.build import build_fabric
 
-    warnings: list[str] = []
-    for read, source in _sources(hosts, environment):
-        try:
-            fabric = build_fabric(read())
-        except HpctrainError as error:
-            warnings.append(f"{source} is not used: {error.message}")
-            continue
-        unknown = [host for host in hosts if host not in fabric.hosts]
-        if not unknown:
-            return KnownFabric(replace(fabric, warnings=(*warnings, *fabric.warnings)), source)
-        warnings.append(counted(f"{source} is not used: hosts that it lacks", unknown))
     flat = build_fabric([SwitchGroup(name="flat", hosts=tuple(hosts), where="the hosts of the run")])
-    return KnownFabric(replace(flat, warnings=(*warnings, *flat.warnings)), FLAT)
-
-
-def _sources(
-    hosts: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[tuple[Callable[[], Iterable[Record]], str]]:
-    """A reader of the fabric and the name of its source, the best source first."""
     # One host needs no fabric, and scontrol takes time to answer.
-    tree = program_output("scontrol", "show", "topology") if len(hosts) > 1 else ""
+    tree = program_output(*_LISTED.split()) if len(hosts) > 1 else ""
     # Slurm without a topology plugin prints no switches.
-    if "Name=" in tree:
-        source = "scontrol show topology"
-        yield partial(slurm.read, tree, source, Choice(hosts=hosts)), source
-    # Where Slurm knows no switches, the address is only the host's name.
-    if len(hosts) > 1 and environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "node") != "node":
-        command = ("srun", "--overlap", "--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "sh", "-c")
-        if addresses := program_output(*command, _PRINT_ADDRESS):
-            yield partial(slurm_address.read, addresses, "SLURM_TOPOLOGY_ADDR"), "SLURM_TOPOLOGY_ADDR"
+    if "Name=" not in tree:
+        return KnownFabric(flat, FLAT)
+    try:
+        fabric = build_fabric(slurm.read(tree, _LISTED, Choice(hosts=hosts)))
+    except HpctrainError as error:
+        return KnownFabric(replace(flat, warnings=(f"{_LISTED} is not used: {error.message}", *flat.warnings)), FLAT)
+    if unknown := [host for host in hosts if host not in fabric.hosts]:
+        warning = counted(f"{_LISTED} is not used: hosts that it lacks", unknown)
+        return KnownFabric(replace(flat, warnings=(warning, *flat.warnings)), FLAT)
+    return KnownFabric(fabric, _LISTED)

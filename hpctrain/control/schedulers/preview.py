@@ -44,8 +44,7 @@ def _place(plan: Plan, request: JobRequest) -> tuple[Plan, list[str]]:
     options = plan.host_options
     named = request.sbatch.get("nodelist")
     if named is None and options.fabric is None:
-        source = "scontrol show topology, or SLURM_TOPOLOGY_ADDR of its tasks"
-        return plan, [f"made in the job, from its hosts and {source}"]
+        return plan, ["made in the job, from its hosts and scontrol show topology"]
     # Imported here because it loads the readers of fabrics, which other previews do not need.
     from hpctrain.control.hosts.arrange import arrange
 

@@ -17,7 +17,6 @@ from hpctrain.control.topology.readers import (
     ibnetdiscover,
     ibnetdiscover_ports,
     slurm,
-    slurm_address,
     slurm_yaml,
 )
 from hpctrain.control.topology.records import Forward, Record
@@ -34,7 +33,6 @@ _FORMATS: dict[str, tuple[str, Reader]] = {
         slurm.read,
     ),
     "topology.yaml": (r"[ -]*(?:topology|tree|block|flat)\s*:", slurm_yaml.read),
-    "SLURM_TOPOLOGY_ADDR": (r"\S+\s+(?:switch\.|block\.)+node\s*$", slurm_address.read),
 }
 _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
 # Room for a hundred thousand ports with names of hundreds of bytes.

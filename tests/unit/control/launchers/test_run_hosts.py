@@ -19,12 +19,6 @@ LEAVES = {"a": ("n1", "n3"), "b": ("n2", "n4")}
 TREE = "SwitchName=top Switches=a,b\nSwitchName=a Nodes=n[1,3]\nSwitchName=b Nodes=n[2,4]\n"
 LISTED = "scontrol show topology"
 SCONTROL = f"cat <<'END'\n{TREE}END"
-SRUN = """\
-test "$*" = "--overlap --ntasks-per-node=1 --nodelist=n1,n2,n3,n4 sh -c \
-echo \\"\\$SLURM_TOPOLOGY_ADDR \\$SLURM_TOPOLOGY_ADDR_PATTERN\\"" || exit 1
-for address in a.n1 b.n2 a.n3 b.n4; do echo "top.$address switch.switch.node"; done
-"""
-IN_A_TASK = {"SLURM_TOPOLOGY_ADDR": "top.a.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
 TABLE = """\
 Unicast lids [0x0-0x3] of switch Lid 1 guid 0x0000000000000001 (leaf1):
   Lid  Out   Destination
@@ -49,29 +43,23 @@ def install(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def known(given: Path | None = None, environment: dict[str, str] | None = None) -> tuple[str, int]:
+def known(given: Path | None = None) -> tuple[str, int]:
     """Where the fabric is known from, and its number of leaves."""
-    fabric, known_from = find_fabric(HostOptions(fabric=given), HOSTS, environment or {})
+    fabric, known_from = find_fabric(HostOptions(fabric=given), HOSTS)
     return known_from, len({fabric.leaves[host] for host in range(len(fabric.hosts))})
 
 
-def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp_path: Path) -> None:
+def test_first_a_file_then_scontrol_then_flat(programs: Path, tmp_path: Path) -> None:
     assert known() == (FLAT, 1)
-    assert known(environment={"SLURM_TOPOLOGY_ADDR": "n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "node"}) == (FLAT, 1)
-    # The program is not there: nothing but this task's own address could be known.
-    assert known(environment=IN_A_TASK) == (FLAT, 1)
-    install(programs, "srun", SRUN)
-    assert known() == (FLAT, 1)
-    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
     install(programs, "scontrol", "exit 1")
-    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    assert known() == (FLAT, 1)
     install(programs, "scontrol", "echo No topology information available")
-    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
+    assert known() == (FLAT, 1)
     install(programs, "scontrol", SCONTROL)
-    assert known(environment=IN_A_TASK) == (LISTED, 2)
+    assert known() == (LISTED, 2)
     path = tmp_path / "topology.conf"
     path.write_text("".join(f"SwitchName=s{host} Nodes={host}\n" for host in HOSTS))
-    assert known(path, IN_A_TASK) == (str(path), 4)
+    assert known(path) == (str(path), 4)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +68,9 @@ def test_first_a_file_then_scontrol_then_the_tasks_then_flat(programs: Path, tmp
 )
 def test_what_slurm_prints_and_nobody_can_read_is_passed_over(programs: Path, said: str) -> None:
     install(programs, "scontrol", f"echo '{said}'")
-    fabric, known_from = find_fabric(HostOptions(), HOSTS, {})
+    fabric, known_from = find_fabric(HostOptions(), HOSTS)
     assert (known_from, fabric.hosts) == (FLAT, tuple(HOSTS))
     assert fabric.warnings[0].startswith(LISTED) and f" {LISTED}:1: " in fabric.warnings[0]
-    install(programs, "srun", SRUN)
-    assert known(environment=IN_A_TASK) == ("SLURM_TOPOLOGY_ADDR", 2)
 
 
 def test_the_topology_that_has_the_hosts(tmp_path: Path) -> None:

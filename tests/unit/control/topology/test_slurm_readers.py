@@ -1,4 +1,4 @@
-"""Slurm's texts: topology.conf, scontrol show topology, topology.yaml and the addresses of tasks."""
+"""Slurm's texts: topology.conf, scontrol show topology and topology.yaml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpctrain.common.cluster.host_list import expand_names
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.choice import Choice
-from hpctrain.control.topology.readers import slurm, slurm_address, slurm_yaml
+from hpctrain.control.topology.readers import slurm, slurm_yaml
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 from support.refusals import refused
 
@@ -71,14 +71,6 @@ BLOCK_YAML = """\
       - block: b2
         nodes: n[3-4]
 """
-ADDRESSES = """\
-core.s1.n1 switch.switch.node
-core.s1.n2 switch.switch.node
-core.s1.n2 switch.switch.node
-
-core.s2.n3 switch.switch.node
-core.s2.n4 switch.switch.node
-"""
 
 
 def shape(records: Iterator[Record]) -> Shape:
@@ -99,8 +91,6 @@ def shape(records: Iterator[Record]) -> Shape:
         ),
         (slurm_yaml.read, YAML, TREE),
         (slurm_yaml.read, BLOCK_YAML, BLOCKS),
-        (slurm_address.read, ADDRESSES, TREE),
-        (slurm_address.read, ADDRESSES.replace(" switch.switch.node", ""), TREE),
     ],
 )
 def test_read(reader: Reader, text: str, expected: Shape) -> None:
@@ -142,15 +132,6 @@ def test_a_switch_without_hosts_is_remarked_upon() -> None:
     records = list(slurm.read("SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n1\nSwitchName=s2\n", "f"))
     (remark,) = (record for record in records if isinstance(record, Remark))
     assert remark.where == "f:3" and "'s2'" in remark.text
-
-
-def test_addresses_with_dots_brackets_and_gaps() -> None:
-    text = "core.s1.n1.example.org switch.switch.node\n.s[1-2].n2 switch.switch.node\n"
-    assert shape(slurm_address.read(text, "f")) == {
-        "core": (("s1",), ()),
-        "s1": ((), ("n1.example.org", "n2")),
-        "s2": ((), ("n2",)),
-    }
 
 
 @pytest.mark.parametrize(
@@ -270,21 +251,6 @@ def test_addresses_with_dots_brackets_and_gaps() -> None:
             "HT-file-not-yaml",
             {"where": "f:1", "problem": "nested more than 10 deep"},
         ),
-        (slurm_address.read, "n1 node\n", "HT-slurm-address-no-switch", {"where": "f"}),
-        (
-            slurm_address.read,
-            "s1.n1 switch.switch.node\n",
-            "HT-slurm-address-not-by-pattern",
-            {"where": "f:1", "address": "s1.n1"},
-        ),
-        (
-            slurm_address.read,
-            "pod1:0:1:2.n1 torus:x:y:z.node\n",
-            "HT-slurm-address-no-switch",
-            {"where": "f:1", "level": "torus:x:y:z"},
-        ),
-        (slurm_address.read, "s1.n1\na b c\n", "HT-slurm-address-bad-line", {"where": "f:2", "line": "a b c"}),
-        (slurm_address.read, "s1.n[1-2]\n", "HT-slurm-address-several-hosts", {"where": "f:1", "address": "s1.n[1-2]"}),
     ],
 )
 def test_refused_with_its_line(reader: Reader, text: str, code: str, values: dict[str, object]) -> None:
@@ -343,7 +309,7 @@ PIECES = st.sampled_from(
 # Whole texts with a part cut out and another put in: truncated, mixed and damaged files.
 DAMAGED = st.builds(
     lambda text, start, length, other: text[:start] + other + text[start + length :],
-    st.sampled_from([CONF, SCONTROL, YAML, BLOCK_YAML, ADDRESSES]),
+    st.sampled_from([CONF, SCONTROL, YAML, BLOCK_YAML]),
     st.integers(0, 400),
     st.integers(0, 60),
     st.lists(PIECES, max_size=3).map("".join),
@@ -354,7 +320,7 @@ TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=25).map("".joi
 @pytest.mark.slow
 @settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(TEXTS)
-@pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read, slurm_address.read])
+@pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read])
 def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> None:
     try:
         records = list(reader(text, "f"))
@@ -368,7 +334,7 @@ def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> Non
 
 @pytest.mark.slow
 def test_a_gigantic_line() -> None:
-    for reader in (slurm.read, slurm_yaml.read, slurm_address.read):
+    for reader in (slurm.read, slurm_yaml.read):
         with pytest.raises(HpctrainError):
             list(reader("SwitchName=" + "x" * 3_000_000, "f"))
 
@@ -405,8 +371,6 @@ def test_any_name_of_a_switch_is_a_name(name: str) -> None:
     yaml = "- topology: a\n  tree:\n    switches:\n"
     yaml += f"      - {{switch: '{name}', nodes: 'n[1-2]'}}\n      - {{switch: top, children: '{name}'}}\n"
     assert shape(slurm_yaml.read(yaml, "f")) == expected
-    addresses = f"top.{name}.n1 switch.switch.node\ntop.{name}.n2 switch.switch.node\n"
-    assert shape(slurm_address.read(addresses, "f")) == expected
 
 
 @given(st.lists(st.from_regex(r"[^\s,\[\]#\"\\]{1,12}", fullmatch=True), min_size=1, max_size=4, unique=True))
