@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -17,26 +15,25 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import dump, validate
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.slurm.limits import Limits, read_limits
+from hpctrain.control.schedulers.slurm.nodes import (
+    DETAILS,
+    NODES,
+    Keys,
+    NodeKind,
+    Nodes,
+    most_cpus,
+    most_gpus,
+    number,
+    read_keys,
+    read_nodes,
+)
 
 # An overloaded controller takes tens of seconds.
 _SECONDS = 60.0
-_NODES = ("sinfo", "--exact", "--noheader", "--format=%R|%T|%D|%c|%X|%Y|%m|%G")
 _CONFIG = ("scontrol", "show", "config")
 _PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
 _TOPOLOGY = ("scontrol", "show", "topology")
 _MPI = ("srun", "--mpi=list")
-
-# Nodes in these states run no jobs until somebody repairs them.
-_BROKEN = ("down", "drain", "fail", "error", "inval", "unk", "future", "maint", "perfctrs", "no_respond", "reboot")
-
-# Nodes of a cloud that have not started yet have what slurm.conf says, where no count means 1. Source: _get_gres_cnt
-# of Slurm's src/interfaces/gres.c.
-_TYPE = r"(?!no_consume)(?P<type>[A-Za-z][\w.-]*|[\w.-]+(?=:))"
-_GPUS = re.compile(rf"gpu(?::{_TYPE})?(?::no_consume)?(?::(?P<count>[0-9]{{1,4}}))?", re.ASCII)
-# A type of MIG: 1g.10gb, a100_1g.5gb, 1g.10gb.me.
-_SLICE = re.compile(r"(?:^|_)[1-9]g\.[0-9]+gb")
-
-Keys = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,46 +47,14 @@ class Discovered:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The output of Slurm's programs; ``topology`` is empty where that cannot be asked for."""
+    """The output of Slurm's programs; ``topology`` and ``details`` are empty where that cannot be asked for."""
 
     nodes: str
     config: str
     partitions: str
     mpi: str
     topology: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeKind:
-    """Equal nodes: ``memory`` in MB, ``gpu_type`` empty where the site names none; ``threads`` of a core that Slurm
-    counts.
-    """
-
-    cores: int
-    memory: int
-    threads: int = 1
-    gpus: int = 0
-    gpu_type: str = ""
-    other_gpus: str = ""
-
-    def __str__(self) -> str:
-        gpus = f"{self.gpus} GPUs{f' {self.gpu_type}' if self.gpu_type else ''}" if self.gpus else "no GPUs"
-        others = f" and {self.other_gpus}" if self.other_gpus else ""
-        threads = f" of {self.threads} hardware threads" if self.threads > 1 else ""
-        return f"{gpus}{others}, {self.cores} cores{threads}, {self.memory} MB"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """The nodes of one partition: how many of each kind can run jobs, and how many cannot."""
-
-    usable: Counter[NodeKind]
-    broken: int
-
-    @property
-    def kind(self) -> NodeKind:
-        """The most frequent kind of node."""
-        return self.usable.most_common(1)[0][0]
+    details: str = ""
 
 
 def discover(partition: str | None) -> Discovered:
@@ -102,18 +67,19 @@ def discover(partition: str | None) -> Discovered:
     Raises:
         HpctrainError: there is no Slurm, it does not answer, or the partition does not exist or runs no jobs.
     """
-    if shutil.which(_NODES[0]) is None:
+    if shutil.which(NODES[0]) is None:
         raise HpctrainError(
             "HT-slurm-not-here",
             "there is no Slurm here: sinfo is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
     answers = Answers(
-        nodes=_ask(*_NODES),
+        nodes=_ask(*NODES),
         config=_ask(*_CONFIG),
         partitions=_ask(*_PARTITIONS),
         mpi=_ask_mpi(),
         topology=program_output(*_TOPOLOGY),
+        details=program_output(*DETAILS),
     )
     return profile_from(answers, partition, date.today())
 
@@ -125,8 +91,8 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
         HpctrainError: as in :func:`discover`.
     """
     config = read_config(answers.config)
-    partitions = {keys["PartitionName"]: keys for keys in read_partitions(answers.partitions)}
-    nodes = read_nodes(answers.nodes)
+    partitions = read_partitions(answers.partitions)
+    nodes = read_nodes(answers.nodes, partitions, answers.details)
     listed = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
     chosen = listed[0]
     name = chosen["PartitionName"]
@@ -154,7 +120,7 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
         *_partition_findings(chosen, nodes[name], nodes, profile.node.exclusive),
         *_config_findings(config, answers.topology, read_mpi_plugins(answers.mpi)),
     )
-    return Discovered(profile=profile, findings=findings, limits=_limits(listed, answers.nodes))
+    return Discovered(profile=profile, findings=findings, limits=_limits(listed, answers.nodes, answers.details))
 
 
 def known_limits(partition: str | None) -> tuple[Limits, ...]:
@@ -166,17 +132,18 @@ def known_limits(partition: str | None) -> tuple[Limits, ...]:
     # A list that this Slurm does not have may be another cluster's.
     if "SLURM_CLUSTERS" in os.environ:
         return ()
-    partitions = {keys["PartitionName"]: keys for keys in read_partitions(program_output(*_PARTITIONS))}
+    partitions = read_partitions(program_output(*_PARTITIONS))
     default = next((name for name, keys in partitions.items() if keys.get("Default") == "YES"), "")
     names = (partition or default).split(",")
     if not partitions.keys() >= set(names):
         return ()
-    return _limits([partitions[name] for name in names], program_output(*_NODES))
+    return _limits([partitions[name] for name in names], program_output(*NODES), program_output(*DETAILS))
 
 
-def _limits(partitions: Sequence[Keys], nodes: str) -> tuple[Limits, ...]:
-    gpus = most_gpus(nodes)
-    return tuple(read_limits(keys, gpus.get(keys["PartitionName"])) for keys in partitions)
+def _limits(partitions: Sequence[Keys], nodes: str, details: str) -> tuple[Limits, ...]:
+    named = {keys["PartitionName"]: keys for keys in partitions}
+    gpus, cpus = most_gpus(nodes), most_cpus(nodes, named, details)
+    return tuple(read_limits(keys, gpus.get(name), cpus.get(name)) for name, keys in named.items())
 
 
 def profile_yaml(profile: ClusterProfile) -> str:
@@ -194,54 +161,9 @@ def read_config(text: str) -> Keys:
     return {key: value.strip() for key, value in pairs}
 
 
-def read_partitions(text: str) -> list[Keys]:
-    """The settings of each partition of ``scontrol --oneliner show partition``."""
-    partitions = [dict(field.split("=", 1) for field in line.split() if "=" in field) for line in text.splitlines()]
-    return [keys for keys in partitions if keys.get("PartitionName")]
-
-
-def read_nodes(text: str) -> dict[str, Nodes]:
-    """The nodes of each partition, from ``sinfo`` in the format that :func:`discover` asks for."""
-    nodes: dict[str, Nodes] = {}
-    for line in text.splitlines():
-        fields = line.split("|", 7)
-        if len(fields) < 8 or not all(re.fullmatch(r"[0-9]{1,9}", field) for field in fields[2:7]):
-            continue
-        partition, state, gres = fields[0], fields[1], fields[7]
-        count, cpus, sockets, cores, memory = map(int, fields[2:7])
-        here = nodes.setdefault(partition, Nodes(usable=Counter(), broken=0))
-        # '*' after a state: the node does not answer.
-        if state.lower().startswith(_BROKEN) or "*" in state:
-            nodes[partition] = Nodes(usable=here.usable, broken=here.broken + count)
-        elif cpus and sockets * cores:
-            # Slurm's CPUs are cores or hardware threads, as the site configures it, less those that it reserves.
-            threads = max(1, cpus // (sockets * cores))
-            kind = NodeKind(cores=min(cpus, sockets * cores), threads=threads, memory=memory, **_gpus(gres))
-            here.usable[kind] += count
-    return nodes
-
-
-def most_gpus(text: str) -> dict[str, int]:
-    """The most GPUs of a node of each partition, slices counted as GPUs, from what :func:`read_nodes` reads; without
-    the partitions that have a node of which it is not clear.
-    """
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        fields = line.split("|", 7)
-        if len(fields) == 8:
-            listed = sum(_count_of(match) if match else math.inf for match in _listed_gpus(fields[7]))
-            found[fields[0]] = max(found.get(fields[0], 0), listed)
-    return {partition: int(gpus) for partition, gpus in found.items() if gpus != math.inf}
-
-
-def _listed_gpus(gres: str) -> list[re.Match[str] | None]:
-    """The type and number of each kind of GPU in ``gpu:a100:4(S:0-1),nvme:3600``; None for one that is not clear."""
-    listed = [each for each in re.sub(r"\([^)]*\)", "", gres).split(",") if re.match(r"gpu(?::|$)", each)]
-    return [_GPUS.fullmatch(each) for each in listed]
-
-
-def _count_of(match: re.Match[str]) -> int:
-    return int(match["count"] or 1)
+def read_partitions(text: str) -> dict[str, Keys]:
+    """The settings of each partition by its name, from ``scontrol --oneliner show partition``."""
+    return {keys["PartitionName"]: keys for keys in read_keys(text) if keys.get("PartitionName")}
 
 
 def read_mpi_plugins(text: str) -> list[str]:
@@ -251,17 +173,6 @@ def read_mpi_plugins(text: str) -> list[str]:
         name for line in lines for name in re.sub(r"^specific pmix plugin versions available:", "", line).split(",")
     ]
     return sorted({name.strip() for name in listed if re.fullmatch(r"\s*(pmi|pmix|cray|none|openmpi)\w*\s*", name)})
-
-
-def _gpus(gres: str) -> dict[str, Any]:
-    """GPUs for a profile; of several kinds the first one counts, whole GPUs before slices of others."""
-    found = [match for match in _listed_gpus(gres) if match and _count_of(match)]
-    # Slurm lists them by their device files, so that slices of the first GPU precede the other GPUs.
-    found.sort(key=lambda match: _SLICE.search(match["type"] or "") is not None)
-    if not found:
-        return {}
-    others = " and ".join(match[0] for match in found[1:])
-    return {"gpus": _count_of(found[0]), "gpu_type": found[0]["type"] or "", "other_gpus": others}
 
 
 def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
@@ -302,25 +213,33 @@ def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
         # Only select/cons_tres supports --gpus-per-node.
         tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
         node |= {"gpu_type": kind.gpu_type or None, "gpu_option": "gpus-per-node" if tres else "gres"}
-    if exclusive:
-        node["memory"] = "0"
+    if memory := _memory(partition, kind, exclusive):
+        node["memory"] = memory
     return {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", config.get("ClusterName", "")) or "cluster",
         "node": node,
         "partition": partition["PartitionName"],
         "time": _time(partition),
-        "max_nodes": _count(partition.get("MaxNodes", "")),
+        "max_nodes": number(partition.get("MaxNodes", "")),
     }
+
+
+def _memory(partition: Keys, kind: NodeKind, exclusive: bool) -> str | None:
+    """What a job on whole nodes asks for, all of their memory or as much as it may have; None for Slurm's default.
+
+    Slurm refuses jobs whose default, by the number of their CPUs, is more than they may have.
+    """
+    most = number(partition.get("MaxMemPerNode", ""))
+    usual = (number(partition.get("DefMemPerCPU", "")) or 0) * kind.cores * kind.threads
+    if most and most < (kind.memory if exclusive else usual):
+        return f"{most}M"
+    return "0" if exclusive else None
 
 
 def _time(partition: Keys) -> str | None:
     """The time limit of a job that asks for none; None without a limit."""
     times = (partition.get(key, "") for key in ("DefaultTime", "MaxTime"))
     return next((time for time in times if re.fullmatch(r"[0-9:-]+", time)), None)
-
-
-def _count(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
 
 
 def _partition_findings(partition: Keys, here: Nodes, nodes: dict[str, Nodes], exclusive: bool) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.slurm.nodes import number
 from hpctrain.control.schedulers.slurm.times import slurm_seconds
 
 _QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,Flags")
@@ -25,6 +27,8 @@ class Limits:
         least, most: how many nodes a job may have.
         time: the longest time limit, as Slurm writes it.
         gpus: the most that a node has; None where Slurm's list of them is not understood.
+        cpus: the most that a job can have of a node, in Slurm's CPUs.
+        memory: the most that a job can have of a node, in MB.
     """
 
     partition: str
@@ -33,6 +37,8 @@ class Limits:
     most: int | None = None
     time: str | None = None
     gpus: int | None = None
+    cpus: int | None = None
+    memory: int | None = None
 
 
 # The flag of a QOS that lifts a limit, by the code of its error; nothing lifts the others.
@@ -43,20 +49,22 @@ _LIFTED_BY = {
 }
 
 
-def read_limits(partition: Mapping[str, str], gpus: int | None = None) -> Limits:
+def read_limits(partition: Mapping[str, str], gpus: int | None = None, cpus: int | None = None) -> Limits:
     """The limits of a partition.
 
     Args:
         partition: the settings that ``scontrol show partition`` prints of it.
-        gpus: as in :class:`Limits`.
+        gpus, cpus: as in :class:`Limits`.
     """
     return Limits(
         partition=partition["PartitionName"],
-        total=_count(partition.get("TotalNodes", "")),
-        least=_count(partition.get("MinNodes", "")),
-        most=_count(partition.get("MaxNodes", "")),
+        total=number(partition.get("TotalNodes", "")),
+        least=number(partition.get("MinNodes", "")),
+        most=number(partition.get("MaxNodes", "")),
         time=None if partition.get("MaxTime", "") in _WITHOUT else partition["MaxTime"],
         gpus=gpus,
+        cpus=cpus,
+        memory=number(partition.get("MaxMemPerNode", "")),
     )
 
 
@@ -127,6 +135,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]:
             partition=name,
             most=limits.gpus,
         )
+    yield from _node_faults(request, limits)
     # With --time-min Slurm may shorten the job, so its time is not fixed.
     fixed = request.time if "time-min" not in request.sbatch else None
     if limits.time and fixed and _minutes(fixed) > _minutes(limits.time):
@@ -138,6 +147,40 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]:
             partition=name,
             longest=limits.time,
         )
+
+
+def _node_faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]:
+    cpus = (request.cpus_per_task or 1) * request.tasks_per_node
+    if limits.cpus is not None and cpus > limits.cpus:
+        yield HpctrainError(
+            "HT-job-more-cpus-than-allowed",
+            "{tasks} tasks of {cpus} CPUs on a node: a job in the partition {partition} has at most {most} CPUs of one",
+            f"at most --cpus-per-task {limits.cpus // request.tasks_per_node or 1}, or fewer --tasks-per-node",
+            tasks=request.tasks_per_node,
+            cpus=request.cpus_per_task or 1,
+            partition=limits.partition,
+            most=limits.cpus,
+        )
+    asked = _megabytes(request, cpus)
+    if limits.memory is not None and asked > limits.memory:
+        yield HpctrainError(
+            "HT-job-more-memory-than-allowed",
+            "{asked:,.0f} MB of a node: a job in the partition {partition} has at most {most:,} MB (MaxMemPerNode)",
+            f"at most --sbatch mem={limits.memory}M, or another --partition",
+            asked=asked,
+            partition=limits.partition,
+            most=limits.memory,
+        )
+
+
+def _megabytes(request: JobRequest, cpus: int) -> float:
+    """The memory of a node that a request names; 0 for the default, and for all of it."""
+    named = {"mem": 1, "mem-per-cpu": cpus, "mem-per-gpu": request.gpus_per_node}
+    sizes = [(request.sbatch.get(option), times) for option, times in named.items()]
+    for size, times in (*sizes, (request.memory, 1)):
+        if found := re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", size or "", re.IGNORECASE):
+            return int(found[1]) * times * {"K": 2**-10, "G": 2**10, "T": 2**20}.get(found[2].upper(), 1)
+    return 0
 
 
 def _minutes(text: str) -> float:
@@ -154,7 +197,3 @@ def _may_be_lifted(flag: str | None, qos: str | None) -> bool:
     if qos is None:
         return any(flag in each.split(",") for each in flags.values())
     return qos not in flags or flag in flags[qos].split(",")
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text not in _WITHOUT and text.isdecimal() and len(text) <= 9 else None

@@ -18,13 +18,12 @@ from hpctrain.control.schedulers.slurm.discover import (
     Discovered,
     discover,
     known_limits,
-    most_gpus,
     profile_from,
     profile_yaml,
     read_config,
     read_mpi_plugins,
-    read_nodes,
 )
+from hpctrain.control.schedulers.slurm.nodes import most_gpus, read_nodes
 from support.golden import check_text
 from support.refusals import refused
 from support.schedulers.discover_texts import A100, CONFIG, GPU, MPI, partition
@@ -167,6 +166,55 @@ def test_limits_beside_a_named_profile(tmp_path: Path, monkeypatch: pytest.Monke
 def test_cores_are_physical(cpus: int, sockets: int, each: int, cores: int, threads: int) -> None:
     node = found(f"gpu|idle|1|{cpus}|{sockets}|{each}|1000|(null)\n").profile.node
     assert (node.cores, node.threads_per_core) == (cores, threads)
+
+
+# As scontrol --oneliner prints a node with reserved cores; CPUEfctv is new in 22.05.
+RESERVED = "NodeName=g1 CoresPerSocket=56 CPUTot=112 CPUEfctv=104 CoreSpecCount=8 ThreadsPerCore=1 Partitions=gpu,b\n"
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "details", "changed", "cores", "threads", "most"),
+    [
+        ("112|2|56", RESERVED, {"TRES": "cpu=1,node=1"}, 104, 1, 104),
+        ("112|2|56", RESERVED.replace("CPUEfctv=104", ""), {"TRES": ""}, 104, 1, 104),
+        ("112|1|56", RESERVED.replace("Core=1", "Core=2").replace("CPUEfctv=104", ""), {"TRES": ""}, 48, 2, 96),
+        ("112|2|56", "", {"TRES": "cpu=208,mem=3800000M,node=2"}, 104, 1, 104),
+        ("112|2|56", RESERVED.replace("gpu,b", "b"), {"TRES": "(null)"}, 112, 1, 112),
+        ("112|2|56", RESERVED, {"MaxCPUsPerNode": "56"}, 56, 1, 56),
+        ("112|2|56", RESERVED, {"MaxCPUsPerNode": "UNLIMITED", "MaxCPUsPerSocket": "9"}, 18, 1, 18),
+        ("128|2|32", "", {"MaxCPUsPerNode": "9"}, 4, 2, 9),
+        ("128|2|32", "", {"MaxCPUsPerNode": "1"}, 1, 2, 1),
+    ],
+)
+def test_cpus_that_a_job_cannot_have(
+    sinfo: str, details: str, changed: dict[str, str], cores: int, threads: int, most: int
+) -> None:
+    answers = Answers(
+        nodes=f"gpu|idle|2|{sinfo}|1000|(null)\n",
+        config=CONFIG,
+        partitions=partition("gpu", Default="YES", **changed),
+        mpi=MPI,
+        details=details,
+    )
+    discovered = profile_from(answers, None, TODAY)
+    node = discovered.profile.node
+    assert (node.cores, node.threads_per_core, discovered.limits[0].cpus) == (cores, threads, most)
+    told = f"{cores} of {112 // threads if '112' in sinfo else 64} cores"
+    assert any(told in line for line in discovered.findings) == (cores != 112)
+
+
+@pytest.mark.parametrize(
+    ("changed", "memory"),
+    [
+        ({"OverSubscribe": "EXCLUSIVE", "MaxMemPerNode": "400000"}, "400000M"),
+        ({"OverSubscribe": "EXCLUSIVE", "MaxMemPerNode": "900000"}, "0"),
+        ({"MaxMemPerNode": "400000"}, None),
+        ({"MaxMemPerNode": "400000", "DefMemPerCPU": "3900"}, "400000M"),
+        ({"MaxMemPerNode": "UNLIMITED", "DefMemPerCPU": "3900"}, None),
+    ],
+)
+def test_memory_that_a_job_can_have(changed: dict[str, str], memory: str | None) -> None:
+    assert found(partitions=partition("gpu", Default="YES", **changed)).profile.node.memory == memory
 
 
 def test_whole_nodes() -> None:

@@ -58,6 +58,30 @@ def test_what_is_beyond(asked: dict[str, object], code: str, limit: dict[str, ob
         ask(**asked)
 
 
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        ({"cpus_per_task": 13, "tasks_per_node": 8}, None),
+        ({"cpus_per_task": 14, "tasks_per_node": 8}, "HT-job-more-cpus-than-allowed"),
+        ({"tasks_per_node": 105}, "HT-job-more-cpus-than-allowed"),
+        ({"sbatch": {"mem": "100G"}}, None),
+        ({"sbatch": {"mem": "0"}}, None),
+        ({"sbatch": {"mem": "102401"}}, "HT-job-more-memory-than-allowed"),
+        ({"sbatch": {"mem": "0.1T"}}, None),
+        ({"sbatch": {"mem": "1TB"}}, "HT-job-more-memory-than-allowed"),
+        ({"sbatch": {"mem-per-cpu": "50g"}, "cpus_per_task": 3}, "HT-job-more-memory-than-allowed"),
+        ({"sbatch": {"mem-per-gpu": "50G"}, "gpus_per_node": 2}, None),
+    ],
+)
+def test_cpus_and_memory_of_a_node(asked: dict[str, object], code: str | None) -> None:
+    limits = Limits(partition="batch", cpus=104, memory=102400)
+    if code is None:
+        assert ask(limits, **asked) == ()
+    else:
+        with refused(code, partition="batch"):
+            ask(limits, **asked)
+
+
 def test_without_limits() -> None:
     free = Limits(partition="free")
     assert ask(free, nodes=900, time="0", gpus_per_node=99) == ()
@@ -116,5 +140,6 @@ def test_what_slurm_prints_of_a_partition() -> None:
     }
     assert read_limits(keys) == Limits(partition="gpu", total=32)
     keys |= {"MinNodes": "1", "MaxNodes": "16", "MaxTime": "2-00:00:00"}
+    assert read_limits(keys | {"MaxMemPerNode": "64000"}, cpus=8).memory == 64000
     assert read_limits(keys) == Limits(partition="gpu", total=32, least=1, most=16, time="2-00:00:00")
     assert check_limits(requested(Cluster(profile=PLAIN), "x", {"nodes": 16, "time": "2-0"}), [read_limits(keys)]) == []
