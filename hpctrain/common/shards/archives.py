@@ -1,4 +1,6 @@
-"""Finds the images in a folder: ImageNet's original archives, train/ and val/ with class folders, or Parquet files."""
+"""Finds the images in a folder: ImageNet's original archives, train/ and val/ with class folders, Parquet files, or
+WebDataset shards of other programs.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ from hpctrain.common.shards.listing import (
     ClassFolder,
     ClassTar,
     ValidationTar,
+    is_clutter,
     naming,
     open_tar,
     whole_members,
 )
 from hpctrain.common.shards.manifest import SplitName
-from hpctrain.common.shards.parquet import Columns, parquet_files, row_groups
+from hpctrain.common.shards.parquet import SUFFIX, Columns, row_groups
+from hpctrain.common.shards.splits import SPLITS, VALIDATION_FOLDERS, split_files, split_folders, split_of
+from hpctrain.common.shards.webdataset_tar import TAR, WebDatasetTar
 
 TRAIN = "ILSVRC2012_img_train.tar"
 VALIDATION = "ILSVRC2012_img_val.tar"
@@ -36,7 +41,6 @@ CHECKSUMS = {
     VALIDATION: "29b22e2961454d5413ddabcf34fc5622",
     DEVKIT: "fa75699e90414af021442c21a62c3abf",
 }
-SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 # Of data of one's own, whose images ``hpctrain data shard --validation-share`` divides.
 _WANTED_WHOLE = "name a folder with a folder of images for each class, or with train/CLASS/ and val/CLASS/"
@@ -47,14 +51,16 @@ class ImageSource:
     """The images that are to be sharded.
 
     Attributes:
-        classes: their indices are the labels.
+        classes: their indices are the labels; empty where they are numbers that the parts have.
         parts: to list of each split, in label order except for Parquet.
         columns: of Parquet files, the images of one part of which are read together or not at all; None of others.
+        validation: the name of the split that validates in the source.
     """
 
     classes: tuple[str, ...]
     parts: Mapping[SplitName, Sequence[ArchivePart]]
     columns: Columns | None = None
+    validation: str = "val"
 
 
 def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = True) -> ImageSource:
@@ -77,7 +83,7 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
     if not divided:
         return _one_tree(folder)
     archives = [name for name in CHECKSUMS if (folder / name).exists()]
-    trees = [split for split in SPLITS if (folder / split).is_dir()]
+    trees = split_folders(folder)
     if archives and trees:
         raise HpctrainError(
             "HT-source-archives-and-folders",
@@ -85,19 +91,22 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
             "move one of them elsewhere",
             folder=folder,
             archive=archives[0],
-            tree=trees[0],
+            tree=next(iter(trees.values())).name,
         )
     try:
-        if not archives and (files := parquet_files(folder)):
+        if not archives and (files := split_files(folder, SUFFIX)):
             return _parquet(folder, files, columns)
+        classes = (path for tree in trees.values() for path in tree.glob("*") if not is_clutter(path.name))
+        if not archives and not any(map(Path.is_dir, classes)) and (tars := split_files(folder, TAR)):
+            return _webdataset(folder, tars)
         if not archives and not trees:
             raise HpctrainError(
                 "HT-source-unknown",
-                "{folder} holds neither archives nor folders of ImageNet, nor Parquet files",
+                "{folder} holds neither archives nor folders of ImageNet, nor Parquet files or WebDataset shards",
                 f"{_wanted()}; --validation-share 0.2 takes SOURCE/CLASS/ and divides it",
                 folder=folder,
             )
-        return _trees(folder) if trees else _archives(folder)
+        return _trees(folder, trees) if trees else _archives(folder)
     except OSError as error:
         raise read_error(error, error.filename, "make it readable") from error
 
@@ -168,7 +177,7 @@ def _one_tree(folder: Path) -> ImageSource:
         names = _class_names(folder, _WANTED_WHOLE)
     except OSError as error:
         raise read_error(error, error.filename, "make it readable") from error
-    if set(names) <= set(SPLITS):
+    if split_folders(folder) and set(names) <= {"train", "test", *VALIDATION_FOLDERS}:
         raise HpctrainError(
             "HT-source-divided-already",
             "{folder} is divided into {splits} already, and --validation-share would divide it again",
@@ -180,29 +189,38 @@ def _one_tree(folder: Path) -> ImageSource:
     return ImageSource(classes=tuple(names), parts={"train": parts})
 
 
-def _trees(folder: Path) -> ImageSource:
-    classes = {split: _class_names(folder / split) for split in SPLITS}
+def _trees(folder: Path, trees: Mapping[SplitName, Path]) -> ImageSource:
+    classes = {split: _class_names(tree) for split, tree in trees.items()}
     differing = set(classes["train"]) ^ set(classes["val"])
     if differing:
         raise HpctrainError(
             "HT-source-class-in-one-split",
-            "{folder}: {classes}: a class in only one of train/ and val/",
+            "{folder}: {classes}: a class in only one of {trees}",
             "both need the same folders, one per class",
             folder=folder,
             classes=", ".join(sorted(differing)[:3]),
+            trees=" and ".join(f"{tree.name}/" for tree in trees.values()),
         )
     return ImageSource(
         classes=tuple(classes["train"]),
         parts={
-            split: tuple(ClassFolder(folder=folder / split / name, label=label) for label, name in enumerate(names))
+            split: tuple(ClassFolder(folder=trees[split] / name, label=label) for label, name in enumerate(names))
             for split, names in classes.items()
         },
+        validation=trees["val"].name,
     )
+
+
+def _webdataset(folder: Path, tars: Mapping[SplitName, Sequence[Path]]) -> ImageSource:
+    """Shards of other programs; their classes are known once they are listed."""
+    parts = {split: tuple(WebDatasetTar(archive=path) for path in tars.get(split, ())) for split in SPLITS}
+    validation = split_of(tars["val"][0].relative_to(folder)) if "val" in tars else "val"
+    return ImageSource(classes=(), parts=parts, validation=validation)
 
 
 def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns) -> ImageSource:
     require("parquet")
-    below = (path for split in SPLITS for path in (folder / split).glob("*") if path.suffix != ".parquet")
+    below = (path for tree in split_folders(folder).values() for path in tree.glob("*") if path.suffix != ".parquet")
     if tree := next((path for path in below if path.is_dir() and not path.name.startswith((".", "_"))), None):
         raise HpctrainError(
             "HT-source-archives-and-folders",
@@ -222,13 +240,14 @@ def _parquet(folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: C
                 split=split,
             )
     classes, groups = row_groups(folder, {split: files[split] for split in SPLITS}, columns)
-    return ImageSource(classes=classes, parts=groups, columns=columns)
+    validation = split_of(files["val"][0].relative_to(folder))
+    return ImageSource(classes=classes, parts=groups, columns=columns, validation=validation)
 
 
 def _class_names(folder: Path, wanted: str = "") -> list[str]:
     if not folder.is_dir():
         raise HpctrainError("HT-source-lacks-folder", "there is no folder {folder}", _wanted(), folder=folder)
-    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    entries = [path for path in folder.iterdir() if not is_clutter(path.name)]
     for path in entries:
         if not path.is_dir():
             raise HpctrainError(
@@ -257,5 +276,5 @@ def _class_names(folder: Path, wanted: str = "") -> list[str]:
 
 
 def _wanted() -> str:
-    parquet = "with train-….parquet and val-….parquet"
-    return f"name a folder with {', '.join(CHECKSUMS)}, with train/CLASS/ and val/CLASS/, or {parquet}"
+    files = "with train-….parquet and val-….parquet, or with train-….tar and val-….tar"
+    return f"name a folder with {', '.join(CHECKSUMS)}, with train/CLASS/ and val/CLASS/, {files}"

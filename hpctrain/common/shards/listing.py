@@ -32,7 +32,9 @@ _MOST_HEADERS = 1 << 27
 # The memory for listing a tar; tars within the other limits take a third of it.
 _MOST_LISTING = 1 << 31
 _LISTING_SECONDS = 300
-_IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
+# What Windows, macOS and network storage leave in folders of images, in lower case.
+_CLUTTER = frozenset(("thumbs.db", "desktop.ini", "@eadir", "__macosx"))
 
 
 class ImageFile(NamedTuple):
@@ -152,15 +154,15 @@ class ClassFolder:
         """
         found = []
         for path in sorted(self.folder.iterdir()):
-            if path.name.startswith("."):
+            if is_clutter(path.name):
                 continue
-            if path.suffix.lower() not in _IMAGE_SUFFIXES or not path.is_file():
+            if path.suffix.lower() not in IMAGE_SUFFIXES or not path.is_file():
                 raise HpctrainError(
                     "HT-source-not-an-image",
                     "{path} is not an image ({suffixes})",
                     "move it out of the folder of images",
                     path=path,
-                    suffixes=", ".join(_IMAGE_SUFFIXES),
+                    suffixes=", ".join(IMAGE_SUFFIXES),
                 )
             size = path.stat().st_size
             require_size(str(path), size)
@@ -178,6 +180,11 @@ class ClassFolder:
         # WebDataset takes all after the first dot for the ending, and images of different classes can have one name.
         stem, wnid = (name.replace(".", "_") for name in (path.stem, self.folder.name))
         return short_key(stem if stem.startswith((f"{wnid}_", "ILSVRC2012_val_")) else f"{wnid}_{stem}")
+
+
+def is_clutter(name: str) -> bool:
+    """Whether a file or folder among the images is hidden, or one that a system made for itself."""
+    return name.startswith(".") or name.lower() in _CLUTTER
 
 
 def short_key(name: str, most: int = _KEY_BYTES) -> str:

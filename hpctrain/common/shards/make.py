@@ -80,6 +80,8 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
         parts = divided(sharding.source, source.classes, parts["train"], share)
     splits = {split: list(chain.from_iterable(own)) for split, own in parts.items()}
     say(f"{sharding.source}: " + ", ".join(f"{len(found)} images in {split}" for split, found in splits.items()))
+    if source.validation == "test":
+        say("the test set validates, for lack of another")
     settings = ShardSettings(
         **sharding.model_dump(exclude={"source", "folder"}),
         source=str(sharding.source.absolute()),
@@ -94,7 +96,24 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
         # Left by executors that were killed while the others went on.
         for place in (sharding.folder, sharding.folder / RECORDS):
             remove_leftovers(place)
-        return _finish(sharding.folder, source.classes, settings, tasks)
+        return _finish(sharding.folder, source.classes or _numbered(splits), settings, tasks)
+
+
+def _numbered(splits: Mapping[SplitName, Sequence[ImageFile]]) -> tuple[str, ...]:
+    """The classes of images that have a class number only.
+
+    Raises:
+        HpctrainError: a class is in val alone: the two are numbered from 0 and from 1.
+    """
+    trained, validated = ({image.label for image in splits[split]} for split in ("train", "val"))
+    if others := sorted(validated - trained):
+        raise HpctrainError(
+            "HT-webdataset-class-only-in-val",
+            "the class {label} is in val and not in train",
+            "number the classes of both alike, from 0",
+            label=others[0],
+        )
+    return tuple(map(str, range(max(trained) + 1)))
 
 
 def list_images(source: Path, split: SplitName, parts: Sequence[Any], run: Map) -> list[list[ImageFile]]:

@@ -146,9 +146,10 @@ def read_manifest(folder: Path) -> ShardManifest:
     except FileNotFoundError as error:
         what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         hint = f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
-        # A folder that may not be listed has no folders here.
-        _, folders, _ = next(os.walk(folder), ("", [], []))
-        if folders and not (folder / SETTINGS).exists():
+        # A folder that may not be listed has nothing here.
+        _, folders, files = next(os.walk(folder), ("", [], []))
+        foreign = any(name.endswith((".tar", ".parquet")) for name in files) and "train-index.npy" not in files
+        if (folders or foreign) and SETTINGS not in files:
             made = f"hpctrain data shard {shell_word(folder)} SHARDS"
             hint = f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
         raise HpctrainError(

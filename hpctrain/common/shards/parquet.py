@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from pyarrow import DataType
     from pyarrow.parquet import ParquetFile
 
-_SUFFIX = ".parquet"
+SUFFIX = ".parquet"
 _AGAIN = "write it again"
-# Splits by the first letters of a file's or folder's name. Test splits seldom have labels.
-_SPLITS: Mapping[str, SplitName | None] = {"train": "train", "val": "val", "test": None}
 # How many rows are in memory at a time; each has up to 67 MB, and is there twice.
 _BATCH = 8
 # The memory for a file's metadata, for a batch of images and for a row group's labels, whatever the file claims.
@@ -105,38 +103,6 @@ class RowGroup:
         )
 
 
-def parquet_files(folder: Path) -> dict[SplitName, list[Path]]:
-    """The files in a folder and in the folders in it, by split and in the order of their names; empty if it has none.
-
-    Raises:
-        HpctrainError: the name of one does not say of which split it is, or further ones lie deeper.
-    """
-    found: dict[SplitName, list[Path]] = {}
-    # Not searched deeper, because class folders hold a million files.
-    for path in sorted([*folder.glob(f"*{_SUFFIX}"), *folder.glob(f"*/*{_SUFFIX}")]):
-        # Spark writes folders whose names end in .parquet.
-        if path.name.startswith(".") or path.is_dir():
-            continue
-        split = _split(path.relative_to(folder))
-        if split:
-            found.setdefault(split, []).append(path)
-    deeper = (path for path in folder.glob(f"*/*/**/*{_SUFFIX}") if _is_data(path.relative_to(folder)))
-    if found and (further := next(filter(Path.is_file, deeper), None)):
-        raise HpctrainError(
-            "HT-parquet-too-deep",
-            "{path} lies too deep: Parquet files are read from {folder} and from the folders in it",
-            "move it to the others of its split, or out of the folder",
-            path=further,
-            folder=folder,
-        )
-    return found
-
-
-def _is_data(path: Path) -> bool:
-    """Whether it has rows: Spark and Delta keep other things in folders such as ``_delta_log``."""
-    return not any(part.startswith((".", "_")) for part in path.parts)
-
-
 def row_groups(
     folder: Path, files: Mapping[SplitName, Sequence[Path]], columns: Columns
 ) -> tuple[tuple[str, ...], dict[SplitName, tuple[RowGroup, ...]]]:
@@ -211,27 +177,6 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
                     if row in own:
                         yield row, content or b""
             first = after
-
-
-def _split(path: Path) -> SplitName | None:
-    named = [beginning for part in path.parts for beginning in _SPLITS if part.startswith(beginning)]
-    if not named:
-        raise HpctrainError(
-            "HT-parquet-unknown-split",
-            "{path}: neither its name nor its folder says which split it belongs to",
-            "let it begin with train or val (test is left out), such as train-00000.parquet or train/00000.parquet",
-            path=path,
-        )
-    if len({*named}) > 1:
-        raise HpctrainError(
-            "HT-parquet-two-splits",
-            "{path}: its folder says {of_folder}, and its name {of_name}",
-            "rename one of them",
-            path=path,
-            of_folder=named[0],
-            of_name=named[1],
-        )
-    return _SPLITS[named[0]]
 
 
 @contextlib.contextmanager

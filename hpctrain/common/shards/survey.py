@@ -14,7 +14,7 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.own import OwnImages, OwnText
-from hpctrain.common.shards.archives import SPLITS, find_source
+from hpctrain.common.shards.archives import find_source
 from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.decoding import MOST_BYTES, BrokenImageError, look
 from hpctrain.common.shards.folders import holds_text
@@ -22,6 +22,7 @@ from hpctrain.common.shards.listing import ClassFolder, ImageFile
 from hpctrain.common.shards.make import divided, list_images
 from hpctrain.common.shards.manifest import MANIFEST, read_manifest
 from hpctrain.common.shards.read import Shards
+from hpctrain.common.shards.splits import SPLITS, split_folders
 from hpctrain.common.shards.text.manifest import read_text_manifest
 
 # The sizes of so many training images are read, spread evenly over all.
@@ -63,7 +64,7 @@ def survey(folder: Path, share: float) -> Survey:
         side = _median(folder, call_confined(_sides_of_shards, folder))
         return Survey(data=OwnImages(classes=len(manifest.classes), side=side, **counts), made=True)
     require("train", "imagenet")
-    whole = not any((folder / split).is_dir() for split in SPLITS)
+    whole = not split_folders(folder)
     source = call_confined(partial(find_source, divided=not whole), folder)
     if not all(isinstance(part, ClassFolder) for parts in source.parts.values() for part in parts):
         raise HpctrainError(

@@ -171,6 +171,17 @@ def test_row_groups_and_files_without_rows(tmp_path: Path) -> None:
     assert keys == [f"train-0_{row:08}" for row in range(3)]
 
 
+def test_a_test_set_validates_where_there_is_no_other(tmp_path: Path) -> None:
+    # Numbered from 1, as some programs do.
+    write(tmp_path / "source" / "train_1_of_1.parquet", IMAGES[:3], LABELS[:3])
+    write(tmp_path / "source" / "test.parquet", IMAGES[3:6], LABELS[3:6])
+    told: list[str] = []
+    request = ShardRequest(source=tmp_path / "source", folder=tmp_path / "shards", shard_samples=4)
+    make_shards(request, map, told.append)
+    assert [sample[2] for sample in _samples(tmp_path / "shards", "val")] == IMAGES[3:6]
+    assert any("test set" in line for line in told)
+
+
 def test_labels_of_categories(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -241,15 +252,11 @@ def _twice(path: Path) -> None:
         ),
         (
             lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]),
-            *("HT-parquet-unknown-split", {"path": "data/other.parquet"}),
-        ),
-        (
-            lambda source: write(source / "data_train" / "o.parquet", IMAGES[:2], [0, 1]),
-            *("HT-parquet-unknown-split", {"path": "data_train/o.parquet"}),
+            *("HT-source-unknown-split", {"path": "data/other.parquet"}),
         ),
         (
             lambda source: write(source / "train" / "val-0.parquet", IMAGES[:2], [0, 1]),
-            *("HT-parquet-two-splits", {"path": "train/val-0.parquet", "of_folder": "train", "of_name": "val"}),
+            *("HT-source-two-splits", {"path": "train/val-0.parquet", "of_folder": "train", "of_name": "val"}),
         ),
         (
             lambda source: _twice(source / "data" / "train-x.parquet"),
@@ -266,10 +273,27 @@ def _twice(path: Path) -> None:
             lambda source: [write(source / name, IMAGES[:1], [0]) for name in ("train_a.parquet", "train/a.parquet")],
             *("HT-image-name-twice", {"count": 2, "key": "train_a_00000000"}),
         ),
-        (lambda source: next(source.rglob("val*")).unlink(), "HT-source-lacks-split", {"split": "val"}),
+        (
+            lambda source: [path.unlink() for path in source.rglob("*.parquet") if "train" not in path.name],
+            *("HT-source-lacks-split", {"split": "val"}),
+        ),
+        # The labels of a test set are often missing.
+        (lambda source: next(source.rglob("val*")).unlink(), "HT-parquet-bad-label", {"label": -1}),
+        (
+            lambda source: next(source.rglob("train-00001*")).unlink(),
+            *("HT-source-file-missing", {"folder": Path("data"), "missing": 1, "count": 2, "first": 1}),
+        ),
+        (
+            lambda source: next(source.rglob("train-00000*")).unlink(),
+            *("HT-source-file-missing", {"missing": 1, "count": 2, "first": 0}),
+        ),
+        (
+            lambda source: write(source / "train" / "0001_of_0294-ab12.parquet", IMAGES[:1], [0]),
+            *("HT-source-file-missing", {"folder": Path("train"), "missing": 293, "count": 294, "first": 0}),
+        ),
         (
             lambda source: write(source / "data" / "more" / "train-x.parquet", IMAGES[:1], [0]),
-            *("HT-parquet-too-deep", {"path": Path("data/more/train-x.parquet")}),
+            *("HT-source-too-deep", {"path": Path("data/more/train-x.parquet")}),
         ),
         (
             lambda source: (source / "train" / "cat").mkdir(parents=True),

@@ -137,6 +137,27 @@ def test_folders_of_classes_make_the_same_shards(source: Path, whole: Path, tmp_
     assert sorted(_by_webdataset(tmp_path / "shards", "val")) == sorted(_by_webdataset(whole, "val"))
 
 
+@pytest.mark.parametrize("validation", ["valid", "validation", "test"])
+def test_folders_of_other_names_and_what_systems_leave_in_them(validation: str, tmp_path: Path):
+    tree = tmp_path / "tree"
+    for number, (split, name) in enumerate((split, name) for split in ("train", validation) for name in ("a", "b")):
+        (tree / split / name / "@eaDir").mkdir(parents=True)
+        (tree / split / name / "one.jpg").write_bytes(b"%d" % number)
+        (tree / split / name / "Thumbs.db").touch()
+        (tree / split / "desktop.ini").touch()
+    if validation != "test":
+        # It stays aside where another validates.
+        (tree / "test" / "unlabelled").mkdir(parents=True)
+    manifest, _ = _make(tree, tmp_path / "shards")
+    assert manifest.classes == ("a", "b")
+    val = _by_webdataset(tmp_path / "shards", "val")
+    assert [(label, content) for _, label, content in val] == [(0, b"2"), (1, b"3")]
+    (tree / "val").mkdir()
+    if validation != "test":
+        with refused("HT-source-split-twice", folders=f"val/ and {validation}/"):
+            _make(tree, tmp_path / "others")
+
+
 def test_classes_and_images_of_any_name(tmp_path: Path):
     # The first two are of CUB-200-2011 and Stanford Dogs; torchvision numbers folders in the order of their names.
     names = [

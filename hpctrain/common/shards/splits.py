@@ -1,0 +1,120 @@
+"""Which files and folders of a source are for training, and which for validation, by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.manifest import SplitName
+
+SPLITS: tuple[SplitName, ...] = ("train", "val")
+# The names of the folder of the images that validate.
+VALIDATION_FOLDERS = ("val", "valid", "validation")
+# A word of a file's or folder's name says of which split it is.
+_WORD = re.compile(r"(?:^|[^a-z])(train|val|test)")
+# The number of a file among those of its split, as `datasets` names them: train-00000-of-00294.parquet.
+_OF = re.compile(r"(?P<set>.*?)(?P<number>[0-9]{1,9})[-_]of[-_](?P<count>[0-9]{1,9})(?![0-9])")
+
+
+def split_folders(folder: Path) -> dict[SplitName, Path]:
+    """The folders of training and validation; empty for a folder that is not divided. A test set validates where there
+    is no other.
+
+    Raises:
+        HpctrainError: several folders could be that of validation.
+    """
+    there = [name for name in VALIDATION_FOLDERS if (folder / name).is_dir()]
+    if not (folder / "train").is_dir() and "val" not in there:
+        return {}
+    if len(there) > 1:
+        raise HpctrainError(
+            "HT-source-split-twice",
+            "{folder} has {folders}, of which one is to validate",
+            "move the others elsewhere",
+            folder=folder,
+            folders=" and ".join(f"{name}/" for name in there),
+        )
+    fallback = "test" if (folder / "test").is_dir() else "val"
+    return {"train": folder / "train", "val": folder / next(iter(there), fallback)}
+
+
+def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
+    """The files in a folder and in the folders in it, by split and in the order of their names; empty if it has none.
+
+    Test splits, which often lack labels, are used only where there is no other to validate with.
+
+    Raises:
+        HpctrainError: the name of one does not say of which split it is, or of how many that are not all there;
+            further ones lie deeper.
+    """
+    by_split: dict[str, list[Path]] = {}
+    # Not searched deeper, because class folders hold a million files.
+    for path in sorted([*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")]):
+        # Spark writes folders whose names end in .parquet.
+        if path.name.startswith(".") or path.is_dir():
+            continue
+        by_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
+    used: dict[SplitName, str] = {"train": "train", "val": "val" if "val" in by_split else "test"}
+    found = {split: by_split[name] for split, name in used.items() if name in by_split}
+    deeper = (path for path in folder.glob(f"*/*/**/*{suffix}") if _is_data(path.relative_to(folder)))
+    if found and (further := next(filter(Path.is_file, deeper), None)):
+        raise HpctrainError(
+            "HT-source-too-deep",
+            "{path} lies too deep: files are read from {folder} and from the folders in it",
+            "move it to the others of its split, or out of the folder",
+            path=further,
+            folder=folder,
+        )
+    _require_all(path for paths in found.values() for path in paths)
+    return found
+
+
+def _require_all(paths: Iterable[Path]) -> None:
+    """Refuse sets of files whose names count more than there are: a download that stopped."""
+    numbers: dict[tuple[Path, str, int], set[int]] = {}
+    for path in paths:
+        if name := _OF.match(path.name):
+            numbers.setdefault((path.parent, name["set"], int(name["count"])), set()).add(int(name["number"]))
+    for (folder, name, count), there in numbers.items():
+        # Some programs count from 1.
+        first = int(count in there)
+        if missing := [number for number in range(first, first + count) if number not in there]:
+            raise HpctrainError(
+                "HT-source-file-missing",
+                "{folder} lacks {missing} of the {count} files {name}…-of-…: number {first} is not there",
+                "download what is missing, or rename the files if they are all that is wanted",
+                folder=folder,
+                missing=len(missing),
+                count=count,
+                name=name,
+                first=missing[0],
+            )
+
+
+def _is_data(path: Path) -> bool:
+    """Whether it has rows: Spark and Delta keep other things in folders such as ``_delta_log``."""
+    return not any(part.startswith((".", "_")) for part in path.parts)
+
+
+def split_of(path: Path) -> str:
+    """What a file is called to be of, ``train``, ``val`` or ``test``, by its path in the source."""
+    named = [found[1] for part in path.parts if (found := _WORD.search(part))]
+    if not named:
+        raise HpctrainError(
+            "HT-source-unknown-split",
+            "{path}: neither its name nor its folder says which split it belongs to",
+            "let train, val or test be in it, as in train-00000.parquet or train/00000.parquet",
+            path=path,
+        )
+    if len({*named}) > 1:
+        raise HpctrainError(
+            "HT-source-two-splits",
+            "{path}: its folder says {of_folder}, and its name {of_name}",
+            "rename one of them",
+            path=path,
+            of_folder=named[0],
+            of_name=named[1],
+        )
+    return named[0]
