@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LinkLayer = Literal["InfiniBand", "Ethernet", "EFA", "Slingshot"]
+LinkLayer = Literal["InfiniBand", "Ethernet", "EFA", "Slingshot", "iWARP", "usNIC"]
 
 # Adapters of these networks have no verbs that NCCL or UCX could use: both reach them through libfabric, which chooses
 # the adapters itself (https://github.com/aws/aws-ofi-nccl).
 LIBFABRIC: tuple[LinkLayer, ...] = ("EFA", "Slingshot")
+# RDMA devices that neither NCCL nor UCX uses: they lack the connections that both make.
+UNUSED: tuple[LinkLayer, ...] = ("iWARP", "usNIC")
 
 # PCI classes, https://pci-ids.ucw.cz/read/PD. ConnectX-2 and TrueScale call themselves serial buses (0c06), Omni-Path a
 # fabric (0208), ConnectX-3 some other network controller (0280).
@@ -41,15 +43,17 @@ class Port:
     active: bool | None
 
 
-# The beginnings of device names by their link layer. rdma-core names devices by it: ibp1s0, rocep1s0, iwp1s0, opap1s0,
-# and rdmap1s0 where the kernel does not tell, which is EFA (kernel-boot/rdma_rename.c). The kernel's own names are
-# those of drivers, some of which know Ethernet only. Azure's images name mlx5_ib0 and mlx5_an0 (accelerated
+# The beginnings of device names by their link layer. rdma-core names devices by it: ibp1s0, rocep1s0, iwp1s0, usp1s0,
+# opap1s0, and rdmap1s0 where the kernel does not tell, which is EFA (kernel-boot/rdma_rename.c). The kernel's own
+# names are those of drivers, some of which know Ethernet only. Azure's images name mlx5_ib0 and mlx5_an0 (accelerated
 # networking).
 _NAMES: tuple[tuple[LinkLayer, str], ...] = (
     ("EFA", r"rdmap|efa"),
     ("Slingshot", r"cxi|hs[in][0-9]"),
+    ("usNIC", r"usnic|us[bosp][0-9]"),
+    ("iWARP", r"iw|i40iw|cxgb[34]_|nes[0-9]|siw"),
     ("InfiniBand", r"ib|opa|hfi1_|mlx5_ib"),
-    ("Ethernet", r".*bond|roce|iw|eth|en|mlx5_an|bnxt_re|irdma|qedr|erdma|mana_|hns_|rxe|siw"),
+    ("Ethernet", r".*bond|roce|eth|en|mlx5_an|bnxt_re|irdma|qedr|erdma|mana_|hns_|rxe"),
 )
 # What NCCL calls a device: rail0_dma is rail0 through its data-direct function, mlx5_0+mlx5_1 are two merged.
 # Source: ncclIbInitDevices and ncclIbMakeVDeviceInternal of NCCL's src/transport/net_ib/init.cc.
@@ -59,6 +63,11 @@ _DEVICE = re.compile(r"(?!NIC[0-9])([A-Za-z][\w.-]*?)(?:_dma)?(:[0-9]{1,3})?", r
 def link_layer_of_name(name: str) -> LinkLayer | None:
     """The link layer that a device's name suggests, if any. Only Ethernet ports are bonded: ``mlx5_bond_0``."""
     return next((layer for layer, names in _NAMES if re.match(names, name)), None)
+
+
+def is_telling(layer: LinkLayer | None) -> bool:
+    """Whether a device's name says more than its PCI class and its ports, which are Ethernet's."""
+    return layer in LIBFABRIC or layer in UNUSED
 
 
 def verbs_devices(name: str) -> tuple[str, ...]:

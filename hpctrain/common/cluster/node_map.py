@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, LinkLayer, verbs_devices
+from hpctrain.common.cluster.adapter_kinds import LIBFABRIC, UNUSED, LinkLayer, verbs_devices
 from hpctrain.common.errors import HpctrainError, abbreviated, counted
 
 PCI_CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -149,7 +149,8 @@ class NodeMap:
         else there is: hosts that train over Ethernet bond the ports of each adapter (``mlx5_bond_1``), or have one or
         more adapters a GPU.
         """
-        usable = [adapter for adapter in self.adapters if adapter.active is not False and not adapter.virtual]
+        present = (adapter for adapter in self.adapters if adapter.active is not False and not adapter.virtual)
+        usable = [adapter for adapter in present if adapter.link_layer not in UNUSED]
         bonds = [adapter for adapter in usable if adapter.is_bond]
         plain = [adapter for adapter in usable if adapter.link_layer == "Ethernet" and not adapter.is_bond]
         others = [adapter for adapter in usable if adapter not in bonds and adapter not in plain]
@@ -209,11 +210,11 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
             ranks=ranks,
             gpus=len(gpus),
         )
-    homes = _homes(node_map.numa_nodes, gpus)
+    homes = _homes(node_map, gpus)
     cores = _shares(node_map.numa_nodes, homes)
     choices = [node_map.nearest(gpu) if gpu else _beside(node_map, home) for gpu, home in zip(gpus, homes, strict=True)]
-    beside = [_beside(node_map, node.index) for node in node_map.numa_nodes]
-    differ = _differ([node_map.nearest(gpu) for gpu in node_map.gpus] or beside)
+    nearest = [node_map.nearest(gpu) for gpu in node_map.gpus]
+    differ = _differ(nearest or [_beside(node_map, node.index) for node in node_map.numa_nodes])
     adapters = _balanced(choices) if differ or len(node_map.fabric_adapters) == 1 else [None] * ranks
     allowed = _allowed(node_map, choices, differ=differ)
     return tuple(
@@ -227,12 +228,15 @@ def _known_node(numa: int | None) -> int | None:
     return numa if numa is not None and numa >= 0 else None
 
 
-def _homes(nodes: Sequence[NumaNode], gpus: Sequence[Gpu | None]) -> list[int | None]:
+def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     """The NUMA node of each rank: its GPU's while that has a core for every rank there."""
+    nodes = node_map.numa_nodes
     room = {node.index: len(node.cores) for node in nodes if node.cores}
-    listed = {node.index for node in nodes}
-    cut = not all(node.complete for node in nodes)
-    wanted = [gpu.numa if gpu else None for gpu in gpus]
+    only = next(iter(room)) if node_map.whole and len(room) == 1 else None
+    wanted = [None if gpu is None else only if gpu.numa is None else gpu.numa for gpu in gpus]
+    # What is not known is not lent either: it could be on another socket.
+    known = {node.index for node in nodes if node.complete}
+    cut = len(known) < len(nodes) or not known.issuperset(numa for gpu, numa in zip(gpus, wanted, strict=True) if gpu)
     if not room or (cut and None in gpus):
         return wanted
     if len(gpus) > sum(room.values()) and not cut:
@@ -250,7 +254,7 @@ def _homes(nodes: Sequence[NumaNode], gpus: Sequence[Gpu | None]) -> list[int | 
     for rank, (gpu, numa) in enumerate(zip(gpus, wanted, strict=True)):
         if numa in room and used[numa] < room[numa]:
             used[numa] += 1
-        elif gpu is None or (not cut and (numa in listed or len(room) == 1)):
+        elif gpu is None or not cut:
             lent.append(rank)
         homes.append(numa)
     spare = []
@@ -326,7 +330,8 @@ def _sorted_out(node_map: NodeMap) -> bool:
     usable = node_map.fabric_adapters
     infiniband = all(adapter.link_layer == "InfiniBand" for adapter in usable)
     others = [each for each in node_map.adapters if each not in usable and each.active is not False]
-    return any(other.virtual or (infiniband and other.link_layer == "Ethernet") for other in others)
+    kinds = (*UNUSED, "Ethernet") if infiniband else UNUSED
+    return any(other.virtual or other.link_layer in kinds for other in others)
 
 
 def checked(node_map: NodeMap, where: str) -> NodeMap:
@@ -362,11 +367,12 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
 
 
 def _unknown_cores(node_map: NodeMap, where: str) -> Iterator[str]:
-    unknown = [f"node {node.index}" for node in node_map.numa_nodes if not node.complete]
-    if unknown:
+    listed = {node.index: node.complete for node in node_map.numa_nodes}
+    of_gpus = {gpu.numa: False for gpu in node_map.gpus if gpu.numa is not None and listed}
+    if unknown := [f"node {index}" for index, complete in sorted({**of_gpus, **listed}.items()) if not complete]:
         yield (
-            f"{where}: the CPUs of some NUMA nodes are cut off, listed twice, or may be threads of one core, so that "
-            f"no rank is bound by these lists: {abbreviated(unknown)}"
+            f"{where}: the CPUs of some NUMA nodes are missing, cut off, listed twice, or may be threads of one core, "
+            f"so that no rank is bound by these lists: {abbreviated(unknown)}"
         )
 
 
@@ -380,8 +386,8 @@ def _left_out(node_map: NodeMap, where: str) -> Iterator[str]:
             virtual.append(adapter.name)
         elif adapter.active is False:
             yield f"{where}: {adapter.name} is down: left out"
-        elif adapter.link_layer == "Ethernet":
-            yield f"{where}: {adapter.name} is Ethernet: left out"
+        elif adapter.link_layer in ("Ethernet", *UNUSED):
+            yield f"{where}: {adapter.name} is {adapter.link_layer}: left out"
         else:
             farther.append(adapter.name)
     if virtual:

@@ -6,6 +6,7 @@ A pipe or a device in place of a file would be waited for without end. What a sh
 
 from __future__ import annotations
 
+import codecs
 import errno
 import hashlib
 import os
@@ -85,7 +86,7 @@ def last_lines(path: Path, count: int, *, begin: int = 0, most_bytes: int = 6553
 
 
 def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "strict") -> str:
-    """The text of a file that the user names, in UTF-8.
+    """The text of a file that the user names, in UTF-8, or in UTF-16 with its byte order mark.
 
     Args:
         kind: what such a file is called, without its article.
@@ -97,7 +98,10 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
         HpctrainError: it cannot be read, is no regular file, is longer, or is not text.
     """
     try:
-        return read_regular(path, limit).decode("utf-8-sig", errors)
+        content = read_regular(path, limit)
+        # Windows' shells write UTF-16.
+        utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return content.decode("utf-16" if utf16 else "utf-8-sig", errors)
     except OSError as error:
         raise HpctrainError(
             "HT-file-unreadable",

@@ -29,7 +29,7 @@ _KEYS = {
     "slots": rf"{_SLOTS}",
     "most": rf"max[-_](?:{_SLOTS})|(?:{_SLOTS})[-_]max",
     "user": r"user|user[-_]?name",
-    "interface": r"ifname",
+    "interface": r"ifname|ifhn",
     "port": r"port",
     "binding": r"binding|boards|sockets(?:[-_]per[-_]board)?|cores(?:[-_]per[-_]socket)?",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pynvml
 
-from hpctrain.common.cluster.adapter_kinds import LinkLayer, link_layer_of_name
+from hpctrain.common.cluster.adapter_kinds import LinkLayer, is_telling, link_layer_of_name
 from hpctrain.common.cluster.machine_cores import numa_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
 from hpctrain.common.cluster.programs import run_program
@@ -123,7 +123,8 @@ def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
     up = [port for port in ports if layer in (port.link_layer, None) and port.active]
     rates = [_RATE.match(kernel_text(port.path / "rate")) for port in up]
     gbit = sum(float(rate[1]) for rate in rates if rate) if rates and all(rates) else None
-    return layer or link_layer_of_name(entry.name), bool(up), gbit
+    of_name = link_layer_of_name(entry.name)
+    return of_name if is_telling(of_name) else layer or of_name, bool(up), gbit
 
 
 def _gpus_of_driver(sys: Path) -> list[str]:

@@ -30,7 +30,9 @@ def node_map_of_tree(
         HpctrainError: a device or core occurs twice.
     """
     ordered = tuple(sorted(gpus, key=lambda gpu: gpu.index))
-    names = tuple(sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name)))
+    ordered_adapters = sorted(adapters, key=lambda adapter: (adapter.bus_id or "", adapter.name))
+    # An adapter with two ports may be listed for each.
+    names = tuple({(adapter.name, adapters[adapter]): adapter for adapter in reversed(ordered_adapters)}.values())[::-1]
     node_map = NodeMap(
         gpus=ordered,
         adapters=names,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
     Port,
+    is_telling,
     is_virtual_function,
     link_layer,
     link_layer_of_name,
@@ -21,8 +22,11 @@ from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
 from hpctrain.control.topology.readers.xml_tree import Element, parse
 
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
-_NVIDIA = "10de"
-_NVML = re.compile(r"nvml([0-9]{1,4})")
+_NVIDIA, _AMD = "10de", "1002"
+# PCI classes: displays of any kind, and for AMD, whose processors have displays too, 3D and other controllers and
+# processing accelerators.
+_GPUS = {_NVIDIA: ("03",), _AMD: ("0302", "0380", "12")}
+_NUMBER = re.compile(r"(?:nvml|rsmi)([0-9]{1,4})")
 _BANDWIDTH = re.compile(r"[0-9]{1,20}")
 _PORT = re.compile(r"Port([0-9]{1,3})(State|LID)")
 _LID = re.compile(r"0x[0-9a-fA-F]{1,8}")
@@ -107,7 +111,7 @@ def read(text: str, where: str) -> NodeMap:
         near = with_cores.intersection(device.nodes)
         return near.pop() if len(near) == 1 else None
 
-    gpus = [device for device in found.devices if device.pci_class.startswith("03") and device.vendor == _NVIDIA]
+    gpus = [device for device in found.devices if device.pci_class.startswith(_GPUS.get(device.vendor, "none"))]
     rdma = [device for device in found.devices if _rdma(device, _OPENFABRICS[version])]
     whole = any(not device.is_virtual for device in rdma)
     return node_map_of_tree(
@@ -130,13 +134,29 @@ def read(text: str, where: str) -> NodeMap:
 def _restricted(topology: Element) -> Iterator[str]:
     """A warning if hwloc ran inside a job that may use only a part of the machine, and so saw only that part."""
     for machine in topology.all("object"):
-        masks = (machine.attributes.get(name, "") for name in ("cpuset", "complete_cpuset"))
-        seen, whole = (len(cores_of_mask(mask, machine.where)) for mask in masks)
-        if seen < whole:
+        seen, whole = (_set(machine, name) for name in ("cpuset", "complete_cpuset"))
+        nodes_missing = _set(machine, "complete_nodeset") - _set(machine, "nodeset")
+        # CPUs that are offline, as second threads with hyper-threading off, are in no part of the machine.
+        placed: set[int] = set()
+        for part in _below(machine):
+            placed |= _set(part, "complete_cpuset") if part.attributes.get("type") != "NUMANode" else set()
+        if nodes_missing or placed & (whole - seen):
             yield (
-                f"{topology.where}: written where {seen} of the {whole} CPUs may be used, so it has only these cores; "
-                "lstopo --disallowed --of xml lists all"
+                f"{topology.where}: written where {len(seen)} of the {len(whole)} CPUs may be used, so it has only "
+                "these cores; lstopo --disallowed --of xml lists all"
             )
+
+
+def _set(element: Element, name: str) -> set[int]:
+    return set(cores_of_mask(element.attributes.get(name, ""), element.where))
+
+
+def _below(element: Element) -> Iterator[Element]:
+    left = element.all("object")
+    while left:
+        part = left.pop()
+        yield part
+        left += part.all("object")
 
 
 def _walk(topology: Element) -> _Found:
@@ -190,15 +210,15 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
 
 
 def _indices(gpus: list[_Device]) -> list[int]:
-    """NVML's numbers if every GPU has one, else numbers by bus ID, which is NVML's order."""
-    nvml = [
+    """The driver's numbers if every GPU has one, else numbers by bus ID, which is their order."""
+    numbers = [
         int(match[1])
         for gpu in gpus
         for function in gpu.functions
-        if (match := _NVML.fullmatch(function.attributes.get("name", "")))
+        if (match := _NUMBER.fullmatch(function.attributes.get("name", "")))
     ]
     ordered = sorted(gpu.bus_id for gpu in gpus)
-    return nvml if len(nvml) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
+    return numbers if len(numbers) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
 
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
@@ -221,7 +241,7 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
         ports = _ports(function)
         name = function.attribute("name")
         of_name = link_layer_of_name(name)
-        layer = of_vendor or (of_name if of_name in LIBFABRIC else link_layer(device.pci_class, ports) or of_name)
+        layer = of_vendor or (of_name if is_telling(of_name) else link_layer(device.pci_class, ports) or of_name)
         # An active Ethernet port beside an InfiniBand port does not make the adapter active.
         own = [port for port in ports if port.lid] or ports
         states = [port.active for port in own if port.active is not None]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
     LinkLayer,
+    is_telling,
     is_virtual_function,
     link_layer,
     link_layer_of_name,
@@ -187,7 +188,7 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
             name=name,
             bus_id=bus_id,
             numa=numa,
-            link_layer=of_name if of_name in LIBFABRIC else layer or of_name,
+            link_layer=of_name if is_telling(of_name) else layer or of_name,
             gbit=_gbit(ports),
         )
 

@@ -60,13 +60,15 @@ def read(text: str, where: str) -> NodeMap:
             f"{_REMEDY}; lstopo --of xml and NCCL_TOPO_DUMP_FILE write other files that are read",
             where=where,
         )
-    header, columns = lines[start]
-    devices, affinities = _header(header, columns)
+    header, line = lines[start]
+    devices, affinities = _header(header, line)
     unended = "" if text.endswith("\n") else lines[-1][0]
     rows = _rows(devices, lines[start + 1 :], header, len(affinities), unended)
     gpus = [row for row in rows if _is_gpu(row.name)]
     numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities, unended)
     names = _adapters(devices, lines, header, ended=text.endswith("\n"))
+    # An adapter with two ports may be listed for each.
+    adapters = dict.fromkeys((name, _distances(gpus, devices.index(column))) for column, name in names.items())
     return checked(
         NodeMap(
             gpus=tuple(
@@ -77,14 +79,14 @@ def read(text: str, where: str) -> NodeMap:
                 Adapter(
                     name=name,
                     bus_id=None,
-                    numa=_numa_near(devices.index(column), gpus, numa_of_gpu),
+                    numa=_numa_near(distances, numa_of_gpu),
                     link_layer=link_layer_of_name(name),
                 )
-                for column, name in names.items()
+                for name, distances in adapters
             ),
             numa_nodes=numa_nodes,
-            gpu_gpu=tuple(_columns(row, devices, gpu=True) for row in gpus),
-            gpu_adapter=tuple(_columns(row, devices, gpu=False) for row in gpus),
+            gpu_gpu=tuple(tuple(row.classes[devices.index(other.name)] for other in gpus) for row in gpus),
+            gpu_adapter=tuple(tuple(each[row] for _, each in adapters) for row in range(len(gpus))),
             warnings=tuple(_nameless(names, where)),
             whole=False,
         ),
@@ -203,10 +205,6 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
             )
 
 
-def _columns(row: _Row, devices: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
-    return tuple(cell for cell, name in zip(row.classes, devices, strict=True) if _is_gpu(name) == gpu)
-
-
 def _numa_nodes(
     gpus: Sequence[_Row], affinities: Sequence[str], unended: str
 ) -> tuple[tuple[NumaNode, ...], list[int | None]]:
@@ -243,9 +241,13 @@ def _numa_nodes(
     return tuple(nodes), numa_of_gpu
 
 
-def _numa_near(column: int, gpus: Sequence[_Row], numa_of_gpu: Sequence[int | None]) -> int | None:
+def _distances(gpus: Sequence[_Row], column: int) -> tuple[str, ...]:
+    return tuple(row.classes[column] for row in gpus)
+
+
+def _numa_near(distances: Sequence[str], numa_of_gpu: Sequence[int | None]) -> int | None:
     """The NUMA node of an adapter: that of the GPUs nearer than SYS, if they share one."""
-    near = {numa for row, numa in zip(gpus, numa_of_gpu, strict=True) if row.classes[column] != "SYS"}
+    near = {numa for distance, numa in zip(distances, numa_of_gpu, strict=True) if distance != "SYS"}
     return near.pop() if len(near) == 1 else None
 
 

@@ -272,7 +272,7 @@ def test_every_fault_is_told(tmp_path: Path) -> None:
         (b"", "HT-file-no-mapping", {"kind": "recipe"}),
         (b"- a\n- b\n", "HT-file-no-mapping", {"kind": "recipe"}),
         (b"just words", "HT-file-no-mapping", {"kind": "recipe"}),
-        (b"\xff\xfe\x00\x01", "HT-file-not-text", {}),
+        (b"\xff\xff\x00\x01", "HT-file-not-text", {}),
         (b"a: !!python/object:os.system x", "HT-file-not-yaml", {}),
         (b"1: 2\nnull: 3\n", "HT-file-missing-key", {"key": "name"}),
     ],

@@ -157,14 +157,15 @@ def test_repeated_hosts_have_the_sum(lines: list[tuple[str, int | None]]) -> Non
 
 
 def test_what_is_passed_over_is_said_once() -> None:
-    read = parse_hostfile("n1:8 ifname=ib0\nn2:8 ifname=ib0 binding=core\nn3 slots=8 port=2222\n", "f")
+    read = parse_hostfile("n1:8 ifname=ib0\nn2:8 ifhn=n2-ib binding=user:0,1\nn3 slots=8 port=2222\n", "f")
     assert read.hosts == {"n1": 8, "n2": 8, "n3": 8}
     assert [warning.split()[:2] for warning in read.warnings] == [
         ["f:1:", "ifname=ib0"],
-        ["f:2:", "binding=core"],
+        ["f:2:", "ifhn=n2-ib"],
+        ["f:2:", "binding=user:0,1"],
         ["f:3:", "port=2222"],
     ]
-    assert "--interface" in read.warnings[0] and "--ssh-port" in read.warnings[2]
+    assert "--interface" in read.warnings[0] and "--ssh-port" in read.warnings[3]
 
 
 def test_ones_own_name_changes_nothing() -> None:
@@ -179,6 +180,6 @@ def test_ones_own_name_changes_nothing() -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", kind="hostfile", path=tmp_path / "nowhere"):
         read_hostfile(tmp_path / "nowhere")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "binary").write_bytes(b"\xff\xff")
     with refused("HT-file-not-text", kind="hostfile", path=tmp_path / "binary"):
         read_hostfile(tmp_path / "binary")

@@ -177,7 +177,7 @@ def test_files_of_either_kind(tmp_path: Path) -> None:
     own, nccl, binary = tmp_path / "own", tmp_path / "nccl", tmp_path / "binary"
     own.write_text(bench())
     nccl.write_text(OLD)
-    binary.write_bytes(b"\xff\xfe")
+    binary.write_bytes(b"\xff\xff")
     engines = {curve.engine for curve in read_calibration([own, nccl]).curves}
     assert {"mpi", "nccl"} <= engines
     with refused("HT-file-not-text", path=binary):

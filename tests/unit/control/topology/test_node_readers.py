@@ -17,6 +17,7 @@ from hpctrain.common.cluster.launch_files import host_variables
 from hpctrain.common.cluster.node_map import NodeMap, NumaNode, slots
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.live import this_node
+from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from support.refusals import refused
 from support.topology.node_texts import (
@@ -136,6 +137,44 @@ def test_nvidia_smi_with_blank_affinities(affinities: str, numa: int | None, cor
     assert sum(len(node.cores) for node in node_map.numa_nodes) == cores
 
 
+def test_gpus_on_a_node_without_cpus_get_none_of_another() -> None:
+    # A container that has one socket of two.
+    rows = "".join(
+        f"GPU{row}\t" + "".join(" X \t" if row == each else "NV18\t" for each in range(4)) + f"NODE\t{cpus}\n"
+        for row, cpus in enumerate(["0-35\t0", "0-35\t0", "\t1", "\t1"])
+    )
+    text = (
+        "\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\n" + rows + "NIC0\t" + "NODE\t" * 4 + " X \t\t\n"
+    )
+    node_map = nvidia_smi.read(text, "node.txt")
+    assert [(len(slot.cores), slot.numa) for slot in slots(node_map, 4)] == [(18, 0), (18, 0), (0, 1), (0, 1)]
+    assert any("missing" in warning and "node 1" in warning for warning in node_map.warnings)
+    # Without its number either, a node is another one all the same.
+    unknown = nvidia_smi.read(text.replace("\t1\n", "\t\n"), "node.txt")
+    assert [(len(slot.cores), slot.numa) for slot in slots(unknown, 4)] == [(18, 0), (18, 0), (0, None), (0, None)]
+
+
+def test_an_adapter_with_two_ports_is_one() -> None:
+    text = WITH_ADAPTERS.replace("NIC2: mlx5_bond_0", "NIC2: mlx5_0").replace("PXB\tSYS\tNODE", "PXB\tSYS\tPXB")
+    text = text.replace("PIX\tSYS\tNODE", "PIX\tSYS\tPIX")
+    assert [adapter.name for adapter in nvidia_smi.read(text, "node.txt").adapters] == ["mlx5_0", "mlx5_10"]
+
+
+@pytest.mark.parametrize(
+    "before", ["Warning: Permanently added n1\n", "0: ", "\x1b[0m", "n1:~$ lstopo --of xml\n", "\n"]
+)
+@pytest.mark.parametrize("text", [hwloc_export("2.0"), NCCL_DUMP])
+def test_xml_in_a_log(tmp_path: Path, before: str, text: str) -> None:
+    (tmp_path / "plain").write_text(text)
+    wanted = read_node_map(tmp_path / "plain")
+    lines = text.splitlines(keepends=True)
+    prefixed = "".join(before + line for line in lines) if before == "0: " else before + text
+    for content in (prefixed.encode(), (prefixed + "0: n1:~$ \n").encode(), text.encode("utf-16")):
+        (tmp_path / "log").write_bytes(content)
+        found = read_node_map(tmp_path / "log")
+        assert (found.gpus, found.adapters, found.numa_nodes) == (wanted.gpus, wanted.adapters, wanted.numa_nodes)
+
+
 def _between(value: str, other: str) -> dict[str, str]:
     return {"where": "node.txt:2", "value": value, "row": "GPU0", "column": other}
 
@@ -178,6 +217,7 @@ def _between(value: str, other: str) -> dict[str, str]:
             "HT-cores-not-a-list",
             {"where": "node.txt:2", "text": "0-7,oops"},
         ),
+        # Two places of one name.
         (
             lambda text: text.replace("NIC1: mlx5_10", "NIC1: mlx5_0"),
             "HT-node-map-name-twice",
@@ -328,11 +368,49 @@ def test_virtual_functions_take_no_part_beside_the_whole() -> None:
 
 
 def test_hwloc_inside_a_job_of_one_core_says_so() -> None:
-    text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 1)
+    text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 2)
     [warning] = [each for each in hwloc.read(text, "node.xml").warnings if "CPUs" in each]
     assert warning.startswith("node.xml:3: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
     same = text.replace("0xffffffff", "0x0000000f")
     assert not [each for each in hwloc.read(same, "node.xml").warnings if "CPUs" in each]
+    # Memory that a job may not use either, with all that is beside it.
+    other = hwloc_export("2.0").replace('nodeset="0x1" gp', 'nodeset="0x1" complete_nodeset="0x3" gp', 1)
+    assert [each for each in hwloc.read(other, "node.xml").warnings if "CPUs" in each]
+
+
+def test_hwloc_with_hyper_threading_off_has_all_cores() -> None:
+    text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0x000000ff"', 1)
+    # A machine's only memory may count what is offline as well.
+    memory = text.replace('"NUMANode" os_index="0"', '"NUMANode" os_index="0" complete_cpuset="0x000000ff"')
+    for each in (text, memory):
+        assert not [warning for warning in hwloc.read(each, "node.xml").warnings if "CPUs" in warning]
+
+
+@pytest.mark.parametrize("kind", ["0302", "0380", "1200"])
+@pytest.mark.parametrize("version", ["2.0", "3.0"])
+def test_hwloc_gpus_of_amd(kind: str, version: str) -> None:
+    gpu = "0302 [10de:20b0] [10de:144e] a1"
+    text = hwloc_export(version).replace(gpu, f"{kind} [1002:74a1] [1002:74a1] 00")
+    [found] = hwloc.read(text, "node.xml").gpus
+    assert (found.index, found.bus_id, found.numa) == (0, "0000:15:00.0", 0)
+    # The driver's own number, where hwloc was built with it.
+    numbered = '00"><object type="OSDev" name="rsmi3" osdev_type="5"/></object>'
+    assert hwloc.read(text.replace('74a1] 00"/>', f"74a1] {numbered}"), "node.xml").gpus[0].index == 3
+    # What a processor of AMD's has for its display.
+    assert not hwloc.read(text.replace(f"{kind} [1002", "0300 [1002"), "node.xml").gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("usnic_0", "usNIC"), ("usp18s0", "usNIC"), ("cxgb4_0", "iWARP"), ("iwp18s0", "iWARP")]
+)
+def test_adapters_that_nccl_does_not_use(name: str, layer: str) -> None:
+    other = ("12", name, 4, "0200", "1137:0043", port_lid(0))
+    node_map = hwloc.read(hwloc_export("2.0", [other]), "node.xml")
+    assert [adapter.link_layer for adapter in node_map.adapters] == [layer]
+    assert node_map.fabric_adapters == () and "NCCL_IB_HCA" not in host_variables(slots(node_map, 1))
+    assert [f"{name} is {layer}" in warning for warning in node_map.warnings] == [True, False]
+    beside = hwloc.read(hwloc_export("2.0", [other, ("13", "mlx5_0", 4, "0200", "15b3:1021", port_lid(0))]), "node.xml")
+    assert host_variables(slots(beside, 1))["NCCL_IB_HCA"] == "=mlx5_0"
 
 
 def test_hwloc_device_near_two_numa_nodes_is_on_none() -> None:

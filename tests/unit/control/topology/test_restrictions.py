@@ -223,7 +223,9 @@ def test_devices_behind_a_name(name: str, devices: tuple[str, ...]) -> None:
     ("names", "layer"),
     [
         (("ibp12s0", "opap1s0", "hfi1_0", "mlx5_ib3"), "InfiniBand"),
-        (("mlx5_bond_0", "roceP2p1s0", "bnxt_re0", "irdma0", "mlx5_an0", "iwp1s0"), "Ethernet"),
+        (("mlx5_bond_0", "roceP2p1s0", "bnxt_re0", "irdma0", "mlx5_an0"), "Ethernet"),
+        (("iwp1s0", "cxgb4_0", "i40iw0", "siw0"), "iWARP"),
+        (("usnic_0", "usp1s0"), "usNIC"),
         (("rdmap82s0", "efa_0"), "EFA"),
         (("cxi0", "hsn3", "hsi0"), "Slingshot"),
         (("mlx5_0", "rail0"), None),
