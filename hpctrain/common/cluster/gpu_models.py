@@ -12,6 +12,8 @@ from pydantic import Field
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
 
+_OF_A_HOST = 8
+
 Rate = Annotated[float, Field(gt=0)]
 
 
@@ -29,7 +31,7 @@ class GpuModel(Section):
     power_w: Rate
     idle_w: Rate
     bus: str
-    joined: int = 8
+    joined: int = _OF_A_HOST
     bfloat16: bool = True
     source: str
 
@@ -37,6 +39,11 @@ class GpuModel(Section):
     def memory_bytes(self) -> int:
         """Its memory in bytes."""
         return self.memory_mib << 20
+
+    @property
+    def rack(self) -> int:
+        """The number of GPUs on several hosts that NVLink joins; 1 where it joins those of one host only."""
+        return self.joined if self.joined > _OF_A_HOST else 1
 
 
 class _Gpus(Section):

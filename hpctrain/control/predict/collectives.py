@@ -67,6 +67,13 @@ class Ranks:
         return "nccl" if self.by_nccl else self.engine
 
 
+def over_nvlink(ranks: Ranks) -> Ranks:
+    """The ranks, as of one node where NVLink joins all of them, as it does those of a rack."""
+    if ranks.by_nccl and ranks.count <= gpu(ranks.device).rack:
+        return replace(ranks, network=replace(ranks.network, hosts=1, placed=None), local=ranks.count)
+    return ranks
+
+
 def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curve] = ()) -> Floats:
     """Seconds of one all-reduce, (columns,).
 
@@ -79,6 +86,7 @@ def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curv
         nbytes: the size of each rank's buffer.
         curves: that were measured; the one of the most similar ranks counts.
     """
+    ranks = over_nvlink(ranks)
     if ranks.count == 1:
         return np.zeros(values.columns)
     inside = _nearest(ranks, [curve for curve in curves if curve.hosts == 1])

@@ -8,7 +8,7 @@ import statistics
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
@@ -51,6 +51,10 @@ class Curve:
     def local(self) -> int:
         """Ranks of a host in one collective."""
         return self.ranks // self.hosts
+
+    def in_rack(self, joined: int) -> Curve:
+        """The curve, as of one host where NVLink joins the GPUs of all, so many in a rack."""
+        return replace(self, hosts=1) if self.ranks <= joined else self
 
     def at(self, nbytes: float) -> float:
         """Seconds for a buffer of ``nbytes``.

@@ -12,6 +12,7 @@ AGAIN = "run all_reduce_perf again, and keep all that it prints"
 WRONG_RESULTS = "results were wrong, so times mean nothing: repair the machine, then run all_reduce_perf again"
 # Bandwidths are printed with two decimals, so the ratio of smaller ones is not exact enough.
 TELLING_GB_S = 1.0
+_ROUNDED, _RELATIVE = 0.0055, 2e-4
 
 Point = tuple[float, float]
 
@@ -53,14 +54,14 @@ class Run:
 
     Attributes:
         points: bytes and seconds, out of place and in place.
-        factors: the place of each fast enough row, and its bus bandwidth divided by its algorithm bandwidth.
+        rates: the place of each fast enough row, and its algorithm and bus bandwidths.
         other: the error that says that it is another collective; None for an all-reduce.
     """
 
     ranks: dict[int, Rank] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
     points: tuple[list[Point], list[Point]] = field(default_factory=lambda: ([], []))
-    factors: list[tuple[str, float]] = field(default_factory=list)
+    rates: list[tuple[str, float, float]] = field(default_factory=list)
     other: HpctrainError | None = None
 
     def add(self, place: int, size: float, micros: float, rates: tuple[float, float], at: str) -> None:
@@ -79,7 +80,7 @@ class Run:
             raise HpctrainError("HT-nccl-tests-zero-time", "{where}: a time of 0", AGAIN, where=at)
         self.points[place].append((size, micros * 1e-6))
         if rates[0] >= TELLING_GB_S:
-            self.factors.append((at, rates[1] / rates[0]))
+            self.rates.append((at, *rates))
 
 
 def not_all_reduce(at: str, what: str) -> HpctrainError:
@@ -147,6 +148,15 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
             AGAIN,
             where=where,
         )
+    if missing := max(ranks) + 1 - len(ranks):
+        raise HpctrainError(
+            "HT-nccl-tests-ranks-missing",
+            "{where}: {missing} of {count} lines '#  Rank …' are missing",
+            "give the whole output, with a line for each rank",
+            where=where,
+            missing=missing,
+            count=max(ranks) + 1,
+        )
     members: dict[str, Counter[str]] = defaultdict(Counter)
     for rank in ranks.values():
         members[rank.group][rank.host] += 1
@@ -199,8 +209,10 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
 def _check_factor(run: Run, ranks: int) -> None:
     """An all-reduce has 2 (n - 1) / n times the bandwidth on its links (doc/PERFORMANCE.md of nccl-tests)."""
     wanted = 2 * (ranks - 1) / ranks
-    for at, factor in run.factors:
-        if abs(factor - wanted) > 0.02 * wanted + 0.005:
+    for at, algorithm, bus in run.rates:
+        factor = bus / algorithm
+        # Both are rounded to two decimals.
+        if abs(factor - wanted) > _ROUNDED * (1 + wanted) / algorithm + _RELATIVE * wanted:
             raise HpctrainError(
                 "HT-nccl-tests-bad-bandwidth",
                 "{where}: busbw is {factor:.3g} times algbw; of an all-reduce of {ranks} ranks it is "

@@ -13,7 +13,7 @@ from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.common.cluster.gpu_models import gpu, gpu_reported_as
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.control.predict.calibration import read_calibration
-from hpctrain.control.predict.collectives import Ranks, curve_rate, modelled_seconds
+from hpctrain.control.predict.collectives import Ranks, curve_rate, modelled_seconds, over_nvlink
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.energy import Site
@@ -84,6 +84,9 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
     training = replace(training, framework=request.framework)
     calibration = read_calibration(request.calibration)
     ranks = Ranks(network=networks[-1], local=node.local, device=node.gpu, engine=node.engine, rdma=node.rdma)
+    if ranks.by_nccl:
+        curves = tuple(curve.in_rack(gpu(node.gpu).rack) for curve in calibration.curves)
+        calibration = replace(calibration, curves=curves)
     doubts = check_curves(calibration.curves, ranks, stated=hardware.states_links)
     found = predict(training, node, networks, calibration=calibration, site=request.site)
     return replace(found, warnings=(*warnings, *doubts, *found.warnings))
@@ -237,7 +240,7 @@ def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list
             raise fault
         if fault:
             warnings.append(f"{fault.message}, as is assumed: {fault.hint}")
-    return [*warnings, *_other_locals(used, ranks)]
+    return [*warnings, *_other_locals(used, over_nvlink(ranks))]
 
 
 def _check_gpu(curve: Curve, device: str) -> Iterator[str]:
@@ -264,6 +267,9 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     """Why the links cannot have carried a curve, or would have carried far more."""
     size, seconds = min(curve.points, key=lambda point: point[1] / point[0])
     sent, links = curve.groups * size / seconds, curve_rate(curve, ranks)
+    if ranks.by_nccl:
+        # The hosts of a rack share what leaves it.
+        sent /= max(1, gpu(ranks.device).rack // curve.local)
     if sent > FASTER * links:
         return HpctrainError(
             "HT-calibration-too-fast",

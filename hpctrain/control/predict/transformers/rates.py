@@ -162,7 +162,7 @@ class System:
             memory_bytes_per_s=sheet.memory_bytes_per_s * general_constants()["memory_efficiency"].value,
             watts=sheet.power_w,
             bus=buses()[sheet.bus].points,
-            joined=max(gpus_per_node, sheet.joined) if sheet.joined > 8 else gpus_per_node,
+            joined=max(gpus_per_node, sheet.rack),
             network_bytes_per_s=network_bytes_per_s,
             shares=shares,
         )

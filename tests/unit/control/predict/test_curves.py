@@ -105,13 +105,22 @@ def test_damaged_texts(old: str, new: str, code: str, values: dict[str, object])
 
 
 def test_bandwidths_that_are_of_another_collective_or_number_of_ranks() -> None:
-    half = "".join(line for line in H100.splitlines(keepends=True) if "gq73" not in line)
+    lines = H100.splitlines(keepends=True)
     with refused("HT-nccl-tests-bad-bandwidth", ranks=8, wanted=1.75) as one:
-        nccl_curves(half, "f")
+        nccl_curves("".join(line for line in lines if "gq73" not in line), "f")
     assert one.value.values["factor"] == pytest.approx(1.876, abs=1e-3)
+    with refused("HT-nccl-tests-ranks-missing", missing=8, count=16):
+        nccl_curves("".join(line for line in lines if "235z" not in line), "f")
     with refused("HT-nccl-tests-bad-bandwidth", ranks=16) as two:
         nccl_curves(H100.replace("338.82", "169.41"), "f")
     assert two.value.values["factor"] == pytest.approx(0.9375, abs=1e-3)
+    # Fast rows tell 46 ranks from 48.
+    listed = "".join(f"#  Rank {rank} Group  0 Pid 1 on n{rank // 2} device  {rank % 2} [0] X\n" for rank in range(46))
+    header = next(line for line in lines if "#       size" in line)
+    times = "   20000  429.50  841.10      0"
+    row = f"  8589934592    2147483648     float     sum      -1 {times} {times}\n"
+    with refused("HT-nccl-tests-bad-bandwidth", ranks=46):
+        nccl_curves(listed + header + row + "# Avg bus bandwidth    : 1\n", "f")
 
 
 @given(cut=st.integers(0, len(H100) - 40))

@@ -257,7 +257,7 @@ def test_json_of_one_process_and_of_groups() -> None:
         ),
         ({"results": []}, "no-times", {"where": "x"}),
         ({"config": config(devices=report()["config"]["devices"] * 2)}, "rank-twice", {"where": "x"}),
-        ({"config": config(ngpus=1)}, "bad-bandwidth", {"factor": 1.5}),
+        ({"config": config(ngpus=1)}, "ranks-missing", {"missing": 1, "count": 3}),
         ({"config": config(devices=[])}, "bad-value", {"key": "config.devices"}),
     ],
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.collectives import Ranks, allreduce
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.curves import Curve
@@ -18,9 +20,9 @@ GB = 10**9
 HDR = 25e9
 
 
-def ranks(*, nodes: int = 2, local: int = 8, adapters: int = 8, rate: float = HDR, gpu: str = "h100-sxm") -> Ranks:
+def ranks(*, nodes: int = 2, local: int = 8, adapters: int = 8, rate: float = HDR, device: str = "h100-sxm") -> Ranks:
     return Ranks(
-        network=stated_network(nodes, adapters=adapters, bytes_per_s=rate), local=local, device=gpu, engine="nccl"
+        network=stated_network(nodes, adapters=adapters, bytes_per_s=rate), local=local, device=device, engine="nccl"
     )
 
 
@@ -61,6 +63,24 @@ def test_faster_than_the_wire_and_far_below_it(seconds: float, code: str, values
     assert "--link" in warning
 
 
+def test_the_trays_of_a_rack_are_joined_by_nvlink() -> None:
+    # 4 GPUs with 4 adapters of 25 GB/s, and 10 GB/s more than these carry.
+    own = ranks(nodes=36, adapters=4, local=4, device="gb200")
+    rack = curve(GB / 425e9, local=4, hosts=18, gpu="NVIDIA GB200")
+    with refused("HT-calibration-too-fast", hosts=36):
+        check_curves([replace(rack, hosts=36, ranks=144, points=((float(GB), GB / 18 / 425e9),))], own, stated=True)
+    # What leaves a rack is spread over its trays.
+    assert check_curves([replace(rack, hosts=36, ranks=144)], own, stated=True) == []
+    joined = rack.in_rack(gpu("gb200").rack)
+    assert (joined.hosts, joined.local, rack.in_rack(gpu("h100-sxm").rack)) == (1, 72, rack)
+    one, two = (ranks(nodes=nodes, adapters=4, local=4, device="gb200") for nodes in (18, 36))
+    assert check_curves([joined], one, stated=True) == []
+    values = drawn(constants(), count=0)
+    assert allreduce(GB, one, values, [joined])[0] == pytest.approx(GB / 425e9)
+    # Two racks are not.
+    assert allreduce(GB, two, values, [joined])[0] > 2 * GB / 425e9
+
+
 def test_some_of_a_nodes_gpus_use_some_of_its_adapters() -> None:
     (warning,) = check_curves([curve(4.2e-2, local=1)], ranks(), stated=True)
     assert re.findall("[0-9]+", warning) == ["1", "8"]
@@ -91,7 +111,7 @@ def test_another_gpu(gpu: str) -> None:
 
 def test_names_of_the_gpu() -> None:
     assert check_curves([curve(6e-3, gpu=None)], ranks(), stated=True) == []
-    (warning,) = check_curves([curve(6e-3, gpu="NVIDIA A100-SXM-80GB")], ranks(gpu="a100-sxm-80"), stated=True)
+    (warning,) = check_curves([curve(6e-3, gpu="NVIDIA A100-SXM-80GB")], ranks(device="a100-sxm-80"), stated=True)
     assert warning.endswith(" a100-sxm-80")
 
 
