@@ -57,7 +57,7 @@ def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
             continue
         by_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
     used: dict[SplitName, str] = {"train": "train", "val": "val" if "val" in by_split else "test"}
-    found = {split: by_split[name] for split, name in used.items() if name in by_split}
+    found = {split: by_split[of_split] for split, of_split in used.items() if of_split in by_split}
     deeper = (path for path in folder.glob(f"*/*/**/*{suffix}") if _is_data(path.relative_to(folder)))
     if found and (further := next(filter(Path.is_file, deeper), None)):
         raise HpctrainError(
@@ -75,8 +75,8 @@ def _require_all(paths: Iterable[Path]) -> None:
     """Refuse sets of files whose names count more than there are: a download that stopped."""
     numbers: dict[tuple[Path, str, int], set[int]] = {}
     for path in paths:
-        if name := _OF.match(path.name):
-            numbers.setdefault((path.parent, name["set"], int(name["count"])), set()).add(int(name["number"]))
+        if match := _OF.match(path.name):
+            numbers.setdefault((path.parent, match["set"], int(match["count"])), set()).add(int(match["number"]))
     for (folder, name, count), there in numbers.items():
         # Some programs count from 1.
         first = int(count in there)
