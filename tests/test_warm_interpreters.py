@@ -118,18 +118,6 @@ def test_torchrun_and_its_ranks_begin_warm(tmp_path):
     assert process.returncode == 0
 
 
-def test_the_process_that_writes_curves_begins_warm(tmp_path):
-    # Found by an interpreter that has not imported the true one.
-    (tmp_path / "pydantic.py").write_text("raise ImportError")
-    path = os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])
-    command = [sys.executable, "-P", "-m", warm_start.TRACKING, "tensorboard", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(
-        command, env=environment, input="", capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert done.returncode == 1 and "plan.json" in done.stdout, done
-
-
 @pytest.mark.parametrize(
     "variables", [{"OMP_NUM_THREADS": "3,2"}, {"PYTHONHASHSEED": "5"}, {"LD_LIBRARY_PATH": "/lib"}]
 )

@@ -36,7 +36,7 @@ def report(
         typer.Option(
             "--tracking",
             metavar="NAME,…",
-            help="Send what tensorboard, mlflow or wandb does not yet have of the run; write no page.",
+            help="Send all of the run to tensorboard, mlflow or wandb; write no page.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,
@@ -64,7 +64,7 @@ def report(
                 "give them in separate commands",
                 option=other,
             )
-        from hpctrain.report.tracking.processes import send_later
+        from hpctrain.report.tracking.sending import send_later
 
         raise typer.Exit(send_later(run_dir, tracking, lambda text: tell(f"hpctrain: {text}")))
     directory = RunDirectory(run_dir)

@@ -91,7 +91,7 @@ class Terminal:
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
         from hpctrain.report.console import Console
-        from hpctrain.report.tracking.processes import tracked
+        from hpctrain.report.tracking.sending import tracked
 
         with contextlib.ExitStack() as stack:
             console = stack.enter_context(Console())
@@ -100,7 +100,7 @@ class Terminal:
 
             def show(event: Event) -> None:
                 console.show(event)
-                trackers.look()
+                trackers.give(event)
 
             def failed(failure: Failure, place: RunDirectory) -> None:
                 console.close()

@@ -50,7 +50,6 @@ _WANTED = {
         *("torch.distributed.pipelining", *_OF_RANKS),
     ),
     "tensorflow": ("tensorflow", "keras", *_OF_RANKS),
-    warm_start.TRACKING: (f"{warm_start.TRACKING}.__main__", f"{warm_start.TRACKING}.tensorboard_files"),
 }
 _F_SETSIG = 10
 _M_MMAP_THRESHOLD = -3

@@ -16,7 +16,6 @@
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
     RUN_DIR/tensorboard/         curves for TensorBoard
     RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
-    RUN_DIR/tracking/            NAME.json each: what a tracker has of the events, see hpctrain.report.tracking
     RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs
     RUN_DIR/verify.json          what `hpctrain verify` found, if the run is one of it, with steps/rank-N/ of each rank
     RUN_DIR/report.html          the report
@@ -117,10 +116,6 @@ class RunDirectory:
         return self.path / "wandb"
 
     @property
-    def tracking(self) -> Path:
-        return self.path / "tracking"
-
-    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -186,7 +181,7 @@ class RunDirectory:
 
     def _require_own_folders(self) -> None:
         """Refuse to write and remove files elsewhere. Checkpoints may lie on another disk."""
-        for folder in (self.ranks, self.logs, self.dumps, self.tracking, self.tensorboard, self.wandb):
+        for folder in (self.ranks, self.logs, self.dumps, self.tensorboard, self.wandb):
             if folder.is_symlink():
                 raise HpctrainError(
                     "HT-run-directory-link",

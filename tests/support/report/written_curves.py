@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report.tracking.following import follow
-from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
+from hpctrain.report.tracking.sending import send_later
 
 
 def write_tensorboard(directory: RunDirectory) -> None:
     """Write the curves of a run that has ended."""
-    assert follow(directory, TensorBoardFiles(directory), ended=lambda seconds: True, say=print)
+    assert send_later(directory.path, "tensorboard", print) == 0

@@ -3,7 +3,6 @@
 The process that a launcher started hands over what it is (arguments, environment, directory, open files, limits) and
 stays where it is, for the launcher's sake: signals of the launcher go on to the rank, the end of either is the end of
 the other. On a host of the tests the rank joins the host's namespaces. What differs in more begins as it would without.
-The process beside a launcher that writes the curves of its run begins in the same way.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from typing import Any
 DIRECTORY = "HPCTRAIN_WARM_INTERPRETERS"
 """The environment variable that names the folder of the servers' sockets."""
 
-TRACKING = "hpctrain.report.tracking"
-SERVERS = ("torch", "tensorflow", TRACKING)
+SERVERS = ("torch", "tensorflow")
 MAPPING_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 """glibc reads it when a process starts; a rank can set the same later."""
 
@@ -50,7 +48,7 @@ _SECONDS = 120.0
 
 
 def socket_path(directory: str, framework: str, seed: int) -> str:
-    """Where the server listens whose interpreters have ``framework``, or the tracking, and hash with ``seed``."""
+    """Where the server listens whose interpreters have ``framework`` and hash with ``seed``."""
     return f"{directory}/{framework}-{seed}"
 
 
@@ -99,7 +97,7 @@ def _program(command: list[str]) -> dict[str, Any] | None:
     flags = [*itertools.takewhile(("-P", "-u").__contains__, command[1:])]
     words = command[1 + len(flags) :]
     given = {"unbuffered": "-u" in flags}
-    if words[:1] == ["-m"] and words[1] in (_TRAIN, TRACKING, *_TORCHRUNS):
+    if words[:1] == ["-m"] and words[1] in (_TRAIN, *_TORCHRUNS):
         front = None if "-P" in flags else str(Path.cwd())
         return {**given, "module": words[1], "arguments": words[1:], "front": front}
     if words and words[0].endswith(".py") and "-P" not in flags:
@@ -110,8 +108,6 @@ def _program(command: list[str]) -> dict[str, Any] | None:
 def _framework(program: dict[str, Any]) -> str | None:
     """The server that has what the program imports; where its imports do not tell, its arguments may."""
     try:
-        if program.get("module") == TRACKING:
-            return TRACKING
         if program.get("module") in _TORCHRUNS:
             return "torch"
         if "script" in program:

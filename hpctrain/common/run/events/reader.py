@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -66,16 +66,12 @@ class EventsFile:
     Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
     what a script logs. The others are found without parsing those, and once an index is there without reading them.
 
-    Args:
-        damaged: gets what is wrong with a line that :meth:`few` and :meth:`outline` then pass over.
-
     Raises:
         HpctrainError: the file cannot be read or is damaged, see :func:`read_events`; from here and all methods.
     """
 
-    def __init__(self, path: Path, damaged: Callable[[HpctrainError], None] | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._damaged = damaged
         self._index = LineIndex()
         with reading(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
             self._index = load(path, file)
@@ -126,13 +122,7 @@ class EventsFile:
                     begin = place.number
                 if names and kind and kind not in names:
                     continue
-                try:
-                    event = self._parse(line, place.number)
-                except HpctrainError as error:
-                    if self._damaged is None:
-                        raise
-                    self._damaged(error)
-                    continue
+                event = self._parse(line, place.number)
                 if step and step.number > begin and isinstance(event, _AFTER_STEPS):
                     if last is None or step != parsed:
                         parsed, last = step, self._parse(line_at(file, step), step.number)
@@ -252,22 +242,19 @@ class Kept:
         self._limit = limit
         self._saves = ScriptSaves()
         self._done = 0
-        self.needed = 0
-        """The iteration that a checkpoint must have reached for the last event that was given to count."""
 
     def keeps(self, event: Event) -> bool:
         """Whether the next event counts."""
         if isinstance(event, StepEvent):
             # The most frequent kind, for which all of the rest comes to this.
-            self._done = self.needed = event.iteration
-            return self._limit is None or self.needed <= self._limit
+            self._done = event.iteration
+            return self._limit is None or self._done <= self._limit
         if isinstance(event, StartEvent):
             self._next()
             self._done = event.iteration
         elif isinstance(event, ContinuedEvent):
             self._done = event.iteration
-        self.needed = event.last_step_needed(self._done)
-        needed = self.needed - (self._logs_stay and isinstance(event, LogEvent))
+        needed = event.last_step_needed(self._done) - (self._logs_stay and isinstance(event, LogEvent))
         kept = self._limit is None or needed <= self._limit
         if self._saves.at(event):
             self._next()

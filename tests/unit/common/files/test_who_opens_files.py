@@ -70,7 +70,6 @@ _ALLOWED = {
         "cli.program",
         "cli.verify",
         "report.say",
-        "report.tracking.__main__",
         "worker.verify.recorder",
     },
 }
@@ -85,7 +84,7 @@ def _openings(tree: ast.Module) -> Iterator[ast.Call]:
             in_memory |= any(each.arg == "fileobj" for each in node.keywords)
             method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
             opens = name in _OPENERS or method in _METHODS or method == "open"
-            if opens and not in_memory and not name.startswith("self._tracking."):
+            if opens and not in_memory:
                 yield node
 
 

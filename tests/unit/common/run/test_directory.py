@@ -84,7 +84,7 @@ def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_pa
     assert begun.plan.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["ranks", "logs", "tracking", "dumps", "tensorboard"])
+@pytest.mark.parametrize("name", ["ranks", "logs", "dumps", "tensorboard"])
 def test_a_folder_that_is_a_link_is_not_written_to(tmp_path, name):
     directory = write_run(tmp_path / "run", recipe_plan(), [])
     theirs = tmp_path / "theirs"

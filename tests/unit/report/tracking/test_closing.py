@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
+from collections.abc import Sequence
 
-import psutil
+import pytest
 
 from hpctrain.cli.run_output import Terminal
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event
 from hpctrain.common.run.plan import Stop
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.report.tracking.processes import tracked
-from support.report.written_runs import recipe_plan
+from hpctrain.report.tracking.sending import tracked
+from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
+from support.report.written_runs import recipe_plan, typed_run
 
 
-def test_a_stopped_run_has_its_curves_where_the_ranks_left_time(finished: RunDirectory, capsys) -> None:
-    """The tracker's process is slow: it is held for longer than a tenth of the time to stop."""
+def test_a_stopped_run_has_its_curves_where_the_ranks_left_time(
+    finished: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tracker is slow: it takes longer than a tenth of the time to stop."""
     plan = recipe_plan().model_copy(update={"stop": Stop(seconds=20.0)})
-    others = psutil.Process().children()
+    send = TensorBoardFiles.send
+
+    def slow(self: TensorBoardFiles, events: Sequence[Event]) -> None:
+        time.sleep(3.0)
+        send(self, events)
+
+    monkeypatch.setattr(TensorBoardFiles, "send", slow)
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGUSR1)
         with Terminal().follow(plan, finished, interrupts) as audience:
-            (tracker,) = (each for each in psutil.Process().children() if each not in others)
-            tracker.suspend()
-            threading.Timer(3.0, tracker.resume).start()
+            for event in typed_run():
+                audience.show(event)
             audience.failed(Failure(code="HT-run-interrupted", message="interrupted", exit_code=4), finished)
     assert list(finished.tensorboard.iterdir())
     assert "--tracking" not in capsys.readouterr().err

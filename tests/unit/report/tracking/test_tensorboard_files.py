@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import Event, parse_event
 from hpctrain.report.tracking import tensorboard_files
-from hpctrain.report.tracking.curves import Curves
-from hpctrain.report.tracking.following import NewEvent, follow
+from hpctrain.report.tracking.sending import Trackers, tracked
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 from support.report.written_curves import write_tensorboard
 from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
@@ -23,6 +24,10 @@ def _read(directory: RunDirectory) -> EventAccumulator:
     accumulator = EventAccumulator(str(directory.tensorboard), size_guidance={"scalars": 0})
     accumulator.Reload()
     return accumulator
+
+
+def typed(lines: list[dict[str, Any]]) -> list[Event]:
+    return [parse_event(json.dumps(line).encode(), "test") for line in lines]
 
 
 def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
@@ -56,21 +61,27 @@ def test_writing_again_replaces(finished: RunDirectory) -> None:
 
 
 def test_a_further_attempt_takes_back_what_was_lost(tmp_path: Path) -> None:
-    """Also while its one writer follows the run."""
+    """Each attempt has its writer, and TensorBoard shows the repeated steps alone."""
     again = {"time": 1_800_000_000.0, "event": "start", "attempt": 2, "iteration": 4}
+    last = [{**event, "time": event["time"] + 1e8} for event in run_events()[6:]]
     run = write_run(tmp_path / "run", recipe_plan(), run_events(2))
-    turns = []
+    for part in (typed(run_events(2)), typed([again, *last])):
+        trackers = Trackers(("tensorboard",), run, pytest.fail)
+        for event in part:
+            trackers.give(event)
+        trackers.close(lambda began: False)
+    assert len([*run.tensorboard.iterdir()]) == 2
+    scalars = _read(run).Scalars("step/loss")
+    assert [scalar.step for scalar in scalars] == [*range(1, 13)]
+    assert [scalar.wall_time > 1.75e9 for scalar in scalars] == [False] * 4 + [True] * 8
 
-    def ended(seconds: float) -> bool:
-        turns.append([scalar.step for scalar in _read(run).Scalars("step/loss")])
-        if len(turns) == 1:
-            with run.events.open("a") as file:
-                file.writelines(json.dumps(event) + "\n" for event in [again, *run_events()[6:]])
-        return len(turns) == 3
 
-    assert follow(run, TensorBoardFiles(run), ended=ended, say=pytest.fail)
-    assert turns == [[*range(1, 9)], [*range(1, 13)], [*range(1, 13)]]
-    assert [scalar.step for scalar in _read(run).Scalars("step/loss")] == [*range(1, 13)]
+def test_a_recorded_run_replaces_what_was_written_during_it(tmp_path: Path) -> None:
+    test_a_further_attempt_takes_back_what_was_lost(tmp_path)
+    run = RunDirectory(tmp_path / "run")
+    write_tensorboard(run)
+    assert len([*run.tensorboard.iterdir()]) == 1
+    assert [scalar.step for scalar in _read(run).Scalars("step/loss")] == [*range(1, 9)]
 
 
 def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
@@ -87,11 +98,10 @@ def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
         "import sys; from pathlib import Path; from hpctrain.common.run.directory import RunDirectory\n"
-        "from hpctrain.report.tracking.following import follow\n"
-        "from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles\n"
+        "from hpctrain.report.tracking.sending import send_later\n"
         "from hpctrain.report.page import write_report\n"
         "directory = RunDirectory(Path(sys.argv[1]))\n"
-        "follow(directory, TensorBoardFiles(directory), ended=lambda seconds: True, say=print)\n"
+        "send_later(directory.path, 'tensorboard', print)\n"
         "write_report(directory)\n"
         "print({'tensorflow', 'torch', 'keras', 'mpi4py'} & set(sys.modules))\n"
     )
@@ -103,35 +113,29 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
 
 def test_each_record_is_there_at_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    writer = TensorBoardFiles(directory)
-    writer.open()
-    curves = Curves()
-    entries = [
-        NewEvent(number=number, event=event, point=curves.point(event), needed=0)
-        for number, event in enumerate(typed_run()[:3], 1)
-    ]
-    writer.send(entries)
+    writer = TensorBoardFiles(directory, whole=False)
+    writer.send(typed_run()[:3])
     assert len(_read(directory).Scalars("step/loss")) == 2
     writer.close()
 
 
 def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    write_tensorboard(directory)
+    Trackers(("tensorboard",), directory, pytest.fail).close(lambda began: False)
     assert not directory.tensorboard.exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on, and the file is written anew when there is room."""
+    """The run goes on, and the file is written anew by a command when there is room."""
     directory = write_run(tmp_path / "run", recipe_plan(), run_events())
-    monkeypatch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
     said: list[str] = []
-
-    def ended(seconds: float) -> bool:
-        monkeypatch.undo()
-        return True
-
-    assert follow(directory, TensorBoardFiles(directory), ended=ended, say=said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
+        with tracked(("tensorboard",), directory, said.append) as trackers:
+            for event in typed_run():
+                trackers.give(event)
     assert len(said) == 2 and os.strerror(errno.ENOSPC) in said[0]
+    assert said[1].endswith(f"hpctrain report {directory.path} --tracking tensorboard")
+    write_tensorboard(directory)
     assert len(_read(directory).Scalars("step/loss")) == 12

@@ -22,8 +22,6 @@ from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
-from hpctrain.report.tracking.following import Backlog
-from hpctrain.report.tracking.progress import TrackerProgress
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.comm.single import SingleCommunicator
 from support.refusals import refused
@@ -81,9 +79,6 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     logged = [event.iteration for event in kept(read_events(directory.events)) if event.event == "log"]
     assert logged == [1, 2, 2, 3, 3]
     assert read_summary(directory)["steps"] == 3
-    backlog = Backlog(directory, TrackerProgress(), pytest.fail)
-    assert not backlog.read()
-    assert [entry.event for entry in backlog.entries] == [*kept(read_events(directory.events))]
 
 
 def test_what_was_logged_without_a_model_is_kept_too(directory):
