@@ -18,7 +18,7 @@ from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabr
 from hpctrain.control.hosts.hostfile import read_hostfile
 from hpctrain.control.planning.mesh import mesh_work
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
-from hpctrain.control.topology.names import is_guid
+from hpctrain.control.topology.names import is_guid, managers
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
@@ -173,7 +173,8 @@ def _hosts(
         hosts, where, warnings = named.hosts, named.where, named.warnings
     elif given:
         where = str(options.fabric)
-        hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host))
+        idle = managers(given.hosts)
+        hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host) and host not in idle)
         if nameless := [host for host in given.hosts if is_guid(host)]:
             warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
         if not hosts:

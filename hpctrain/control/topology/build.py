@@ -24,6 +24,7 @@ from hpctrain.control.topology.names import (
     host_and_device,
     is_aggregation_node,
     is_service_host,
+    managers,
     natural_key,
     switch_name,
 )
@@ -140,6 +141,7 @@ class _Adapter:
 
 def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, int]]:
     """The fabric, and the number of each switch by its GUID."""
+    engines = _leave_engines_out(found)
     ends, cable_warnings = cable_ends(found)
     warnings = [*found.warnings, *cable_warnings]
     switches = sorted(
@@ -150,6 +152,10 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
     hosts = list(dict.fromkeys(adapter.host for adapter in adapters if adapter.takes_part))
     if not hosts:
         raise _no_hosts(found)
+    warnings += engines
+    if managing := managers(hosts):
+        what = "hosts that by their names manage the fabric, which are not counted and not chosen for a run"
+        warnings.append(counted(what, sorted(managing)))
     number = {name: place for place, name in enumerate(hosts)}
     places: dict[tuple[str, int | None], int] = {(node.guid, None): place for place, node in enumerate(switches)}
     places |= {(adapter.guid, adapter.port): place for place, adapter in enumerate(adapters, start=len(switches))}
@@ -165,9 +171,10 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
         [node.guid for node in switches] + [adapter.guid for adapter in adapters],
         warnings,
     )
-    if idle := [name for name, height in zip(names[: len(switches)], level.tolist(), strict=False) if height < 0]:
+    idle = [name for name, height in zip(names[: len(switches)], level.tolist(), strict=False) if height < 0]
+    if idle:
         warnings.append(
-            counted("switches without hosts that are on no shortest path between two leaves, left out", idle)
+            counted("switches without hosts that are on no shortest path between two leaves, not used", idle)
         )
     warnings += _slow_links(names, level, source, target, rate)
     fabric = Fabric(
@@ -181,9 +188,18 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
         target=target,
         source_port=port,
         bandwidth=rate,
+        idle_switches=len(idle),
         warnings=tuple(warnings),
     )
     return fabric, {node.guid: place for place, node in enumerate(switches)}
+
+
+def _leave_engines_out(found: Found) -> list[str]:
+    """Remove SHARP aggregation nodes and their cables from what was found; a warning if there are some."""
+    engines = {guid for guid, node in found.nodes.items() if is_aggregation_node(node)}
+    found.nodes = {guid: node for guid, node in found.nodes.items() if guid not in engines}
+    found.ends = {key: end for key, end in found.ends.items() if engines.isdisjoint((end.guid, end.peer))}
+    return [f"{len(engines)} SHARP aggregation nodes left out: they are parts of switches"] if engines else []
 
 
 def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> Fabric:
@@ -257,24 +273,22 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
         if found.nodes[end.guid].kind == "adapter":
             cabled.setdefault(end.guid, {})[end.port] = end
     adapters: list[_Adapter] = []
-    engines, nameless, apart, loose = 0, [], [], []
+    nameless, apart, loose = [], [], []
     left = LeftOut(leave_out)
     for node in found.nodes.values():
         if node.kind != "adapter":
             continue
-        engine = is_aggregation_node(node)
         host, _ = host_and_device(node.name)
-        left_out = not engine and left.matches(host or node.guid)
+        left_out = left.matches(host or node.guid)
         ports = cabled.get(node.guid, {})
-        engines += engine
         if not ports:
             loose.append(node.name or node.guid)
         elif left_out:
             apart.append(node.name if host else node.guid)
-        elif host is None and not engine:
+        elif host is None:
             nameless.append(node.guid)
         for end in ports.values():
-            adapters.append(_adapter(node, host, end, several=len(ports) > 1, takes_part=not engine and not left_out))
+            adapters.append(_adapter(node, host, end, several=len(ports) > 1, takes_part=not left_out))
     counts: dict[str, list[str]] = {
         "adapters of hosts that were to be left out": apart,
         "adapters without a host name, each taken for a host of its own under its GUID": nameless,
@@ -283,8 +297,6 @@ def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warn
             {adapter.host for adapter in adapters if adapter.host in UNNAMED_HOSTS}
         ),
     }
-    if engines:
-        warnings.append(f"{engines} SHARP aggregation nodes left out: they are parts of switches")
     warnings += [counted(what, names) for what, names in counts.items() if names] + left.unmatched()
     hosts = {host: natural_key(host) for host in {adapter.host for adapter in adapters}}
     return sorted(

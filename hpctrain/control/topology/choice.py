@@ -24,15 +24,27 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """One topology of a file: its groups, none for a flat one, and whether it is the cluster's default."""
+    """One topology of a file: its groups, none for kinds without switches, and whether it is the cluster's default."""
 
     name: str
     groups: Sequence[SwitchGroup]
     default: bool = False
+    kind: str = "tree"
 
     def count(self, hosts: Sequence[str]) -> int:
         """How many of these hosts it has."""
         return len({host for group in self.groups for host in group.hosts}.intersection(hosts))
+
+
+def without_switches(kind: str, where: str) -> HpctrainError:
+    """The error for a topology of a kind that names no switches and no blocks."""
+    return HpctrainError(
+        "HT-topology-no-groups",
+        "{where}: a topology of kind {kind}, which describes no tree and no blocks",
+        "there is nothing to place ranks by: give the output of ibnetdiscover or iblinkinfo instead",
+        where=where,
+        kind=kind,
+    )
 
 
 def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[Topology, list[Remark]]:
@@ -58,12 +70,7 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
         topologies = named
     shaped = [topology for topology in topologies if topology.groups]
     if not shaped:
-        raise HpctrainError(
-            "HT-topology-no-groups",
-            "{where}: it describes no tree and no blocks",
-            "there is nothing to place ranks by: give `ibnetdiscover` output instead",
-            where=where,
-        )
+        raise without_switches(" and ".join(dict.fromkeys(topology.kind for topology in topologies)), where)
     most = max(topology.count(choice.hosts) for topology in shaped)
     able = [topology for topology in shaped if topology.count(choice.hosts) == most]
     taken = next((topology for topology in able if topology.default), able[0])

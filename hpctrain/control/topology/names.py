@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from hpctrain.control.topology.records import FabricNode
 
+_AGGREGATION = "Aggregation Node"
 # Quantum and Switch-IB chips show their SHARP engine as an adapter of this device.
 _AGGREGATION_DEVICE = 0xCF09
 
@@ -17,11 +18,14 @@ _HOST_AND_DEVICE = re.compile(r"(\S+)(?:\s+(\S*[0-9]))?")
 _DEVICE = re.compile(r"(?:mlx[0-9]+_|hfi1_|HCA-)\w*")
 # An adapter that was never told the host's name describes its product instead.
 _PRODUCT = re.compile(r"\bMT[0-9]{4,}\b|Connect-?(?:X|IB)|InfiniHost|Technologies|HCA$", re.IGNORECASE)
+# A switch that was never told a name describes its chip instead.
+_SWITCH_CHIP = re.compile(r"(?:Infiniscale|SwitchX|Switch-?IB|Quantum)\b.*Mellanox", re.IGNORECASE)
 # A managed switch wraps its host name: "MF0;leaf-01:MQM9701/U1"; a director names the chip instead of U1.
 _MANAGED = re.compile(r"[A-Z0-9]+;([^;:]+):[^:/]+/U1")
 _SERVICE = re.compile(
     r"(?:^|[^a-z])(?:c?ufm|opensm|sm|mgmt|mgt|mds|mdt|mgs|oss|ost|nsd|nas|storage)(?![a-z])", re.IGNORECASE
 )
+_MANAGER = re.compile(r"(?:^|[^a-z])(?:c?ufm|opensm|sm)(?![a-z])", re.IGNORECASE)
 
 _GUID = re.compile(r"[0-9a-f]{16}")
 
@@ -57,9 +61,25 @@ def switch_name(description: str) -> str:
     return found[1] if found else description.strip()
 
 
+def is_switch_name(description: str) -> bool:
+    """Whether a node's description is one that only switches have."""
+    return bool(_MANAGED.fullmatch(description.strip()) or _SWITCH_CHIP.search(description))
+
+
+def is_aggregation_name(description: str) -> bool:
+    """Whether a description is that of a switch's own SHARP engine."""
+    return _AGGREGATION in description
+
+
 def is_aggregation_node(node: FabricNode) -> bool:
     """Whether an adapter is a switch's own SHARP engine, which jobs cannot use."""
-    return node.device_id == _AGGREGATION_DEVICE or "Aggregation Node" in node.name
+    return node.device_id == _AGGREGATION_DEVICE or is_aggregation_name(node.name)
+
+
+def managers(hosts: Collection[str]) -> set[str]:
+    """The hosts whose names say that they manage the fabric; none where half of all are called so."""
+    found = {host for host in hosts if _MANAGER.search(host)}
+    return found if 2 * len(found) < len(set(hosts)) else set()
 
 
 def is_service_host(host: str) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
-from hpctrain.control.topology.choice import Choice
+from hpctrain.control.topology.choice import Choice, without_switches
 from hpctrain.control.topology.readers import (
     forwarding,
     iblinkinfo,
@@ -38,6 +38,8 @@ _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in
 # Room for a hundred thousand ports with names of hundreds of bytes.
 _MOST_BYTES = 2**28
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
+# Kinds of topology.conf that name no switches.
+_NO_SWITCHES = re.compile(r"^\s*(ring|torus)\w*\s*=", re.MULTILINE | re.IGNORECASE)
 
 
 def read_records(
@@ -115,6 +117,8 @@ def reader_of(text: str, where: str) -> Reader:
             f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
             where=where,
         )
+    if found := _NO_SWITCHES.search(text):
+        raise without_switches(found[1].lower(), where)
     what = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
     raise HpctrainError(
         "HT-fabric-unknown-format",

@@ -15,7 +15,7 @@ from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.levels import oversubscription
-from hpctrain.control.topology.names import natural_key
+from hpctrain.control.topology.names import managers, natural_key
 from hpctrain.control.topology.subtrees import Subtree, subtrees
 
 _SHOWN_UNKNOWN = 5
@@ -42,12 +42,14 @@ class Branch:
 
 
 def counts(fabric: Fabric) -> dict[str, int]:
-    """The number of hosts, adapters, switches and links in use; a link is a cable."""
+    """The number of hosts that can run jobs, and of adapters, switches and links; a link is a cable. Leaves and spines
+    are the switches in use.
+    """
     leaves, switches = int((fabric.level == 1).sum()), int((fabric.level >= 1).sum())
     return {
-        "hosts": len(fabric.hosts),
+        "hosts": len(fabric.hosts) - len(managers(fabric.hosts)),
         "adapters": int((fabric.level == 0).sum()),
-        "switches": switches,
+        "switches": switches + fabric.idle_switches,
         "leaves": leaves,
         "spines": switches - leaves,
         "links": len(fabric.source) // 2,
@@ -98,13 +100,15 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
 
 
 def connected_hosts(fabric: Fabric) -> list[list[int]]:
-    """Hosts in natural order of their names, grouped by the subnets of their adapters."""
+    """Hosts that can run jobs, in natural order of their names, grouped by the subnets of their adapters."""
+    idle = managers(fabric.hosts)
     subnets: dict[int, set[int]] = defaultdict(set)
     taking_part = fabric.host >= 0
     for host, subnet in zip(fabric.host[taking_part].tolist(), fabric.subnet[taking_part].tolist(), strict=True):
         subnets[host].add(subnet)
     groups: dict[frozenset[int], list[int]] = defaultdict(list)
-    for host in sorted(subnets, key=lambda host: natural_key(fabric.hosts[host])):
+    able = (host for host in subnets if fabric.hosts[host] not in idle)
+    for host in sorted(able, key=lambda host: natural_key(fabric.hosts[host])):
         groups[frozenset(subnets[host])].append(host)
     return list(groups.values())
 

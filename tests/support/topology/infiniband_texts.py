@@ -99,3 +99,45 @@ Unicast lids [0x0-0x5] of switch Lid 3 guid 0x0000000000000003 (spine):
 0x0005 002 : (Channel Adapter portguid 0x00000000000000b1: 'n2 mlx5_0')
 2 valid lids dumped 
 """
+
+# iblinkinfo --line of one end of a cable.
+IBLINKINFO_LINE = '0x{:016x} "{:>30}" {:>6} {:>4}[  ] ==( 4X      25.78125 Gbps Active/  LinkUp)==>  0x{:016x} {:>6} {:>4}[  ] "{}" ( )\n'
+
+# A SHARP node at leaf1: before which line its cable is, the cable, and its own section.
+AGGREGATION = {
+    "ibnetdiscover": (
+        '[3]\t"S-0000000000000003"[1]',
+        '[4]\t"H-000000000000000e"[1](e) \t\t# "Mellanox Technologies Aggregation Node" lid 9 4xNDR\n',
+        '\ncaguid=0xe\nCa\t1 "H-000000000000000e"\t\t# "Mellanox Technologies Aggregation Node"\n'
+        '[1](e) \t"S-0000000000000001"[4]\t\t# lid 9 lmc 0 "MF0;leaf1:MQM9701/U1" lid 1 4xNDR\n',
+    ),
+    "ibnetdiscover -p": (
+        "SW     1  3",
+        "SW     1  4 0x0000000000000001 4x NDR - CA     9  1 0x000000000000000e ( 'MF0;leaf1:MQM9701/U1' - 'Mellanox Technologies Aggregation Node' )\n",
+        "CA     9  1 0x000000000000000e 4x NDR - SW     1  4 0x0000000000000001 ( 'Mellanox Technologies Aggregation Node' - 'MF0;leaf1:MQM9701/U1' )\n",
+    ),
+    "iblinkinfo": (
+        "           1    3",
+        '           1    4[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       9    1[  ] "Mellanox Technologies Aggregation Node" ( )\n',
+        "CA: Mellanox Technologies Aggregation Node:\n"
+        '      0x000000000000000e      9    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       1    4[  ] "MF0;leaf1:MQM9701/U1" ( )\n',
+    ),
+}
+
+# The same tables as osm_dump.c of OpenSM prints them: the last line has the largest LID.
+OPENSM_LFTS = """\
+Unicast lids [0-5] of switch Lid 1 guid 0x0000000000000001 ('MF0;leaf1:MQM9701/U1'):
+0x0001 000 # Switch portguid 0x0000000000000001: 'MF0;leaf1:MQM9701/U1'
+0x0002 003 # Switch portguid 0x0000000000000002: 'MF0;leaf2:MQM9701/U1'
+0x0004 001 # Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0'
+0x0005 003 # Channel Adapter portguid 0x00000000000000b1: 'n2 mlx5_0'
+5 lids dumped
+Unicast lids [0-5] of switch Lid 2 guid 0x0000000000000002 ('MF0;leaf2:MQM9701/U1'):
+0x0004 003 # Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0'
+0x0005 001 # unknown node and type
+5 lids dumped
+Unicast lids [0-5] of switch Lid 3 guid 0x0000000000000003 ('spine'):
+0x0004 001 # Channel Adapter portguid 0x00000000000000a1: 'n1 mlx5_0'
+0x0005 002 # Channel Adapter portguid 0x00000000000000b1: 'n2 mlx5_0'
+5 lids dumped
+"""

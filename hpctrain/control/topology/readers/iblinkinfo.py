@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.control.topology.names import is_aggregation_name, is_switch_name
 from hpctrain.control.topology.readers.listing import Listing
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark
 
@@ -52,8 +53,9 @@ def read(text: str, where: str) -> Iterator[Record]:
     The format identifies an adapter by its port's GUID, so each port becomes a separate adapter. The default output
     names the other end of a cable only by its LID, which must belong to a node of the file, except in the output of
     ``--switches-only``, whose adapters get their LID, written as a GUID. ``--line`` does not distinguish switches from
-    adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port. Routers and the
-    cables to them are skipped; ``--line`` and ``--switches-only`` do not tell them from adapters.
+    adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port, and so is one
+    with a name as only switches have. Routers and the cables to them are skipped; ``--line`` and ``--switches-only`` do
+    not tell them from adapters.
 
     Raises:
         HpctrainError: the text is not such an output, a line of it is damaged or cut off, or the other end of a cable
@@ -68,7 +70,8 @@ def read(text: str, where: str) -> Iterator[Record]:
     ports = [port for port in ports if port.guid not in routers and _peer(port, by_lid) not in routers]
     nodes = _nodes(ports)
     if any(node.kind == "adapter" for node in nodes.values()):
-        missing = [port.where for port in ports if _peer(port, by_lid) not in nodes and _is_up(port)]
+        up = [port for port in ports if _is_up(port) and not is_aggregation_name(port.row["peer_name"])]
+        missing = [port.where for port in up if _peer(port, by_lid) not in nodes]
         if missing:
             raise listing.cut_off(len(missing), missing[0])
     else:
@@ -171,7 +174,8 @@ def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
     nodes: dict[str, FabricNode] = {}
     for port in ports:
         if port.guid not in nodes:
-            kind: Kind = "switch" if port.kind == "switch" or (not port.kind and port.guid in several) else "adapter"
+            unsaid = not port.kind and (port.guid in several or is_switch_name(port.name))
+            kind: Kind = "switch" if port.kind == "switch" or unsaid else "adapter"
             nodes[port.guid] = FabricNode(
                 kind=kind,
                 guid=port.guid,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from hpctrain.control.topology.names import is_aggregation_name
 from hpctrain.control.topology.readers.listing import Listing
 from hpctrain.control.topology.records import FabricNode, Link, Record
 
@@ -14,12 +15,14 @@ _ATTRIBUTES = ("vendid=", "devid=", "sysimgguid=", "switchguid=", "caguid=", "rt
 _DEVICE = re.compile(r"devid=0x([0-9a-f]{1,8})\s*")
 _NODE = re.compile(
     r'(?P<kind>Switch|Ca|Rt)\s*(?P<ports>[0-9]{1,3})\s*"[SHR]-(?P<guid>[0-9a-f]{16})"\s*#\s*"(?P<name>.*)"'
+    # Generators of listings leave the LID out.
     r"(?: (?:enhanced|base) port 0 lid (?P<lid>[0-9]{1,5}) lmc [0-7])?\s*"
 )
 _CABLE = re.compile(
     r"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?:\([0-9a-f]{1,16}\))?\s*"  # this end
     r'"([SHR])-([0-9a-f]{16})"\[([0-9]{1,3})\](?:\[ext [0-9]+\])?(?: ?\([0-9a-f]{1,16}\))?\s*'  # the other
-    r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?".*"\s*lid [0-9]{1,5}\s*([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?'
+    r'#\s*(?:lid ([0-9]{1,5}) lmc [0-7]\s+)?"(.*)"\s*(?:lid [0-9]{1,5}\s*)?'
+    r"([0-9]{1,2}x|\?\?)(\?\?\?|[A-Z0-9]+)(?:\s.*)?"
 )
 Kind = Literal["switch", "adapter"]
 _KINDS: dict[str, Kind] = {"Switch": "switch", "Ca": "adapter"}
@@ -38,13 +41,10 @@ def read(text: str, where: str) -> Iterator[Record]:
     listing = Listing(text, where, "ibnetdiscover")
     block = _Block()
     listed: set[str] = set()
-    mentioned: dict[str, int] = {}
     found = False
     for number, line in listing:
         if line.startswith("[") and line[1:2].isdigit():
-            link = _link(listing, number, line, block)
-            if link and link.peer:
-                mentioned.setdefault(link.peer, number)
+            if link := _link(listing, number, line, block):
                 yield link
         elif line.startswith(("Switch", "Ca", "Rt")):
             node, kind = block.begin(listing, number, line)
@@ -58,20 +58,25 @@ def read(text: str, where: str) -> Iterator[Record]:
         raise listing.fault("HT-fabric-cut-off", "the file is cut off in the middle of a node", listing.last)
     if not found:
         raise listing.fault("HT-fabric-no-nodes", "no switch and no adapter in it: not the output of ibnetdiscover", 1)
-    if missing := mentioned.keys() - listed:
-        raise listing.cut_off(len(missing), f"{where}:{min(mentioned[guid] for guid in missing)}")
+    if missing := block.mentioned.keys() - listed:
+        raise listing.cut_off(len(missing), f"{where}:{min(block.mentioned[guid] for guid in missing)}")
     yield from listing.remarks()
 
 
 @dataclass(slots=True)
 class _Block:
-    """The node whose lines are being read: first its attributes, then its name, then its cables."""
+    """The node whose lines are being read: first its attributes, then its name, then its cables.
+
+    Attributes:
+        mentioned: the nodes at the end of cables so far, with the line of the first of these.
+    """
 
     node: re.Match[str] | None = None
     guid: str = ""
     kind: Kind | None = None
     device: int | None = None
     unnamed: bool = False
+    mentioned: dict[str, int] = field(default_factory=dict)
 
     def attribute(self, line: str) -> bool:
         """Read an attribute of the next node; False for any other line."""
@@ -86,7 +91,7 @@ class _Block:
     def begin(self, listing: Listing, number: int, line: str) -> tuple[re.Match[str], Kind | None]:
         """Read the line that names the node; the kind is None for a router."""
         self.node = _NODE.fullmatch(line)
-        if self.node is None or (self.node["kind"] == "Switch") != (self.node["lid"] is not None):
+        if self.node is None or (self.node["kind"] != "Switch" and self.node["lid"]):
             raise listing.fault("HT-fabric-bad-line", "not a node as ibnetdiscover lists it", number, line)
         self.unnamed = False
         self.guid, self.kind = self.node["guid"], _KINDS.get(self.node["kind"])
@@ -112,9 +117,12 @@ def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | Non
     found = _CABLE.fullmatch(line)
     if found is None:
         raise listing.fault("HT-fabric-bad-line", "not a cable as ibnetdiscover lists it", number, line)
-    port, peer_kind, peer, peer_port, lid, lanes, rate = found.groups()
+    port, peer_kind, peer, peer_port, lid, peer_name, lanes, rate = found.groups()
     width, speed = listing.lanes(number, lanes, rate)
     if peer_kind == "R" or block.kind is None:
         return None
+    # The section of a SHARP node, which takes no part, may be missing.
+    if not is_aggregation_name(peer_name):
+        block.mentioned.setdefault(peer, number)
     at = f"{listing.where}:{number}"
     return Link(block.guid, int(port), at, peer, int(peer_port), int(lid) if lid else None, width, speed)

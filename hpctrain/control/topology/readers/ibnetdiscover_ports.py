@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from hpctrain.control.topology.names import is_aggregation_node
 from hpctrain.control.topology.readers.listing import Listing
 from hpctrain.control.topology.records import FabricNode, Link, Record
 
@@ -59,7 +60,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         )
     if not nodes:
         raise listing.fault("HT-fabric-no-nodes", "no port in it: not the output of ibnetdiscover -p", 1)
-    if missing := nodes.keys() - listed:
+    if missing := {guid for guid in nodes.keys() - listed if not is_aggregation_node(nodes[guid])}:
         raise listing.cut_off(len(missing), next(node.where for guid, node in nodes.items() if guid in missing))
     yield from nodes.values()
     yield from listing.remarks()

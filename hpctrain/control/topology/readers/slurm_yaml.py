@@ -57,7 +57,7 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
             body = _keys(keys[kind], where, kind)
             groups = list((_tree if kind == "tree" else _blocks)(body, keys[kind], where))
         name = _text(keys, "topology", node, where)
-        topologies.append(Topology(name=name, groups=groups, default=_is_default(keys)))
+        topologies.append(Topology(name=name, groups=groups, default=_is_default(keys), kind=kind))
     taken, remarks = choose(topologies, choice, where)
     yield from remarks
     yield from check_groups(taken.groups, where)

@@ -15,8 +15,17 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.readers import forwarding, iblinkinfo, ibnetdiscover, ibnetdiscover_ports
 from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark
+from hpctrain.control.topology.summary import counts
 from support.refusals import refused
-from support.topology.infiniband_texts import DUMP_LFTS, IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS
+from support.topology.infiniband_texts import (
+    AGGREGATION,
+    DUMP_LFTS,
+    IBLINKINFO,
+    IBLINKINFO_LINE,
+    IBNETDISCOVER,
+    IBNETDISCOVER_PORTS,
+    OPENSM_LFTS,
+)
 
 Reader = Callable[[str, str], Iterator[Record]]
 _FABRICS: dict[str, tuple[Reader, str]] = {
@@ -142,6 +151,55 @@ def test_ibnetdiscover_of_two_hosts_without_a_switch() -> None:
     )
     fabric = build_fabric(ibnetdiscover.read(text, "f"))
     assert (fabric.hosts, fabric.lid.tolist(), fabric.bandwidth.tolist()) == (("n1", "n2"), [4, 5], [50e9, 50e9])
+
+
+def _lines(spine: str) -> str:
+    ends = [((0xC1, "n1 HCA-1", 1, 1), (0xA0, "leaf", 10, 1)), ((0xC2, "n2 HCA-1", 2, 1), (0xA0, "leaf", 10, 2))]
+    ends.append(((0xA0, "leaf", 10, 36), (0xB0, spine, 11, 1)))
+    both = [pair for one, other in ends for pair in ((one, other), (other, one))]
+    return "".join(IBLINKINFO_LINE.format(*one, other[0], other[2], other[3], other[1]) for one, other in both)
+
+
+@pytest.mark.parametrize(
+    ("spine", "hosts"),
+    [
+        ("MF0;spine-b:MSB7700/U1", 2),
+        ("SwitchX -  Mellanox Technologies", 2),
+        ("MT47396 Infiniscale-III Mellanox Technologies", 2),
+        ("Quantum Mellanox Technologies", 2),
+        ("n3 HCA-1", 3),
+    ],
+)
+def test_a_switch_with_one_cable_is_known_by_its_name(spine: str, hosts: int) -> None:
+    shown = counts(build_fabric(iblinkinfo.read(_lines(spine), "f")))
+    assert (shown["hosts"], shown["switches"], shown["links"]) == (hosts, 4 - hosts, 3)
+
+
+@pytest.mark.parametrize("tool", _FABRICS)
+def test_aggregation_nodes_are_not_counted_whether_they_are_listed_or_not(tool: str) -> None:
+    read, text = _FABRICS[tool]
+    before, cable, engine = AGGREGATION[tool]
+    with_cable = text.replace(before, cable + before, 1)
+    assert with_cable != text
+    for listed in (with_cable, with_cable + engine):
+        assert counts(build_fabric(read(listed, "f"))) == counts(build_fabric(read(text, "f")))
+
+
+def test_a_generated_listing_without_lids() -> None:
+    text = re.sub(" (?:enhanced|base) port 0 lid [0-9]+ lmc 0", "", IBNETDISCOVER)
+    found, plain = (build_fabric(ibnetdiscover.read(each, "f")) for each in (text, IBNETDISCOVER))
+    assert text != IBNETDISCOVER and found.lid.tolist() == [0, 0, 0, 4, 5]
+    assert (found.names, found.source.tolist(), found.warnings) == (plain.names, plain.source.tolist(), plain.warnings)
+    without = re.sub(r"lid [0-9]+ (?=4x)", "", re.sub("lid [0-9]+ lmc 0 ", "", text))
+    assert build_fabric(ibnetdiscover.read(without, "f")).source.tolist() == plain.source.tolist()
+
+
+def test_tables_that_opensm_dumps() -> None:
+    entries = [(each.switch, each.lid, each.port) for each in _of(Forward, list(forwarding.read(DUMP_LFTS, "f")))]
+    assert [(e.switch, e.lid, e.port) for e in _of(Forward, list(forwarding.read(OPENSM_LFTS, "f")))] == entries
+    for cut in (OPENSM_LFTS[: OPENSM_LFTS.rindex("5 lids")], OPENSM_LFTS.replace("5 lids", "6 lids")):
+        with pytest.raises(HpctrainError):
+            list(forwarding.read(cut, "f"))
 
 
 def test_iblinkinfo_of_switches_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hpctrain.common.cluster.host_list import expand_names
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.choice import Choice
+from hpctrain.control.topology.read import read_records
 from hpctrain.control.topology.readers import slurm, slurm_yaml
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 from support.refusals import refused
@@ -361,6 +363,23 @@ def test_another_kind_beside_a_tree_is_passed_over(kind: str) -> None:
     assert shape(slurm_yaml.read(text, "f")) == TREE
     remarks = [record for record in slurm_yaml.read(text, "f") if isinstance(record, Remark)]
     assert any(remark.where == "f:18" and kind in remark.text for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("RingName=r0 Nodes=n[1-8]\nRingName=r1 Nodes=n[9-16]\n", "ring"),
+        ("# rings\n  ringname = r0 Nodes=n[1-8]\n", "ring"),
+        ("TorusName=t0 Nodes=n[1-8]\n", "torus"),
+        ("- topology: a\n  ring:\n    rings:\n      - {ring: r0, nodes: n1}\n", "ring"),
+        ("- topology: a\n  torus3d: {}\n- topology: b\n  flat: true\n", "torus3d and flat"),
+    ],
+)
+def test_kinds_without_switches_are_named(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "topology").write_text(text)
+    with refused("HT-topology-no-groups", where=tmp_path / "topology", kind=kind) as caught:
+        list(read_records([tmp_path / "topology"]))
+    assert "ibnetdiscover" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["compute:inactive", "rack 7".replace(" ", "/"), "leaf@row(2)", "s*", "größe", "a=b"])
