@@ -154,7 +154,8 @@ def from_config(path: Path) -> Transformer:
         raise HpctrainError(
             "HT-transformer-unknown-type",
             "{path}: the kind {model!r} is not known",
-            nearest(kind, CONFIGS),
+            # Another kind in its place would be another network, however alike the names.
+            f"valid: {', '.join(CONFIGS)}",
             path=path,
             model=kind,
         )
@@ -263,13 +264,27 @@ class _Config:
             self.refuse("quantization_config")
         if self.values.get("pruned_heads"):
             self.refuse("pruned_heads")
-        # Other heads, such as those of classifiers and reward models, do not have the vocabulary's rows.
-        if _OTHER_HEAD.search(str(self.values.get("architectures"))):
-            self.refuse("architectures")
+        self._require_own_code()
         try:
             return _made(CONFIGS[self.kind](self))
         except HpctrainError as error:
             raise error if "path" in error.values else error.but(before=f"{self.path}: ") from None
+
+    def _require_own_code(self) -> None:
+        """Refuse classes that are not Transformers' own: forks, drafts for speculative decoding, and other heads, such
+        as those of classifiers, which do not have the vocabulary's rows.
+        """
+        own = re.compile(rf"{self.kind.replace('_', '')}(?:{_HEADS})", re.IGNORECASE)
+        listed = self.values.get("architectures") or []
+        if not all(own.fullmatch(str(each)) for each in (listed if isinstance(listed, list) else [listed])):
+            self.refuse("architectures")
+        code = {str(value) for key, value in _section(self.values, "auto_map").items() if key != "AutoTokenizer"}
+        taken_over = re.compile(rf"(?:.*--)?(?:modeling|configuration)_{self.kind}\.\w+")
+        if not all(self.kind in _TAKEN_OVER and taken_over.fullmatch(each) for each in code):
+            self.refuse("auto_map")
+        for key in _DRAFT:
+            if self.values.get(key) is not None:
+                self.refuse(key)
 
     def absent(self, *keys: str) -> None:
         """Refuse keys that make another network where they are true."""
@@ -419,7 +434,12 @@ _KV_HEADS = {"mistral": 8, "qwen2": 32}
 # The same for the window of attention. LlamaModel reads none, and that of Qwen2 is off unless ``use_sliding_window`` is
 # true.
 _WINDOW = {"mistral": 4096, "phi3": 0}
-_OTHER_HEAD = re.compile(r"For(?!CausalLM|MaskedLM|PreTraining)[A-Z]")
+# What follows a kind in the names of Transformers' classes that have the vocabulary's rows, or no head.
+_HEADS = "Model|ForCausalLM|ForMaskedLM|ForPreTraining|LMHeadModel"
+# Kinds that came with code of their own, which Transformers has taken over.
+_TAKEN_OVER = ("mpt", "phi3")
+# Keys of drafts for speculative decoding.
+_DRAFT = ("draft_vocab_size", "eagle_config", "medusa_num_heads", "speculators_config")
 _WINDOWS = ("full_attention", "sliding_attention")
 
 

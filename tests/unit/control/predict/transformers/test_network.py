@@ -67,10 +67,15 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
             {"kv_heads": 4, "mlp": 256},
         ),
         ({"model_type": "llama", **GROUPED, "architectures": ["LlamaForCausalLM"]}, LLAMA),
+        ({"model_type": "llama", **GROUPED, "architectures": ["LLaMAForCausalLM"], "auto_map": {}}, LLAMA),
         ({"model_type": "llama", **GROUPED, "sliding_window": 16}, LLAMA),
         ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8, "window": 4096}),
         ({"model_type": "mistral", **GROUPED, "sliding_window": None}, LLAMA),
         ({"model_type": "phi3", **GROUPED, "sliding_window": 16}, {**LLAMA, "window": 16}),
+        (
+            {"model_type": "phi3", **GROUPED, "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}},
+            LLAMA,
+        ),
         (
             {"model_type": "mistral", **GROUPED, "sliding_window": 16, "layer_types": ["full_attention"] * 2},
             LLAMA,
@@ -182,6 +187,20 @@ def test_each_kind_of_configuration_is_tested():
             {"key": "quantization_config"},
         ),
         ({"model_type": "gemma2", **GROUPED}, "unknown-type", {"model": "gemma2"}),
+        *(
+            ({"model_type": kind, **CONFIG, **GROUPED, **own}, "config-unsupported", {"key": next(iter(own))})
+            for kind, own in (
+                ("llama", {"architectures": ["LlamaForCausalLMEagle3"]}),
+                ("llama", {"architectures": ["MistralForCausalLM"]}),
+                ("llama", {"architectures": 5}),
+                ("gpt2", {"architectures": ["GPT2LMHeadCustomModel"]}),
+                ("bert", {"auto_map": {"AutoModel": "bert_layers.BertModel"}}),
+                ("gpt2", {"auto_map": {"AutoModelForCausalLM": "modeling_gpt2.GPT2LMHeadModel"}}),
+                ("phi3", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3_small.Phi3SmallForCausalLM"}}),
+                ("llama", {"draft_vocab_size": 32000}),
+                ("llama", {"speculators_config": {"algorithm": "eagle"}}),
+            )
+        ),
         ({"model_type": "falcon", "hidden_size": 64, "new_decoder_architecture": False}, "unknown-type", {}),
         ({"model_type": "t5", "d_model": 64}, "unknown-type", {"model": "t5"}),
         ({**MPT, "ffn_config": {"ffn_type": "mb_moe"}}, "mixture-of-experts", {"model": "mpt"}),
