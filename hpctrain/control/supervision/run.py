@@ -34,8 +34,9 @@ from hpctrain.control.supervision.interrupts import Interrupts
 _POLL_SECONDS = 0.1
 # Each rank has a record file, perhaps on a shared file system: at most a hundred of them are read each second.
 _POLLS_A_LOOK = 10
-# After one rank failed or died the launcher ends the others by itself, but Intel MPI's does not always.
-_FAILURE_GRACE_SECONDS = 5.0
+# After one rank failed or died the launcher ends the others by itself, but Intel MPI's does not always. A script's exit
+# handlers have ten seconds before that.
+_FAILURE_GRACE_SECONDS = 15.0
 # After its last record a rank still runs its exit handlers, and a launcher leaves MPI with all ranks or never.
 _FINALIZE_SECONDS = 60.0
 _TERMINATE_SECONDS = 10.0

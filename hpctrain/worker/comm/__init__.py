@@ -46,6 +46,8 @@ _current: Communicator | None = None
 _joined = _distributed = False
 # Whether the user was told that each rank trains alone.
 _mentioned = False
+# Whether the program that runs this script ends every rank where one raises an exception.
+_ends_ranks = False
 # The exception hook that init() replaced.
 _show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
@@ -175,6 +177,12 @@ def make_last_checks() -> None:
             _current.make_last_checks()
 
 
+def leave_errors_to_caller() -> None:
+    """Leave an uncaught exception of the script to the caller, who ends every rank after its exit handlers."""
+    global _ends_ranks
+    _ends_ranks = True
+
+
 def watch() -> None:
     """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent.
 
@@ -292,7 +300,7 @@ def _require_own_place(claim: LauncherClaim) -> None:
 def _abort_on_exception() -> None:
     """Make an uncaught exception end every rank: the others would wait for this one forever."""
     global _show
-    if _show is not None:
+    if _show is not None or _ends_ranks:
         return
     show = _show = sys.excepthook
 

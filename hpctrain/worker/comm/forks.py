@@ -63,6 +63,11 @@ def leave(status: int) -> None:
     """End a fork as Python does: wait for its threads, then run its own exit handlers. Does not return."""
     global _status
     _status = status
+    run_exit_handlers()
+
+
+def run_exit_handlers() -> None:
+    """Wait for this process's threads, then run its exit handlers, as Python does at the end of a program."""
     try:
         # Python itself calls this at its end, and multiprocessing in its forks.
         threading._shutdown()  # type: ignore[attr-defined]
@@ -73,7 +78,7 @@ def leave(status: int) -> None:
 
 def _end() -> NoReturn:
     flushed = _flush_streams()
-    _close_files()
+    close_files()
     os._exit(_status if flushed or _status else 120)  # as Python does
 
 
@@ -88,8 +93,8 @@ def _flush_streams() -> bool:
     return flushed
 
 
-def _close_files() -> None:
-    """Flush and close the files of this fork: os._exit skips their finalizers."""
+def close_files() -> None:
+    """Flush and close the files of this process: os._exit skips their finalizers."""
     made = [each for each in gc.get_objects() if issubclass(type(each), _FILE)]
     # A file that writes into another comes first: TextIOWrapper, GzipFile, BufferedWriter, FileIO.
     for each in sorted(made, key=_depth):

@@ -23,3 +23,9 @@ def leave_first() -> None:
     if _leave is not None:
         atexit.unregister(_leave)
         atexit.register(_leave)
+
+
+def forget() -> None:
+    """Leave the run no more at the interpreter's exit, in a rank that failed: leaving waits for the other ranks."""
+    if _leave is not None:
+        atexit.unregister(_leave)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import sys
@@ -26,6 +27,9 @@ if __name__ == "__main__":
     if (launcher := detect()) and launcher.name == SRUN:
         stopping.outlast_repeats()
     _listen(Path(sys.argv[1]))
+    # The interpreter's final collections would visit every object of the framework, for more than a second. The first
+    # exit handler is the last to run.
+    atexit.register(gc.freeze)
     from hpctrain.common.errors import HpctrainError
     from hpctrain.worker.train.rank import run_rank
 
@@ -35,6 +39,4 @@ if __name__ == "__main__":
         # This rank could not begin, so neither its log nor its record names the error.
         print(f"hpctrain: {error}", file=sys.stderr)
         code = error.exit_code
-    # The interpreter's final collections would visit every object of the framework, for more than a second.
-    gc.freeze()
     sys.exit(code)

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import runpy
 import socket
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import psutil
 
 from hpctrain.common.cluster.launcher import detect
-from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.private import private
@@ -33,7 +31,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
-from hpctrain.common.run.records import RankError, RankRecord, is_own_record, write_record
+from hpctrain.common.run.records import RankRecord, is_own_record, write_record
 from hpctrain.common.run.streams import mark_stderr
 from hpctrain.common.settings import COLUMNS
 from hpctrain.worker import comm
@@ -43,26 +41,12 @@ from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
+from hpctrain.worker.train import program_end
 from hpctrain.worker.train.debugger import look_at, use_debugger
+from hpctrain.worker.train.endings import Ending, describe, exit_status, record_fields
 from hpctrain.worker.train.place import bind_rank
+from hpctrain.worker.train.program_end import finish, from_script, limited, show
 from hpctrain.worker.verify.recorder import record_steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How a rank ended that is not done: an exit status other than 0, and the error as text.
-
-    ``resumable``: the work was asked to stop, and did with its state saved. ``refused``: hpctrain says what is wrong,
-    and another attempt would not help.
-    """
-
-    exit_code: int
-    kind: str
-    message: str
-    code: str = ""
-    resumable: bool = False
-    refused: bool = False
-
 
 _ENDED_AFTER_STOP = (
     "hpctrain: ht.should_stop() returned True, and the script ended with status 0, so the run counts as done; "
@@ -120,16 +104,18 @@ def run_rank(path: Path) -> int:
 
     def conclude(ending: Ending | None) -> int:
         try:
-            _update(directory, record, **_ending_fields(ending))
+            _update(directory, record, **record_fields(ending))
         except HpctrainError as error:
             # On a full disk only the launcher's stream is left.
             text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
             os.write(terminal, text.encode(errors="backslashreplace"))
             if ending is None or ending.resumable:
-                ending = _describe(error)
+                ending = describe(error)
         if ending is None or ending.resumable:
             return 0
         if launcher and launcher.size > 1:
+            with limited(functools.partial(_end_job, ending.exit_code)):
+                finish()
             _end_job(ending.exit_code)
         return ending.exit_code
 
@@ -178,9 +164,9 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
 
     def give_up(error: HpctrainError) -> None:
         with contextlib.suppress(OSError, ValueError):
-            _print_error(error, None)
+            print(f"hpctrain: {error}", file=sys.stderr)
         with contextlib.suppress(HpctrainError):
-            _update(directory, record, **_ending_fields(_describe(error)))
+            _update(directory, record, **record_fields(describe(error)))
         _end_job(error.exit_code)
 
     reports.record, reports.give_up = note, give_up
@@ -209,7 +195,8 @@ def _attempt(
                 comm.watch()
                 serve_torchrun_scripts(plan, rank)
                 serve_tensorflow_scripts(plan)
-                with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan))):
+                program_end.begin(script)
+                with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan, conclude))):
                     _run_script(script)
             finally:
                 recording.end()
@@ -220,27 +207,30 @@ def _attempt(
             train_recipe(plan, directory, joined)
             comm.make_last_checks()
     except BaseException as raised:
-        return _ending_by(raised, held, script)
+        return _ending_by(raised, held, script, conclude)
     return None
 
 
-def _ending_by(raised: BaseException, held: HeldDirectory, script: Script | None) -> Ending | None:
+def _ending_by(
+    raised: BaseException, held: HeldDirectory, script: Script | None, conclude: Callable[[Ending | None], int]
+) -> Ending | None:
     """What an exception makes of this rank; an error is printed to the log."""
     if isinstance(raised, SystemExit):
-        ending = _exit_status(raised)
+        ending = exit_status(raised)
         if script and ending and ending.resumable:
             try:
                 recording.stopped(stopping.asked(look=False) or "asked")
             except HpctrainError as fault:
-                return _describe(fault)
+                return describe(fault)
         return ending
     error = held.in_words(comm.explained(raised))
     if script is None and isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
-    with contextlib.suppress(OSError, ValueError):
-        _print_error(error, script)
-    look_at(error, _from_script(error, script))
-    return _describe(error)
+    ending = describe(error)
+    with limited(lambda: conclude(ending)):
+        show(error)
+    look_at(error, from_script(error))
+    return ending
 
 
 @contextlib.contextmanager
@@ -270,13 +260,13 @@ def _exit_in_good_order(conclude: Callable[[], int]) -> Iterator[None]:
         os._exit = leave
 
 
-def _end_script(held: HeldDirectory, rank: int, plan: Plan) -> Ending | None:
+def _end_script(held: HeldDirectory, rank: int, plan: Plan, conclude: Callable[[Ending | None], int]) -> Ending | None:
     """End a script at the line that it is at; an error is printed to the log and returned."""
     try:
         recording.end()
         _check_script(rank, plan.processes)
     except BaseException as raised:
-        return _ending_by(raised, held, plan.script)
+        return _ending_by(raised, held, plan.script, conclude)
     return None
 
 
@@ -300,85 +290,23 @@ def _run_script(script: Script) -> None:
         _variables = runpy.run_path(str(script.path), run_name="__main__")
     except BaseException as raised:
         if forks.is_fork():
-            _leave_fork(raised, script)
+            _leave_fork(raised)
         # Other ranks may wait for what comes after that line, and then name it.
         note_exit(raised.__traceback__)
         # An exit with status 0 is a good end, after which the last checks still come.
         if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             raise
     if forks.is_fork():
-        _leave_fork(None, script)
+        _leave_fork(None)
 
 
-def _leave_fork(error: BaseException | None, script: Script) -> None:
+def _leave_fork(error: BaseException | None) -> None:
     with contextlib.suppress(OSError, ValueError):
         if isinstance(error, SystemExit) and not isinstance(error.code, int | None):
             print(error.code, file=sys.stderr)
         elif error and not isinstance(error, SystemExit):
-            _print_error(error, script)
+            show(error)
     forks.leave(forks.exit_status(error))
-
-
-def _exit_status(stop: SystemExit) -> Ending | None:
-    if stop.code is None or stop.code == 0:
-        return None
-    if isinstance(stop.code, int):
-        message = f"exit status {stop.code}"
-        resumable = stop.code == stopping.RESUMABLE and stopping.asked(look=True) is not None
-        if stop.code == stopping.RESUMABLE and not resumable:
-            message += ", which says that it was stopped, but nobody asked it to stop"
-        return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)
-    with contextlib.suppress(OSError, ValueError):
-        print(stop.code, file=sys.stderr)
-    return Ending(exit_code=1, kind="SystemExit", message=str(stop.code))
-
-
-def _describe(error: BaseException) -> Ending:
-    kind = type(error).__name__
-    if not isinstance(error, HpctrainError):
-        return Ending(exit_code=1, kind=kind, message=f"{error}\n{_explain(error)}".rstrip("\n"))
-    refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
-    return Ending(exit_code=error.exit_code, kind=kind, message=error.advice, code=error.code, refused=refused)
-
-
-def _print_error(error: BaseException, script: Script | None) -> None:
-    if isinstance(error, HpctrainError):
-        print(f"hpctrain: {error}", file=sys.stderr)
-    else:
-        traceback.print_exception(type(error), error, _from_script(error, script))
-        print(_explain(error), end="", file=sys.stderr)
-
-
-def _explain(error: BaseException) -> str:
-    """A line on what one of PyTorch's own errors means to a script; empty if it needs no explanation."""
-    if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.division"):
-        explained: str = parallel.of_divided_tensors(error)
-        return explained and f"hpctrain: {explained}\n"
-    return ""
-
-
-def _from_script(error: BaseException, script: Script | None) -> TracebackType | None:
-    """The part of an error's traceback that begins in the user's script, without hpctrain's frames above it."""
-    if script and isinstance(error, SyntaxError) and error.filename == str(script.path):
-        # A syntax error names its place itself, and nothing of the script was executed.
-        return None
-    start = error.__traceback__
-    while script and start and start.tb_frame.f_code.co_filename != str(script.path):
-        start = start.tb_next
-    return start or error.__traceback__
-
-
-def _ending_fields(ending: Ending | None) -> dict[str, Any]:
-    if ending is None:
-        return {"status": "done", "ended": time.time()}
-    return {
-        "status": "resumable" if ending.resumable else "failed",
-        "ended": time.time(),
-        "exit_code": ending.exit_code,
-        "error": None
-        if ending.resumable
-        else RankError(type=ending.kind, message=ending.message, code=ending.code, refused=ending.refused),
-    }
 
 
 def _end_job(exit_code: int) -> None:
