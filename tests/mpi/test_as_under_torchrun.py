@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from support.interrupted_runs import started
 from support.launching import Launch
 
 pytest.importorskip("torch")
@@ -24,7 +27,9 @@ def files(folder: Path) -> dict[str, str]:
 def by_torchrun(folder: Path, program: Path) -> tuple[bool, dict[str, str]]:
     folder.mkdir()
     command = [*TORCHRUN, str(program)]
-    result = subprocess.run(command, check=False, cwd=folder, capture_output=True, timeout=300, stdin=subprocess.DEVNULL)
+    result = subprocess.run(
+        command, check=False, cwd=folder, capture_output=True, timeout=300, stdin=subprocess.DEVNULL
+    )
     return result.returncode == 0, files(folder)
 
 
@@ -33,3 +38,21 @@ def test_exit_status_and_files_are_those_of_torchrun(hpctrain: Launch, tmp_path:
     path = PROGRAMS / f"{program}.py"
     result = hpctrain("run", str(path), "-np", "2", "--run-dir", "run")
     assert (result.returncode == 0, files(tmp_path)) == by_torchrun(tmp_path / "reference", path), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [([], 0, "report: hpctrain report"), (["passes on"], 4, "to resume: hpctrain run --resume")],
+)
+def test_ctrl_c_is_a_keyboard_interrupt_in_each_rank(tmp_path: Path, words: list[str], status: int, told: str) -> None:
+    arguments = [str(PROGRAMS / "interrupted.py"), "-np", "2", "--run-dir", "run", "--", *words]
+    with started(tmp_path, arguments) as process:
+        logs = [tmp_path / "run" / "logs" / f"rank-{rank}.log" for rank in range(2)]
+        while not all(log.exists() and "begun" in log.read_text() for log in logs):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == status, output
+    assert told in output
+    assert files(tmp_path) == {"saved-0.txt": "state", "saved-1.txt": "state"}

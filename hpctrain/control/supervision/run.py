@@ -127,7 +127,7 @@ def run_ranks(
 def _run(job: RunningJob, follower: Follower, leave: Callable[[], str | None]) -> Failure | None:
     interrupts, rules, notice = job.run.interrupts, job.rules, job.run.audience.notice
     seconds = rules.stop.seconds
-    waits = False
+    waits = listens = False
     ended: int | None = None
     try:
         cut = job.wait(follower, lambda: bool(interrupts.received), leave)
@@ -142,7 +142,9 @@ def _run(job: RunningJob, follower: Follower, leave: Callable[[], str | None]) -
         ended = job.process.poll()
         if cut and interrupts.received:
             job.follow_moved_directory(follower)
-            waits = rules.stoppable or interrupts.received[0] in interrupts.asking or ranks_listen(job.directory)
+            listens = rules.stoppable or ranks_listen(job.directory)
+            # A script that does not listen gets Ctrl-C as a KeyboardInterrupt, as in a program of its own.
+            waits = listens or interrupts.received[0] in (*interrupts.asking, signal.SIGINT)
             if waits and _ask_to_stop(job.directory, interrupts.received[0], seconds, notice):
                 deadline = time.monotonic() + seconds
                 cut = job.wait(follower, lambda: interrupts.second_signal or time.monotonic() > deadline)
@@ -166,7 +168,8 @@ def _run(job: RunningJob, follower: Follower, leave: Callable[[], str | None]) -
         failure = _with_shortages(failure, job)
     if failure and interrupts.received:
         exit_code = RESUMABLE if waits or rules.resumable else 1
-        return _interrupted(failure, interrupts.received[0].name, cut=cut, exit_code=exit_code)
+        what = "all ranks saved their state and left" if listens else "all ranks have left"
+        return _interrupted(failure, interrupts.received[0].name, what, cut=cut, exit_code=exit_code)
     if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
         return _lost_launcher(failure, -ended)
     return failure
@@ -255,11 +258,11 @@ def _ask_to_stop(directory: RunDirectory, by: signal.Signals, seconds: float, no
     return True
 
 
-def _interrupted(failure: Failure, by: str, *, cut: bool, exit_code: int) -> Failure:
+def _interrupted(failure: Failure, by: str, what: str, *, cut: bool, exit_code: int) -> Failure:
     """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
     # The ranks' own account comes first: they may have saved their state and hung afterwards.
     if failure.stopped:
-        message = f"interrupted by {by}; all ranks saved their state and left"
+        message = f"interrupted by {by}; {what}"
         return replace(failure, code="HT-run-interrupted", message=message)
     if cut:
         message = f"interrupted by {by}; every process was ended"
@@ -407,7 +410,7 @@ class RunningJob:
         if self.never_met:
             return 0.0
         if len(records) == self.rules.ranks and not any(record.status == "running" for record in records):
-            return _FINALIZE_SECONDS
+            return _KILL_SECONDS if self.run.interrupts.received else _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
         if self.rules.fault_tolerant and any(
             record.status == "running" and record.rank not in dead for record in records

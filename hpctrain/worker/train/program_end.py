@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run import stopping
 from hpctrain.common.run.plan import Script
 from hpctrain.worker import comm
 from hpctrain.worker.comm import forks, leaving
@@ -22,13 +25,24 @@ from hpctrain.worker.comm import forks, leaving
 # What the exception hook and the exit handlers of a script may take, each. The launcher waits for longer.
 _SECONDS = 10.0
 
+# How many ranks look in a second for the file by which the launcher passes on Ctrl-C; each does once a second at most.
+_LOOKS = 100
+
 _script: Script | None = None
+_interrupted = False
+_over = threading.Event()
 
 
-def begin(script: Script) -> None:
-    """Prepare for the end of a script. Whatever hook it installs is called for its errors."""
+def begin(script: Script, stop: Path, ranks: int) -> None:
+    """Prepare for the end of a script. Whatever hook it installs is called for its errors.
+
+    Args:
+        stop: the file that asks the ranks to stop, by which Ctrl-C in the launcher's terminal reaches them.
+    """
     global _script
     _script = script
+    seconds = max(1.0, ranks / _LOOKS)
+    threading.Thread(target=_pass_on_interrupt, args=(stop, seconds), name="hpctrain-interrupt", daemon=True).start()
     comm.leave_errors_to_caller()
     # It runs after what the script registers. Python itself would miss files that only frozen objects hold.
     atexit.register(forks.close_files)
@@ -46,6 +60,32 @@ def show(error: BaseException) -> None:
         with contextlib.suppress(OSError, ValueError):
             traceback.print_exc()
             _print(type(error), error, error.__traceback__)
+
+
+def _pass_on_interrupt(stop: Path, seconds: float) -> None:
+    """Raise KeyboardInterrupt in the main thread once Ctrl-C was pressed, unless the script asks for stops itself."""
+    global _interrupted
+    while not _over.wait(seconds):
+        with contextlib.suppress(OSError):
+            if stopping.reason_in(stop) == signal.SIGINT.name and not stopping.listens():
+                # Leaving the run waits for ranks that are where this one left them.
+                _interrupted = True
+                leaving.forget()
+                # To the main thread itself, which may sleep.
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
+                return
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C was passed on to the script."""
+    return _interrupted
+
+
+def end() -> None:
+    """Pass on no interrupt from here on."""
+    _over.set()
 
 
 def finish() -> None:

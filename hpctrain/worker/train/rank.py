@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,7 +45,7 @@ from hpctrain.worker.train import program_end
 from hpctrain.worker.train.debugger import look_at, use_debugger
 from hpctrain.worker.train.endings import Ending, describe, exit_status, record_fields
 from hpctrain.worker.train.place import bind_rank
-from hpctrain.worker.train.program_end import finish, from_script, limited, show
+from hpctrain.worker.train.program_end import finish, from_script, limited, show, was_interrupted
 from hpctrain.worker.verify.recorder import record_steps
 
 _ENDED_AFTER_STOP = (
@@ -103,6 +103,7 @@ def run_rank(path: Path) -> int:
     _report_stalls(directory, record)
 
     def conclude(ending: Ending | None) -> int:
+        program_end.end()
         try:
             _update(directory, record, **record_fields(ending))
         except HpctrainError as error:
@@ -195,7 +196,7 @@ def _attempt(
                 comm.watch()
                 serve_torchrun_scripts(plan, rank)
                 serve_tensorflow_scripts(plan)
-                program_end.begin(script)
+                program_end.begin(script, directory.stop, plan.ranks)
                 with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan, conclude))):
                     _run_script(script)
             finally:
@@ -216,20 +217,27 @@ def _ending_by(
 ) -> Ending | None:
     """What an exception makes of this rank; an error is printed to the log."""
     if isinstance(raised, SystemExit):
-        ending = exit_status(raised)
-        if script and ending and ending.resumable:
-            try:
-                recording.stopped(stopping.asked(look=False) or "asked")
-            except HpctrainError as fault:
-                return describe(fault)
-        return ending
+        return _recorded(exit_status(raised), script)
     error = held.in_words(comm.explained(raised))
     if script is None and isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
     ending = describe(error)
+    if was_interrupted():
+        # Whatever a rank raises now: other ranks may be saving their state, and no error of the work ends the run.
+        ending = replace(ending, exit_code=stopping.RESUMABLE, resumable=True)
     with limited(lambda: conclude(ending)):
         show(error)
     look_at(error, from_script(error))
+    return _recorded(ending, script)
+
+
+def _recorded(ending: Ending | None, script: Script | None) -> Ending | None:
+    """The ending, after a script's stop was recorded."""
+    if script and ending and ending.resumable:
+        try:
+            recording.stopped(stopping.asked(look=True) or "asked")
+        except HpctrainError as fault:
+            return describe(fault)
     return ending
 
 
@@ -272,6 +280,9 @@ def _end_script(held: HeldDirectory, rank: int, plan: Plan, conclude: Callable[[
 
 def _check_script(rank: int, ranks: int) -> None:
     """Check now what can still fail a script's run: exit handlers come too late for the record. Collective."""
+    if was_interrupted():
+        # The ranks have ended at different places.
+        return
     comm.make_last_checks()
     comm.require_distributed(rank, ranks)
     if rank == 0 and stopping.stop_agreed():
