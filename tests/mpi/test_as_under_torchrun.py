@@ -56,3 +56,14 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_each_rank(tmp_path: Path, words: list
     assert process.returncode == status, output
     assert told in output
     assert files(tmp_path) == {"saved-0.txt": "state", "saved-1.txt": "state"}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_rank_0_reads_what_the_launcher_was_given(tmp_path: Path, launcher: str) -> None:
+    """torchrun itself has all ranks read from one pipe; mpirun gives it to rank 0."""
+    words = [str(PROGRAMS / "asks.py"), "-np", "2", "--run-dir", "run", "--launcher", launcher]
+    command = [sys.executable, "-m", "hpctrain", "run", *words]
+    result = subprocess.run(command, check=False, cwd=tmp_path, input=b"yes\nmore", stdout=subprocess.PIPE, timeout=100)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.startswith(b"go on? [y/n] ")
+    assert files(tmp_path) == {"answer-0.txt": "yesmore", "answer-1.txt": ""}

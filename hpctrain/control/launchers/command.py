@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import zlib
@@ -23,7 +24,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
-from hpctrain.common.settings import BACKEND, BACKEND_REASON, COLUMNS, HOST_TIMEOUT, REPLICAS, SHARE_GPUS
+from hpctrain.common.settings import BACKEND, BACKEND_REASON, COLUMNS, HOST_TIMEOUT, REPLICAS, SHARE_GPUS, STDIN
 from hpctrain.control.hosts.networks import keepalive_options
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder
 from hpctrain.control.planning.mesh import mesh_environment
@@ -126,6 +127,7 @@ class Command:
                     **self.environment_from(os.environ),
                     **(folder.environment if folder else {}),
                     **({COLUMNS.name: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}),
+                    **({STDIN.name: f"{socket.gethostname()}:/proc/{os.getpid()}/fd/0"} if _may_read_stdin() else {}),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -154,6 +156,11 @@ class Command:
             else:
                 lines[-1] += f" {shlex.quote(word)}"
         return "".join(files) + " \\\n  ".join([*lines, shlex.join(self.program)])
+
+
+def _may_read_stdin() -> bool:
+    """Whether this process has a standard input; a terminal's is that of the job in its foreground."""
+    return sys.stdin is not None and (not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp())
 
 
 def rank_environment(plan: Plan) -> dict[str, str]:

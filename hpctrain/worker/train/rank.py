@@ -33,7 +33,7 @@ from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankRecord, is_own_record, write_record
 from hpctrain.common.run.streams import mark_stderr
-from hpctrain.common.settings import COLUMNS
+from hpctrain.common.settings import COLUMNS, STDIN
 from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
@@ -82,6 +82,7 @@ def run_rank(path: Path) -> int:
     stopping.watch(directory.stop, held.lost)
     forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
+    _take_input(rank)
     faulthandler.enable()
     if rank == 0:
         mark_stderr()
@@ -151,6 +152,22 @@ def _redirect_output(log: Path) -> tuple[int, int]:
     length = os.fstat(file).st_size
     os.close(file)
     return terminal, length
+
+
+def _take_input(rank: int) -> None:
+    """Read what ``hpctrain run`` was given to read, in rank 0 on its host; elsewhere there is nothing to read.
+
+    mpirun would pass on the text, and some of its versions not the end of it, for which a script then waits for ever.
+    """
+    host, _, path = (STDIN.read() or "").partition(":")
+    try:
+        if rank > 0 or host != socket.gethostname():
+            raise OSError
+        file = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        file = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(file, 0)
+    os.close(file)
 
 
 def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
