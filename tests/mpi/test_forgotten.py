@@ -8,6 +8,7 @@ import re
 import pytest
 
 from hpctrain.common.run.streams import without_marks
+from support.refusals import codes
 
 pytest.importorskip("torch")
 
@@ -100,3 +101,58 @@ def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path
         return
     assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-parameters-differ")
     assert re.search(r"step 3\b.*'bias'", summary["failure"]["message"])
+
+
+GROUP = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(6):
+    optimizer.zero_grad()
+    x = torch.randn(4, 8)
+    {step}
+    optimizer.step()
+dist.barrier()
+"""
+# A metric is averaged, and the gradients are not.
+ALONE = """loss = model(x).square().mean()
+    loss.backward()
+    dist.all_reduce(loss.detach())"""
+# Each rank has one of two layers, of equal shapes.
+STAGES = """y = x.requires_grad_()
+    if rank == 0:
+        y = model(x)
+        dist.send(y.detach(), 1)
+        gradient = torch.empty_like(y)
+        dist.recv(gradient, 1)
+        y.backward(gradient)
+    else:
+        dist.recv(x.data, 0)
+        model(x).square().mean().backward()
+        dist.send(x.grad, 0)"""
+# Parameters are averaged now and then.
+LOCAL = """model(x).square().mean().backward()
+    if step == 3:
+        for each in model.parameters():
+            dist.all_reduce(each.data)
+            each.data /= 2"""
+# A rank alone trains.
+ONE = """if rank == 1:
+        break
+    model(x).square().mean().backward()"""
+
+
+@pytest.mark.parametrize(
+    ("step", "status"),
+    [(ALONE, 1), *(pytest.param(each, 0, marks=pytest.mark.long) for each in (STAGES, LOCAL, ONE))],
+)
+def test_ranks_with_a_group_that_each_train_a_model_are_told_so(hpctrain, tmp_path, step, status):
+    (tmp_path / "script.py").write_text(GROUP.format(step=step))
+    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
+    assert result.returncode == status, result.stdout
+    assert ("HT-ranks-trained-alone" in codes(result.stdout)) == bool(status)

@@ -44,6 +44,8 @@ _MARGIN_SECONDS = 10
 _current: Communicator | None = None
 # Whether this process has ever joined a run, and whether it has trained with the other ranks of one.
 _joined = _distributed = False
+# Whether the script has imported a library by which ranks train together without hpctrain.
+_knows_others = False
 # Whether the user was told that each rank trains alone.
 _mentioned = False
 # Whether the program that runs this script ends every rank where one raises an exception.
@@ -80,7 +82,7 @@ def init(backend: str | None = None) -> Communicator:
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
-    global _current, _joined, _distributed
+    global _current, _joined, _distributed, _knows_others
     if _current is None:
         wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
@@ -96,7 +98,7 @@ def init(backend: str | None = None) -> Communicator:
             _abort_on_exception()
         if not _joined:
             # Asked before hpctrain itself imports some of them.
-            _distributed = others_imported()
+            _distributed = _knows_others = others_imported()
         _current = _connect(wanted, launcher)
         _joined = True
         watch()
@@ -175,6 +177,11 @@ def make_last_checks() -> None:
         # After a rank's death there is nothing left to compare, and the others have finished their work.
         with contextlib.suppress(RanksLostError):
             _current.make_last_checks()
+
+
+def knows_others() -> bool:
+    """Whether the script had imported a library by which ranks train together when it joined the run."""
+    return _knows_others
 
 
 def leave_errors_to_caller() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.run import stopping
-from hpctrain.common.run.records import RankError
+from hpctrain.common.run.records import OwnTraining, RankError
 from hpctrain.worker.train.program_end import explanation
 
 
@@ -54,7 +54,7 @@ def describe(error: BaseException) -> Ending:
 
 def record_fields(ending: Ending | None) -> dict[str, Any]:
     if ending is None:
-        return {"status": "done", "ended": time.time()}
+        return {"status": "done", "ended": time.time(), "trained": _own_training()}
     return {
         "status": "resumable" if ending.resumable else "failed",
         "ended": time.time(),
@@ -63,3 +63,12 @@ def record_fields(ending: Ending | None) -> dict[str, Any]:
         if ending.resumable
         else RankError(type=ending.kind, message=ending.message, code=ending.code, refused=ending.refused),
     }
+
+
+def _own_training() -> OwnTraining | None:
+    alone = sys.modules.get("hpctrain.worker.adapters.torch.alone")
+    # The script is done. What it has left may be in any state.
+    with contextlib.suppress(Exception):
+        found: OwnTraining | None = alone and alone.own_training()
+        return found
+    return None

@@ -50,6 +50,10 @@ def join_default_group(asked: str | None = None) -> Communicator:
     require_default_group(comm)
     set_torchrun_variables(comm)
     _record_steps(comm)
+    if comm.backend == "mpi":
+        from hpctrain.worker.adapters.torch import alone
+
+        alone.watch(comm)
     return comm
 
 
