@@ -73,20 +73,25 @@ def script_variables(plan: Plan, rank: int) -> dict[str, str]:
 
 
 def _give_default_group(module: ModuleType) -> None:
-    """Make ``init_process_group`` for all ranks join the run's default group."""
-    original = module.init_process_group
-
-    @functools.wraps(original)
-    def joining(*arguments: Any, **settings: Any) -> None:
-        from hpctrain.worker.adapters.torch.default_group import init_process_group
-
-        init_process_group(original, *arguments, **settings)
-
-    # The last has it already where something imported PyTorch before this rank's program, as a sitecustomize.py may.
+    """Make ``init_process_group`` for all ranks join the run's default group, which has the name that it asks for."""
+    # The last has them already where something imported PyTorch before this rank's program, as a sitecustomize.py may.
     others = map(sys.modules.get, ("torch.distributed", "torch.distributed.device_mesh"))
-    for namespace in (module, *others):
-        if namespace is not None and hasattr(namespace, "init_process_group"):
-            namespace.init_process_group = joining  # type: ignore[attr-defined]
+    namespaces = [module, *(other for other in others if other is not None)]
+    for name in ("init_process_group", "get_backend", "get_backend_config", "new_group"):
+        wrapped = _through_default_group(name, getattr(module, name))
+        for namespace in namespaces:
+            if hasattr(namespace, name):
+                setattr(namespace, name, wrapped)
+
+
+def _through_default_group(name: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def calling(*arguments: Any, **settings: Any) -> Any:
+        from hpctrain.worker.adapters.torch import default_group
+
+        return getattr(default_group, name)(original, *arguments, **settings)
+
+    return calling
 
 
 def _require_store(module: ModuleType) -> None:

@@ -18,11 +18,16 @@ from hpctrain.worker.adapters.torch.recording import learning_rate
 from hpctrain.worker.comm import Communicator, current, forks
 from hpctrain.worker.comm.forgotten import note_own_group
 from hpctrain.worker.comm.process_group import require_default_group
+from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
 from hpctrain.worker.comm.torchrun import set_torchrun_variables
 
+# The groups of --backend nccl, whose collectives are NCCL's or Gloo's by the device of a tensor.
+_ON_BOTH = "cpu:gloo,cuda:nccl"
+
 _records = False
-# Whether the script has asked for the default group that there is.
+# Whether the script has asked for the default group that there is, and the backend that it named.
 _asked = False
+_named: str | None = None
 
 
 def join_default_group(asked: str | None = None) -> Communicator:
@@ -63,7 +68,7 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     Raises:
         HpctrainError: another rank or number of ranks than the run has; or as :func:`join_default_group`.
     """
-    global _asked
+    global _asked, _named
     _asked = _asked and dist.is_initialized()
     given = inspect.signature(original).bind(*arguments, **settings).arguments
     own = given.get("store") is not None or given.get("init_method") not in (None, "env://", _own_address())
@@ -78,7 +83,8 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     backend, limit = given.get("backend"), given.get("timeout")
     if limit is not None:
         os.environ[TIMEOUT.name] = f"{limit.total_seconds():g}"
-    comm = join_default_group(None if backend is None else str(backend))
+    _named = None if backend is None else str(backend)
+    comm = join_default_group(_named)
     _asked = True
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
@@ -90,6 +96,29 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
                 value=given[name],
                 found=found,
             )
+
+
+def get_backend(original: Callable[..., str], *arguments: Any, **settings: Any) -> dist.Backend:
+    """``get_backend``: of the run's groups the name that the script asked for, by which libraries choose what they do.
+
+    A script that named none is told a name that those know which wrap a model for some backends only.
+    """
+    found = original(*arguments, **settings)
+    shown = {NAME: _named or "mpi", _ON_BOTH: _named or found}
+    return dist.Backend(shown.get(found, found))
+
+
+def get_backend_config(original: Callable[..., str], *arguments: Any, **settings: Any) -> str:
+    """``get_backend_config``: with the same name."""
+    return original(*arguments, **settings).replace(NAME, _named or "mpi")
+
+
+def new_group(original: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """``new_group``: of the run's own kind where the script asks for the one that its default group seems to be."""
+    bound = inspect.signature(original).bind(*arguments, **settings)
+    if bound.arguments.get("backend") == (_named or "mpi") and isinstance(dist.group.WORLD, HpctrainGroup):
+        bound.arguments["backend"] = None
+    return original(*bound.args, **bound.kwargs)
 
 
 def _own_address() -> str:

@@ -101,7 +101,7 @@ class Groups:
     def free(self) -> None:
         """Destroy the remaining groups. Collective over all ranks."""
         global _groups
-        if dist.is_initialized() and dist.get_backend() == NAME:
+        if isinstance(dist.group.WORLD, HpctrainGroup):
             dist.destroy_process_group()
         for group in self._made:
             group.shutdown()

@@ -284,8 +284,9 @@ class HpctrainGroup(dist.ProcessGroup):
         """Leave the group. Collective over it; ``destroy_process_group`` calls it."""
         self._engine.free()
 
-    def monitored_barrier(self, *arguments: Any, **settings: Any) -> NoReturn:
-        _refuse("monitored_barrier")
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        """Wait for all ranks; the run itself names those that do not come."""
+        self.barrier().wait()
 
     def split_group(self, *arguments: Any, **settings: Any) -> NoReturn:
         _refuse("split_group")
