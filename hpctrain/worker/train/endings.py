@@ -69,6 +69,7 @@ def _own_training() -> OwnTraining | None:
     alone = sys.modules.get("hpctrain.worker.adapters.torch.alone")
     # The script is done. What it has left may be in any state.
     with contextlib.suppress(Exception):
-        found: OwnTraining | None = alone and alone.own_training()
-        return found
+        if alone:
+            found: OwnTraining | None = alone.own_training()
+            return found
     return None

@@ -54,5 +54,5 @@ def own_training() -> OwnTraining | None:
         return None
     values = xxhash.xxh3_64()
     for each in _parameters:
-        values.update(each.detach().cpu().contiguous().view(torch.uint8).numpy())
+        values.update(each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return OwnTraining(shapes=str([tuple(each.shape) for each in _parameters]), values=values.hexdigest())
