@@ -3,25 +3,68 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.bench_mesh import MeshesOption, memory, mesh_step
-from hpctrain.cli.bench_options import BATCHES, ModelOption, Ranks, TimedSteps, print_tables
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.utf8 import json_text
-from hpctrain.report.say import answer
+from hpctrain.report.say import answer, tell, terminal
+
+if TYPE_CHECKING:
+    from hpctrain.common.run.plan import HostOptions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,102400000,256M"
+
+
+class ModelOption(StrEnum):
+    """The networks of ``bench step``."""
+
+    convnet = "convnet"
+    resnet50 = "resnet50"
+    transformer = "transformer"
+    gpt = "gpt"
+    digits = "digits"
+
+
+# Samples a rank that one core computes in well under a second.
+_BATCHES = {
+    ModelOption.convnet: 16,
+    ModelOption.resnet50: 8,
+    ModelOption.transformer: 8,
+    ModelOption.gpt: 8,
+    ModelOption.digits: 32,
+}
+
+Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks (2, or the hosts' slots).")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TimedSteps:
+    """The training steps that ``bench step --sweep`` times.
+
+    Attributes:
+        samples: of a rank in each step.
+        rounds: the number of steps of each variant.
+        image_size: the side length of the images in pixels; None for 64.
+    """
+
+    ranks: int | None
+    hosts: HostOptions
+    model: ModelOption
+    samples: int
+    rounds: int
+    image_size: int | None
 
 
 class PrecisionOption(StrEnum):
@@ -40,7 +83,18 @@ class NetworkOption(StrEnum):
     resnet101 = "resnet101"
 
 
-app.command()(memory)
+# Below this load average, a measurement counts as undisturbed.
+_QUIET = 0.5
+
+
+def _print_tables(*tables: object, left_out: Mapping[str, str], load: float) -> None:
+    """Print tables, with warnings about what was not measured and about other processes."""
+    for table in tables:
+        terminal().print(table)
+    if load > _QUIET:
+        tell(f"other processes were running: the load was {load} before; measure again when it is near 0")
+    for name, why in left_out.items():
+        tell(f"left out: {name}: {why}")
 
 
 @app.callback()
@@ -110,7 +164,7 @@ def allreduce(
     if as_json:
         answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows, "left_out": left_out}))
         return
-    print_tables(*tables, left_out=left_out, load=max(loads))
+    _print_tables(*tables, left_out=left_out, load=max(loads))
 
 
 @app.command()
@@ -150,7 +204,7 @@ def collectives(
     if as_json:
         answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows}))
         return
-    print_tables(*tables, left_out={}, load=max(loads))
+    _print_tables(*tables, left_out={}, load=max(loads))
 
 
 @app.command()
@@ -174,13 +228,11 @@ def step(
     precision: Annotated[
         PrecisionOption, typer.Option(help="Precision of the forward and backward pass; for --sweep.")
     ] = PrecisionOption.float32,
-    mesh: MeshesOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Time one training step without communication (the limit), with Horovod's own optimizer, with PyTorch's
     DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Also time the supervision of
     training: the guard's check, divided by the 100 steps between two checks, and everything that it adds to a step.
-    With --mesh, time a step under each mesh instead, next to data parallelism and to no communication at all.
     """
     from hpctrain.common.run.plan import HostOptions
     from hpctrain.control.programs.bench import measure
@@ -193,18 +245,9 @@ def step(
             "leave it out, or add --model resnet50",
             model=model,
         )
-    samples = batch or BATCHES[model]
+    samples = batch or _BATCHES[model]
     options = HostOptions(**hosts.given())
-    steps = TimedSteps(ranks=ranks, hosts=options, model=model, samples=samples, rounds=rounds, image_size=image_size)
-    if mesh and not sweep and precision == PrecisionOption.float32:
-        mesh_step(mesh, steps, as_json=as_json)
-        return
-    if mesh:
-        raise HpctrainError(
-            "HT-bench-mesh-with-other-steps",
-            "--mesh is for steps in float32 with one batch",
-            "leave out --sweep and --precision",
-        )
+    steps = _TimedSteps(ranks=ranks, hosts=options, model=model, samples=samples, rounds=rounds, image_size=image_size)
     if sweep:
         _sweep(steps, precision, as_json=as_json)
         return
@@ -224,10 +267,10 @@ def step(
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
     table = step_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
-    print_tables(table, left_out=measured["left_out"], load=measured["load"])
+    _print_tables(table, left_out=measured["left_out"], load=measured["load"])
 
 
-def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> None:
+def _sweep(steps: _TimedSteps, precision: PrecisionOption, *, as_json: bool) -> None:
     """Time steps without communication at several batch sizes, which calibrate a prediction."""
     from hpctrain.control.predict.sweep import make_sweep
     from hpctrain.control.programs.bench import measure
@@ -249,7 +292,7 @@ def _sweep(steps: TimedSteps, precision: PrecisionOption, *, as_json: bool) -> N
     if as_json:
         answer(json_text({"sweeps": [made.model_dump()], "load": measured["load"]}))
         return
-    print_tables(sweep_table(made), left_out={}, load=measured["load"])
+    _print_tables(sweep_table(made), left_out={}, load=measured["load"])
 
 
 @app.command()
@@ -287,7 +330,7 @@ def loader(
         answer(json_text({"image_size": image_size, "rounds": rounds, **about, "rows": rows}))
         return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
-    print_tables(loader_table(rows, title), stages_table(rows), left_out={}, load=measured["load"])
+    _print_tables(loader_table(rows, title), stages_table(rows), left_out={}, load=measured["load"])
 
 
 @app.command()
@@ -329,4 +372,4 @@ def checkpoint(
     what = f"{model} with momentum, {measured['bytes'] / 1e6:.0f} MB"
     title = f"a checkpoint of {what}, by {ranks} ranks, {rounds} rounds"
     table = checkpoint_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
-    print_tables(table, left_out={}, load=measured["load"])
+    _print_tables(table, left_out={}, load=measured["load"])

@@ -6,9 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpctrain.common.recipes.sections import Optimizer
-from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -19,7 +16,7 @@ Seconds = Mapping[str, Sequence[float]]
 
 COPY = "copy"
 OURS = "mpi"
-LIMIT, DATA_PARALLEL = "no communication", "data parallel"
+LIMIT = "no communication"
 LOADER, DECODING = "hpctrain", "decoding alone"
 SAVE, WAITS = "torch.save", "hpctrain, training waits"
 DISK = ("disk, one file", "disk, a file a rank")
@@ -51,52 +48,6 @@ def step_rows(seconds: Seconds) -> list[Row]:
         }
         for name, times in seconds.items()
     ]
-
-
-def mesh_rows(seconds: Seconds, samples: int, tokens_each: int | None) -> list[Row]:
-    """The rows of ``bench step --mesh``, one per mesh.
-
-    Args:
-        samples: the samples of one step over all ranks.
-        tokens_each: the tokens of one sample; None for images.
-    """
-    unit = "samples_per_s" if tokens_each is None else "tokens_per_s"
-    return [
-        {
-            "variant": name,
-            "median_s": statistics.median(times),
-            unit: samples * (tokens_each or 1) / statistics.median(times),
-            "ratio_to_limit": ratio(seconds, name, LIMIT),
-            "ratio_to_data_parallel": ratio(seconds, name, DATA_PARALLEL),
-        }
-        for name, times in seconds.items()
-    ]
-
-
-def memory_rows(measured: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """The rows of ``bench memory``, one per variant, in bytes of the rank that has most.
-
-    Args:
-        measured: by variant: ``parameters``, ``gradients``, ``optimizer`` (the most of each), ``state`` (their most at
-            one moment), ``peak``, ``zero``, ``shards`` (ranks along dp_shard), and ``own_parameters``, how many
-            parameters a rank has a part in.
-    """
-    each = bytes_of_parameter(Optimizer(name="adamw", learning_rate=1e-4))
-    rows = []
-    for name, found in measured.items():
-        stage: Any = found["zero"]
-        formula = zero_bytes(found["own_parameters"], each, stage=stage, ranks=int(found["shards"])).total
-        rows.append(
-            {
-                "variant": name,
-                **{f"{kind}_bytes": found[kind] for kind in ("parameters", "gradients", "optimizer", "state")},
-                "formula_bytes": formula,
-                "ratio_to_formula": found["state"] / formula,
-                "ratio_to_replicas": found["state"] / measured["replicas"]["state"],
-                "rest_of_peak_bytes": found["peak"] - found["state"],
-            }
-        )
-    return rows
 
 
 def loader_rows(
@@ -232,37 +183,6 @@ def step_table(rows: Sequence[Row], title: str) -> Table:
     for row in rows:
         ratios = (row["ratio_to_limit"], row["ratio_to_horovod"], row["ratio_to_ddp"])
         table.add_row(row["variant"], time_text(row["median_s"]), *map(ratio_text, ratios))
-    return table
-
-
-def mesh_table(rows: Sequence[Row], title: str) -> Table:
-    """The table of :func:`mesh_rows`."""
-    from rich.table import Table
-
-    unit = "tokens" if "tokens_per_s" in rows[0] else "samples"
-    table = Table("mesh", "median", f"{unit}/s", "to the limit", "to data parallel", title=title)
-    for row in rows:
-        ratios = (row["ratio_to_limit"], row["ratio_to_data_parallel"])
-        rate = f"{row[f'{unit}_per_s']:.4g}"
-        table.add_row(row["variant"], time_text(row["median_s"]), rate, *map(ratio_text, ratios))
-    return table
-
-
-def memory_table(rows: Sequence[Row], title: str) -> Table:
-    """The table of :func:`memory_rows`, in MB."""
-    from rich import box
-    from rich.table import Table
-
-    caption = "together: the most at one moment; ratio: of it to the formula; rest: of the process's peak"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("variant", no_wrap=True)
-    for column in ("param.", "grad.", "optim.", "together", "formula", "ratio", "rest"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        kinds = ("parameters", "gradients", "optimizer", "state", "formula")
-        sizes = [f"{row[f'{kind}_bytes'] / 1e6:.1f}" for kind in kinds]
-        rest = f"{row['rest_of_peak_bytes'] / 1e6:.1f}"
-        table.add_row(row["variant"], *sizes, ratio_text(row["ratio_to_formula"]), rest)
     return table
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.load import load_recipe
+from hpctrain.control.planning.mesh import SHARDING
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import memory
 from support.launching import Launch
@@ -93,12 +95,18 @@ def test_a_checkpoint_and_what_it_is_measured_against(hpctrain: Launch, tmp_path
     assert not list(tmp_path.glob("hpctrain-bench-*"))
 
 
+def printed(hpctrain: Launch, script: str, ranks: int, *arguments: str) -> list[dict[str, Any]]:
+    """What rank 0 of a script of benchmarks/ prints."""
+    path = Path(__file__).parents[2] / "benchmarks" / script
+    options = ("-np", str(ranks), "--backend", "mpi", "--oversubscribe", "--tracking", "none", "--")
+    result = hpctrain("run", str(path), *options, *arguments, timeout=600, **SHARDING)
+    assert result.returncode == 0, result.stdout
+    return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+
+
 @pytest.mark.thorough
 def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
-    result = hpctrain("bench", "memory", "-np", "4", "--batch", "1", "--json", timeout=600)
-    assert result.returncode == 0, result.stdout
-    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
-    rows = {row["variant"]: row for row in measured["rows"]}
+    rows = {row["variant"]: row for row in printed(hpctrain, "rank_memory.py", 4, "gpt", "1")}
     # GPT of 6 blocks of width 384 (12 w^2 in linear layers, 2 w in normalisations), 2048 tokens, 64 positions
     parameters = 4 * (6 * (12 * 384**2 + 2 * 384) + (2048 + 64 + 1) * 384)
     # Rajbhandari et al. 2020: AdamW keeps twice the parameters
@@ -106,22 +114,19 @@ def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
     for name, (of_parameters, of_gradients, of_state) in shares.items():
         formula = parameters / of_parameters + parameters / of_gradients + 2 * parameters / of_state
         row = rows[name]
-        assert row["formula_bytes"] == formula
-        assert row["state_bytes"] == pytest.approx(formula, rel=0.1)
-        assert row["optimizer_bytes"] == pytest.approx(2 * parameters / 4, rel=0.01)
+        assert row["formula"] == formula
+        assert row["state"] == pytest.approx(formula, rel=0.1)
+        assert row["optimizer"] == pytest.approx(2 * parameters / 4, rel=0.01)
         # one rank has all of it, as each replica has
         assert row["ratio_to_replicas"] == pytest.approx(formula / (4 * parameters), rel=0.1)
-        assert row["rest_of_peak_bytes"] > 0
-    assert rows["replicas"]["state_bytes"] == pytest.approx(4 * parameters, rel=0.01)
+        assert row["rest_of_peak"] > 0
+    assert rows["replicas"]["state"] == pytest.approx(4 * parameters, rel=0.01)
     for name in ("tp 4", "tp 2, ZeRO 3"):
         assert rows[name]["ratio_to_formula"] == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.thorough
 def test_memory_of_two_ranks_is_that_of_the_closed_forms(hpctrain: Launch):
-    result = hpctrain("bench", "memory", "-np", "2", "--batch", "4", "--json", timeout=600)
-    assert result.returncode == 0, result.stdout
-    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
     network = GptSettings(layers=6, heads=8, width=384, context=64, vocabulary=2048).transformer
     variants = {
         "replicas": [],
@@ -132,26 +137,21 @@ def test_memory_of_two_ranks_is_that_of_the_closed_forms(hpctrain: Launch):
         "ZeRO 3, recompute": ["mesh.dp_shard=2", "sharding.recompute=true"],
         "tp 2": ["mesh.tp=2"],
     }
-    for row in measured["rows"]:
+    for row in printed(hpctrain, "rank_memory.py", 2, "gpt", "4"):
         recipe = load_recipe("gpt2-124m", ["precision=float32", *variants.pop(row["variant"])])
         layout = replace(Layout.of_recipe(recipe, 2), micro_batch=4, micro_batches=1)
         # Resident memory, of which libraries take some, and an update on CPUs that takes one parameter after the other.
-        peak = row["state_bytes"] + row["rest_of_peak_bytes"]
+        peak = row["state"] + row["rest_of_peak"]
         assert memory(network, layout).allocated / peak == pytest.approx(1, abs=0.2), row
     assert not variants
 
 
 @pytest.mark.thorough
 def test_a_step_under_meshes(hpctrain: Launch):
-    meshes = ("--mesh", "dp_shard=2", "--mesh", "tp=2", "--mesh", "pp=2")
-    arguments = ("-np", "2", "--model", "gpt", "--rounds", "1", "--batch", "1", "--json")
-    result = hpctrain("bench", "step", *arguments, *meshes)
-    assert result.returncode == 0, result.stdout
-    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
-    variants = [row["variant"] for row in measured["rows"]]
-    assert variants == ["no communication", "data parallel", "dp_shard 2", "tp 2", "pp 2"]
-    for row in measured["rows"]:
-        assert row["tokens_per_s"] == pytest.approx(2 * 64 / row["median_s"])
+    rows = printed(hpctrain, "mesh_steps.py", 2, "gpt", "1", "1", "dp_shard=2", "tp=2", "pp=2")
+    assert [row["variant"] for row in rows] == ["no communication", "data parallel", "dp_shard 2", "tp 2", "pp 2"]
+    for row in rows:
+        assert row["samples_per_s"] == pytest.approx(2 / row["median_s"])
         assert row["ratio_to_data_parallel"] > 0
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.common.run.plan import HostOptions, Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
@@ -58,7 +57,6 @@ def measure(
     *arguments: str,
     backend: str = "mpi",
     hosts: HostOptions = HostOptions(),
-    environment: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Run one of hpctrain.worker.bench's programs, started and bound as ``hpctrain run`` does it.
 
@@ -92,8 +90,7 @@ def measure(
         folder = Path(name)
         out = folder / "measured.json"
         work = Script(path=path, arguments=(str(out), *arguments))
-        start = Start(environment=dict(environment))
-        request = TrainingRequest(work=work, backend=backend, host_options=hosts, start=start)
+        request = TrainingRequest(work=work, backend=backend, host_options=hosts)
         plan = make_plan(request, machine, arranged)
         # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
         launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None

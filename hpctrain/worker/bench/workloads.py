@@ -9,10 +9,7 @@ import torch
 from torch import nn
 
 from hpctrain.common.recipes.gpt import BENCHED
-from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.worker.adapters.data_ranks import data_place, set_mesh
 from hpctrain.worker.bench.in_turn import Call
-from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.torch_digits import digits_cnn
 from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.models.torch_resnet import resnet50
@@ -79,18 +76,6 @@ def workload(model: str, *, batch: int, image_size: int, rank: int) -> BenchWork
     # Channels innermost, as in recipes: on a GPU a step takes almost twice as long with them outermost.
     x = torch.rand(batch, size, size, 3, generator=random).movedim(-1, 1)
     return BenchWorkload(build=_seeded(build), x=x, y=torch.randint(0, classes, (batch,), generator=random))
-
-
-def shared_workload(comm: Communicator, mesh: Mesh, model: str, *, batch: int, image_size: int) -> BenchWorkload:
-    """A network with this rank's part of a batch, under a mesh that the ranks have from then on.
-
-    Args:
-        batch: samples for each rank. Ranks that share samples, as those of a tp group, get theirs together, so that a
-            step has equally many under every mesh.
-    """
-    set_mesh(comm, mesh)
-    place = data_place(comm)
-    return workload(model, batch=batch * comm.size // place.ranks, image_size=image_size, rank=place.rank)
 
 
 def _gpt() -> nn.Module:

@@ -17,10 +17,6 @@ from hpctrain.report.benchmarks import (
     checkpoint_table,
     collectives_rows,
     collectives_table,
-    memory_rows,
-    memory_table,
-    mesh_rows,
-    mesh_table,
     ratio,
     size_text,
     step_rows,
@@ -132,41 +128,6 @@ def test_a_checkpoint_beside_torch_save_and_the_faster_rate_of_the_disk():
     text = text_of(checkpoint_table(list(rows.values()), "a checkpoint"))
     assert "…" not in text
     for shown in ("hpctrain, training waits", "10.0 ms", "0.05", "400", "0.80"):
-        assert shown in text
-
-
-def test_steps_under_meshes_beside_data_parallelism():
-    seconds = {"no communication": [0.5, 0.5], "data parallel": [1.0, 2.0], "dp_shard 2 x tp 2": [1.5, 3.0]}
-    rows = {row["variant"]: row for row in mesh_rows(seconds, samples=32, tokens_each=64)}
-    own = rows["dp_shard 2 x tp 2"]
-    assert own["ratio_to_data_parallel"] == pytest.approx(1.5)
-    assert own["ratio_to_limit"] == pytest.approx(4.5)
-    assert own["tokens_per_s"] == pytest.approx(32 * 64 / 2.25)
-    text = text_of(mesh_table(list(rows.values()), "steps"))
-    assert "…" not in text
-    assert "tokens/s" in text
-    images = mesh_rows(seconds, samples=32, tokens_each=None)
-    assert images[0]["samples_per_s"] == pytest.approx(64)
-    assert "samples/s" in text_of(mesh_table(images, "steps"))
-
-
-def test_memory_beside_the_formula_and_replicas():
-    whole = {"parameters": 400, "gradients": 400, "optimizer": 800, "state": 1600, "peak": 2000}
-    half = {"parameters": 600, "gradients": 200, "optimizer": 400, "state": 1050, "peak": 1200}
-    measured = {
-        "replicas": {**whole, "zero": 0, "shards": 1, "own_parameters": 100.0},
-        "ZeRO 2": {**half, "zero": 2, "shards": 2, "own_parameters": 100.0},
-    }
-    replicas, sharded = memory_rows(measured)
-    assert (replicas["formula_bytes"], replicas["ratio_to_formula"], replicas["rest_of_peak_bytes"]) == (1600, 1, 400)
-    # 4 bytes of each parameter, and half of 4 + 8
-    assert sharded["formula_bytes"] == 1000
-    assert sharded["ratio_to_formula"] == pytest.approx(1.05)
-    assert sharded["ratio_to_replicas"] == pytest.approx(1050 / 1600)
-    large = {key: value * 1e6 if key.endswith("bytes") else value for key, value in sharded.items()}
-    text = text_of(memory_table([large | {"variant": "ZeRO 3, recompute"}], "memory"))
-    assert "…" not in text
-    for shown in ("ZeRO 3, recompute", "1050.0", "1000.0", "1.05", "150.0"):
         assert shown in text
 
 

@@ -15,7 +15,6 @@ _OPENERS = frozenset(("open", "os.open", "io.open", "tarfile.open", "gzip.open",
 # What opens files by itself, and why it may.
 _ALLOWED = {
     "the kernel's": {
-        "worker.bench.memory",
         "worker.energy_meter",
         "common.cluster.rdma",
         "worker.comm.stacks",
@@ -43,7 +42,6 @@ _ALLOWED = {
         "worker.bench.checkpoint",
         "worker.bench.collectives",
         "worker.bench.loader",
-        "worker.bench.mesh_step",
         "worker.bench.raw_decode",
         "worker.bench.step",
         "worker.bench.sweep",

@@ -1,8 +1,11 @@
 """Measures a rank's memory in training: as replicas, with ZeRO's stages, with recomputation and with tp.
 
-``python memory.py OUT.json MODEL BATCH`` on every rank: one variant after the other is trained for a few steps of AdamW
-with BATCH samples for each rank. Over NCCL if every rank has a GPU; else over Gloo, which uses no memory that ranks
-share, and that would be counted for each of them.
+``MALLOC_MMAP_THRESHOLD_=131072 hpctrain run benchmarks/rank_memory.py -np 4 --backend mpi -- gpt 8``: the network, gpt
+or transformer, and rows of 64 tokens for each rank. One variant after the other is trained for a few steps of AdamW,
+over NCCL if every rank has a GPU; else over Gloo, which uses no memory that ranks share, and that would be counted for
+each of them. Rank 0 prints a row of JSON for each, in bytes of the rank that has most: ``parameters``, ``gradients``,
+``optimizer``, ``state`` (the most of their sum at one moment), ``formula``, ``ratio_to_formula``, ``ratio_to_replicas``
+and ``rest_of_peak``.
 """
 
 from __future__ import annotations
@@ -11,20 +14,23 @@ import ctypes
 import gc
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from mesh_steps import shared_workload
 from mpi4py import MPI
 from torch import nn
 
 import hpctrain as ht
 from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
 from hpctrain.worker.adapters.torch.pieces import local_tensor
-from hpctrain.worker.bench.workloads import BenchWorkload, shared_workload
+from hpctrain.worker.bench.workloads import BenchWorkload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.train.parallel_plan import plan_of
 
@@ -115,7 +121,7 @@ def measure(comm: Communicator, variant: Variant, model: str, batch: int, device
 
     The moments are the ends of forward pass, backward pass and update.
     """
-    work = shared_workload(comm, variant.mesh, model, batch=batch, image_size=0)
+    work = shared_workload(comm, variant.mesh, model, batch=batch)
     work = replace(work, x=work.x.to(device), y=work.y.to(device))
     process = ProcessMemory(device)
     before = process.settled()
@@ -151,7 +157,7 @@ def own_parameters(work: BenchWorkload, mesh: Mesh) -> float:
     return whole - divided + divided / mesh.tp
 
 
-def main(out: str, model: str, batch: str) -> None:
+def main(model: str, batch: str) -> None:
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     on_gpus = MPI.COMM_WORLD.allreduce(torch.cuda.device_count() >= local.size, MPI.LAND)
     comm = ht.init("nccl" if on_gpus else "gloo")
@@ -159,19 +165,26 @@ def main(out: str, model: str, batch: str) -> None:
     chosen = variants(model, comm.size)
     # A first run, so that memory which libraries take at their first use counts for no variant.
     measure(comm, chosen["replicas"], model, int(batch), device)
-    found: dict[str, Mapping[str, Any]] = {}
+    each = bytes_of_parameter(Optimizer(name="adamw", learning_rate=1e-4))
+    replicas = 0
     for name, variant in chosen.items():
         measured = comm.allgather_object(measure(comm, variant, model, int(batch), device))
-        work = shared_workload(comm, variant.mesh, model, batch=1, image_size=0)
-        found[name] = {
-            **{kind: max(each[kind] for each in measured) for kind in measured[0]},
-            "zero": variant.zero,
-            "shards": variant.mesh.dp_shard,
-            "own_parameters": own_parameters(work, variant.mesh),
+        most = {kind: max(rank[kind] for rank in measured) for kind in measured[0]}
+        work = shared_workload(comm, variant.mesh, model, batch=1)
+        stage: Any = variant.zero
+        own = own_parameters(work, variant.mesh)
+        formula = zero_bytes(own, each, stage=stage, ranks=variant.mesh.dp_shard).total
+        replicas = replicas or most["state"]
+        row = {
+            "variant": name,
+            **most,
+            "formula": formula,
+            "ratio_to_formula": most["state"] / formula,
+            "ratio_to_replicas": most["state"] / replicas,
+            "rest_of_peak": most["peak"] - most["state"],
         }
-    if comm.rank == 0:
-        gpu = torch.cuda.get_device_name(device) if on_gpus else None
-        Path(out).write_text(json.dumps({"variants": found, "gpu": gpu}))
+        if comm.rank == 0:
+            print(json.dumps(row))
 
 
 if __name__ == "__main__":
