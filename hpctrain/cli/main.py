@@ -66,8 +66,22 @@ _MEANT = {name: f"--tracking {name}" for name in ("tensorboard", "mlflow", "wand
 
 _PACKAGE = Path(__file__).parents[1]
 
+# What commands are called elsewhere.
+_OTHER_WORDS = {"train": "run", "launch": "run", "start": "run", "list": "status", "ps": "status", "stop": "cancel"}
+
 # Their first word is a recipe, whose name is completed without importing the command.
 _OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))
+
+
+def _unknown(word: str) -> HpctrainError:
+    """The error for a word that is no command, with the command that is probably meant."""
+    from hpctrain.common.recipes.names import recipe_names
+
+    if word.endswith((".py", ".yaml")) or word in recipe_names():
+        hint = f"hpctrain run {word}"
+    else:
+        hint = f"hpctrain {_OTHER_WORDS[word]}" if word in _OTHER_WORDS else nearest(word, _COMMANDS)
+    return HpctrainError("HT-command-unknown", "there is no command {name!r}", hint, name=word)
 
 
 class _Commands(TyperGroup):
@@ -85,6 +99,8 @@ class _Commands(TyperGroup):
                     "hpctrain predict, with the same options",
                 )
             self.commands[args[0]] = _load(args[0], helps="--help" in args)
+        elif not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise _unknown(args[0])
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -78,7 +78,10 @@ class MlflowRun:
         values = {key: value for key, value in texts(parameters(self._plan)).items() if key not in run.data.params}
         for part in parts(values.items(), _OTHERS):
             self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
-        self._say(f"mlflow: {self.place}/#/experiments/{experiment}/runs/{self._run}")
+        if self._address.startswith("http"):
+            self._say(f"mlflow: {self.place}/#/experiments/{experiment}/runs/{self._run}")
+        else:
+            self._say(f"mlflow: run {self._run} of experiment {experiment} in {self.place}")
         return not known
 
     def _log(self, events: Sequence[Event]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -10,6 +11,8 @@ from hpctrain.common.secrets import is_secret
 _HIDDEN = "…"
 # Shorter values, of variables and of parts of an address, occur in too many words to be removed from messages.
 _SHORTEST_VALUE, _SHORTEST_PART = 6, 3
+# A folder, a file of a database, or databricks, without anything that could be a secret.
+_STORE = re.compile(r"(?:(?:file|sqlite):/{1,4})?[\w./-]+")
 
 
 def secrets(environment: Mapping[str, str], address: str | None) -> tuple[str, ...]:
@@ -31,14 +34,14 @@ def without(text: str, hidden: tuple[str, ...]) -> str:
 
 
 def server(address: str) -> str:
-    """The scheme, host and port of an address, which may be shown."""
+    """The scheme, host and port of an address, or a store on this machine, which may be shown."""
     try:
         found = urlsplit(address)
         host, port = found.hostname, found.port
     except ValueError:
         return "the server"
     if not host:
-        return "the server"
+        return address if _STORE.fullmatch(address) else "the server"
     return f"{found.scheme}://{host}{f':{port}' if port else ''}"
 
 

@@ -125,7 +125,10 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             )
         ),
         (["run"], "HT-run-without-recipe"),
-        (["rum"], "No such command 'rum'. Did you mean 'run'?"),
+        (["rum"], "there is no command 'rum'\n  did you mean 'run'? valid: "),
+        (["train.py", "-np", "2"], "there is no command 'train.py'\n  hpctrain run train.py"),
+        (["digits"], "there is no command 'digits'\n  hpctrain run digits"),
+        (["ps"], "there is no command 'ps'\n  hpctrain status"),
         (["recipes", "show", "digit"], "did you mean 'digits'?"),
         (["recipes", "check", "mine.yaml"], "cannot read the recipe mine.yaml"),
     ],

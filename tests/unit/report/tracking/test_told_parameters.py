@@ -64,7 +64,12 @@ def test_a_runs_name_is_its_own() -> None:
         ("http://host:5000", "http://host:5000"),
         ("https://user:geheim@host/path?token=geheim", "https://host"),
         ("http://host:port", "the server"),
-        ("databricks", "the server"),
+        ("databricks", "databricks"),
+        ("sqlite:///mlflow.db", "sqlite:///mlflow.db"),
+        ("file:///scratch/a-user/mlruns", "file:///scratch/a-user/mlruns"),
+        ("./mlruns", "./mlruns"),
+        ("sqlite:///a.db?key=geheim", "the server"),
+        ("mssql+pyodbc:///?odbc_connect=geheim", "the server"),
     ],
 )
 def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
