@@ -127,7 +127,7 @@ def render(directory: RunDirectory) -> str:
         ),
         attempts=[_attempt_row(attempt) for attempt in record.attempts[-_MOST_LINES:]],
         earlier_attempts=len(record.attempts) - _MOST_LINES,
-        ranks=_rank_rows(ranks),
+        ranks=_rank_rows(ranks, over=summary["status"] != UNFINISHED),
         more_ranks=len(ranks) - _MOST_RANKS,
         unread=first_of([error.message for error in unread], _MOST_LINES),
     )
@@ -241,13 +241,17 @@ def _error(rank: RankRecord) -> str:
     return f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
 
 
-def _rank_rows(ranks: Sequence[RankRecord]) -> list[tuple[Any, ...]]:
-    """The rows of the ranks; of very many, of those first that are not done."""
+def _rank_rows(ranks: Sequence[RankRecord], *, over: bool) -> list[tuple[Any, ...]]:
+    """The rows of the ranks; of very many, of those first that are not done.
+
+    Args:
+        over: the run has ended, and with it the ranks that were killed before they could record their end.
+    """
     first = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda rank: rank.status == "done")
-    return [_rank_row(rank) for rank in first[:_MOST_RANKS]]
+    return [_rank_row(rank, over=over) for rank in first[:_MOST_RANKS]]
 
 
-def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
+def _rank_row(rank: RankRecord, *, over: bool) -> tuple[Any, ...]:
     """A rank as the page's table shows it."""
     ended = rank.status != "running"
     # A clock may have been set back meanwhile.
@@ -255,7 +259,7 @@ def _rank_row(rank: RankRecord) -> tuple[Any, ...]:
     return (
         rank.rank,
         rank.host,
-        rank.status,
+        rank.status if ended or not over else "ended with the run",
         _duration(rank.ended - rank.started) if timed else None,
         # The exit code of a lost rank is not known.
         rank.exit_code if ended and rank.status != "lost" else None,
