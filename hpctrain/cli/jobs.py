@@ -18,9 +18,14 @@ from hpctrain.report.say import answer, tell, terminal
 # The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130
 
+_NOT_BY_ITSELF = (
+    "# To look at: sbatch of this file alone ends without a log, because hpctrain submit makes the run directory\n"
+    "# with plan and logs, and submits this script too."
+)
+
 
 def show_job(job: PreparedJob, path: Path) -> None:
-    """Print what would be submitted for the run directory ``path``: on stdout the script alone, which sbatch takes.
+    """Print what would be submitted for the run directory ``path``: on stdout the script alone.
 
     Raises:
         HpctrainError: the script cannot be made, or Slurm refuses it.
@@ -29,7 +34,8 @@ def show_job(job: PreparedJob, path: Path) -> None:
     from hpctrain.control.schedulers.preview import preview
 
     script = job.script(path)
-    answer(script, end="")
+    first, _, rest = script.partition("\n")
+    answer(f"{first}\n{_NOT_BY_ITSELF}\n{rest}", end="")
     tell(preview(job))
     if message := check(script):
         tell(message)

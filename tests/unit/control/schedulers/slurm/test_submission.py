@@ -157,8 +157,10 @@ def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.
 def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--nodes", "2", "--dry-run", "--env", "A=b") == 0
     script, printed = capsys.readouterr()
-    assert script.splitlines()[:2] == ["#!/bin/bash", "#SBATCH --job-name=digits"]
-    # Whoever redirects stdout has what sbatch takes.
+    first, *told, name = script.splitlines()[:4]
+    assert (first, name) == ("#!/bin/bash", "#SBATCH --job-name=digits")
+    assert all(line.startswith("# ") for line in told) and "hpctrain submit" in told[0]
+    # Whoever redirects stdout has a script.
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=True, capture_output=True).stderr == ""
     assert "Placement" not in script and "Prediction" not in script
     assert "Placement: 2" in printed and "scontrol show" in printed
