@@ -62,6 +62,17 @@ def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_of_a_fresh_installation_do_not_need_horovod(hpctrain: Launch, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name.split('.')[0] == 'horovod' else find(name, *rest)\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    checks = checks_by_name(hpctrain("doctor", "-np", "2", "--json", PYTHONPATH=path))
+    assert checks["1 MB all-reduce, MPI"]["status"] == "ok"
+    assert checks["Horovod"]["status"] == "not applicable" and "not built" in checks["Horovod"]["found"]
+
+
 def test_ranks_are_started_as_those_of_a_run(hpctrain: Launch, tmp_path: Path) -> None:
     """In a container, by another interpreter, with a variable of the user's that chooses an interface of no host."""
     path = fake_mpirun(tmp_path, '#!/bin/sh\nexec "$REAL" "$@"\n')

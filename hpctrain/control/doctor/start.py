@@ -18,6 +18,7 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.disk import nearest_existing, temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.common.settings import BACKEND
 from hpctrain.control.doctor.host import merge
 from hpctrain.control.doctor.ranks import MeasuredAllreduce, allreduce, clocks, host_order
 from hpctrain.control.doctor.software import World, launcher_and_mpi, same_versions
@@ -61,7 +62,8 @@ def check_ranks(hosts: PlacedHosts, options: HostOptions, start: Start, run_dire
         folder = Path(name)
         plan = Plan(
             script=Script(path=_PROGRAM, arguments=(str(folder), str(ranks), str(run_directory.absolute()))),
-            backend="horovod",
+            # Ranks ask for Horovod only where the user does.
+            backend="horovod" if BACKEND.read() == "horovod" else "mpi",
             ranks=ranks,
             hosts=hosts.slots,
             host_options=options,
