@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
 from hpctrain.common.run.plan import HostOptions, Plan
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.launchers.command import rank_environment
+from hpctrain.control.launchers.command import own_threads, rank_environment
 from hpctrain.control.planning.mesh import mesh_lines, parameters
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.report.say import answer, answer_json, tell
@@ -117,7 +118,7 @@ def _text(plan: Plan) -> str:
         kept = _state_lines(plan)
         lines += ["", *mesh_lines(plan), *(["", "state of a rank (* as planned):", *kept] if kept else [])]
     lines += ["", "environment of every rank:"]
-    lines += [f"  {name}={value}" for name, value in rank_environment(plan).items()]
+    lines += [f"  {name}={value}" for name, value in rank_environment(plan, own_threads(os.environ)).items()]
     if plan.hosts[0].places:
         host = plan.hosts[0]
         lines += ["", f"environment of the ranks of {host.host}:"]

@@ -33,7 +33,7 @@ def by_torchrun(folder: Path, program: Path) -> tuple[bool, dict[str, str]]:
     return result.returncode == 0, files(folder)
 
 
-@pytest.mark.parametrize("program", ["ends", "fails", "named"])
+@pytest.mark.parametrize("program", ["ends", "fails", "meets", "named"])
 def test_exit_status_and_files_are_those_of_torchrun(hpctrain: Launch, tmp_path: Path, program: str) -> None:
     path = PROGRAMS / f"{program}.py"
     result = hpctrain("run", str(path), "-np", "2", "--run-dir", "run")

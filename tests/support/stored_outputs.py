@@ -18,6 +18,7 @@ _PATIENCE = re.compile(r"hpctrain: still .* \(\d+ s\)\n")
 # What no two executions share, or no two machines: speeds, times, hosts, addresses of objects.
 _MEASURED = [
     (re.compile(r"[\d,]+ samples/s"), "N samples/s"),
+    (re.compile(r"\d+ threads? each"), "N threads each"),
     (re.compile(r"comm +\d+%"), "comm N%"),
     (re.compile(r"[\d.]+ (ms|s)\b"), r"N \1"),
     (re.compile(r" on [\w.-]+\)"), " on HOST)"),

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,8 +54,20 @@ _CODES = {
     "json_invalid": "HT-file-not-json",
 }
 
+# Below the ports that Linux and Kubernetes assign.
+_FIRST_PORT, _PORTS = 20000, 10000
+
 # Where `run` and `submit` make run directories unless they are told where.
 RUNS = Path("runs")
+
+
+def port_of(path: Path) -> int:
+    """A port for what the processes of a run start by themselves, which nothing else is likely to use.
+
+    All need the same one before they can communicate, and two runs on one host need different ones. So it is a hash of
+    the absolute path of the run's directory.
+    """
+    return _FIRST_PORT + zlib.crc32(bytes(path)) % _PORTS
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 from urllib.parse import quote
 
@@ -22,6 +22,7 @@ from hpctrain.common.cluster.launcher import ONE_ADDRESS, SIZE_VARIABLES, TORCHR
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
+from hpctrain.common.run.directory import port_of
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, COLUMNS, HOST_TIMEOUT, REPLICAS, SHARE_GPUS, STDIN
@@ -31,9 +32,6 @@ from hpctrain.control.planning.mesh import mesh_environment
 
 TRAIN = "hpctrain.worker.train"
 DAEMON = "hpctrain.worker.programs.daemon"
-
-# For runs of torchrun on several hosts.
-_FIRST_PORT, _PORTS = 20000, 10000
 
 # A step that reads another process's parameters blocks one of TensorFlow's threads while others serve this process's
 # parameters; with a single thread the first step deadlocks.
@@ -45,6 +43,9 @@ _SETTINGS = re.compile(
     r"(?!TF_CONFIG$)(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
     re.ASCII,
 )
+
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,24 +164,34 @@ def _may_read_stdin() -> bool:
     return sys.stdin is not None and (not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp())
 
 
-def rank_environment(plan: Plan) -> dict[str, str]:
-    """The variables that every rank gets; the user's own take precedence over hpctrain's."""
+def own_threads(environment: Mapping[str, str]) -> dict[str, str]:
+    """The numbers of threads that the user's own environment has."""
+    return {name: environment[name] for name in _THREADS if environment.get(name)}
+
+
+def rank_environment(plan: Plan, threads: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The variables that every rank gets; the user's own take precedence over hpctrain's.
+
+    Args:
+        threads: those of :func:`own_threads`. The first of them stands for all that are not set.
+    """
     # Replicas share the threads of their process.
     replicas = plan.ranks // plan.processes
-    threads = str(plan.threads_per_rank * replicas)
+    given = {**threads, **plan.environment, **plan.start.environment}
+    # OMP_NUM_THREADS may be a list for nested loops.
+    number = given.get(_THREADS[0], "").partition(",")[0] or str(plan.threads_per_rank * replicas)
     return {
         BACKEND.name: plan.backend,
         **({BACKEND_REASON.name: plan.backend_reason} if plan.backend_reason else {}),
-        "MKL_NUM_THREADS": threads,
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
+        **dict.fromkeys(sorted(_THREADS), number),
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTEROP_THREADS": str(_SERVER_THREADS if plan.backend == "parameter_server" else replicas),
-        "TF_NUM_INTRAOP_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": number,
         **({REPLICAS.name: str(replicas)} if replicas > 1 else {}),
         **({SHARE_GPUS.name: "1"} if plan.start.share_gpus else {}),
         **mesh_environment(plan),
+        **threads,
         **plan.environment,
         **plan.start.environment,
     }
@@ -204,6 +215,7 @@ class LaunchSite:
         tcp: whether Open MPI's ranks on a single host may listen on all networks, though they need none.
         host_timeout: seconds of silence after which Open MPI considers one of several hosts lost.
         settings: the variables that Open MPI's mpirun passes on to other hosts; other launchers pass on all.
+        threads: how many threads the user's own variables ask for, see :func:`own_threads`.
     """
 
     python: Path
@@ -213,6 +225,7 @@ class LaunchSite:
     tcp: bool = True
     host_timeout: int = HOST_TIMEOUT.default
     settings: Sequence[str] = ()
+    threads: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +260,7 @@ def launch_command(
         HpctrainError: the launcher cannot start the plan's container, or a path cannot be mounted in it.
     """
     arguments = ("-P", "-m", *(work or (TRAIN, str(run_directory))))
-    environment = rank_environment(plan)
+    environment = rank_environment(plan, site.threads)
     container = plan.start.container
     # -P keeps the current directory out of the search path, so that no file of the user hides a module.
     interpreter = plan.start.python or ("python3" if container else str(site.python))
@@ -378,14 +391,10 @@ def _srun(ranks: _Ranks, srun: Srun) -> Command:
 
 
 def torchrun_port(plan: Plan, run_directory: Path, torchrun: Torchrun) -> int:
-    """The port at which the torchruns of a plan meet; 0 for any free port, which suffices on a single host.
-
-    All hosts need the same port before they can communicate, and two runs on one host need different ones. So it is a
-    hash of the run's directory, in a range below those from which Linux and Kubernetes assign ports.
-    """
+    """The port at which the torchruns of a plan meet; 0 for any free port, which suffices on a single host."""
     if torchrun.port is not None:
         return torchrun.port
-    return _FIRST_PORT + zlib.crc32(bytes(run_directory)) % _PORTS if len(plan.hosts) > 1 else 0
+    return port_of(run_directory) if len(plan.hosts) > 1 else 0
 
 
 def _torchrun(ranks: _Ranks, torchrun: Torchrun, python: Path, attempt: int) -> Command:

@@ -25,6 +25,7 @@ from hpctrain.control.launchers.command import (
     LaunchSite,
     Torchrun,
     launch_command,
+    own_threads,
     settings_of,
     torchrun_port,
 )
@@ -188,6 +189,7 @@ def command_for(
         host_timeout=HOST_TIMEOUT.read(),
         # Ranks of this machine inherit the settings.
         settings=() if here else settings_of(os.environ),
+        threads=own_threads(os.environ),
     )
     command = launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
     open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"

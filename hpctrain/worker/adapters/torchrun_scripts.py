@@ -9,43 +9,44 @@ over ``mpi``.
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 from types import ModuleType
 from typing import Any
 
 from hpctrain.common.cluster.launcher import TORCHRUN, detect
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
-from hpctrain.worker.comm.torchrun import NO_PORT, torchrun_variables
+from hpctrain.worker.comm.torchrun import torchrun_variables
 
 _GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
-_RPC = "torch.distributed.rpc"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
 
-def serve_torchrun_scripts(plan: Plan, rank: int) -> None:
-    """Prepare this rank for a script that distributes by itself. Called before the script begins."""
+def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
+    """Prepare this rank for a script that distributes by itself. Called before the script begins.
+
+    Args:
+        port: where the script can make a store on the first host.
+    """
     capable = plan.capabilities
     # Replicas of one process are no ranks, which the variables would promise.
     if not plan.script or capable is None or capable.replicates:
         return
     launcher = detect()
-    for name, value in script_variables(plan, rank).items():
+    for name, value in script_variables(plan, rank, port).items():
         if name.startswith(("PL_", "ACCELERATE_")):
             # What the user has set stays, unless it is about which rank this is.
             os.environ.setdefault(name, value)
         elif not (launcher and launcher.name == TORCHRUN):
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
-    change_after_import({_GROUPS: _give_default_group, _RPC: _require_store})
+    change_after_import({_GROUPS: _give_default_group})
     if plan.ranks > 1 and rank == 0:
         change_after_import({_SPAWN: functools.partial(_mention_spawn, plan.ranks)})
 
 
-def script_variables(plan: Plan, rank: int) -> dict[str, str]:
+def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
     """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves."""
     homes = [(node, local) for node, host in enumerate(plan.hosts) for local in range(host.slots)]
     node, local_rank = homes[rank]
@@ -60,7 +61,7 @@ def script_variables(plan: Plan, rank: int) -> dict[str, str]:
         local_size=local_size,
         node=node,
         nodes=nodes,
-        address=(plan.hosts[0].host, NO_PORT),
+        address=(plan.hosts[0].host, port),
     )
     if plan.capabilities is None or not (plan.capabilities.joins_ranks and plan.capabilities.has_meshes):
         return variables
@@ -92,27 +93,6 @@ def _through_default_group(name: str, original: Any) -> Any:
         return getattr(default_group, name)(original, *arguments, **settings)
 
     return calling
-
-
-def _require_store(module: ModuleType) -> None:
-    """Refuse ``init_rpc`` where its processes have no store to meet at."""
-    original = getattr(module, "init_rpc", None)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def meeting(*arguments: Any, **settings: Any) -> Any:
-        options = inspect.signature(original).bind(*arguments, **settings).arguments.get("rpc_backend_options")
-        if getattr(options, "init_method", "env://") == "env://" and os.environ.get("MASTER_PORT") == str(NO_PORT):
-            raise HpctrainError(
-                "HT-rpc-without-store",
-                "torch.distributed.rpc meets at torchrun's store, and these ranks have none",
-                "hpctrain run --launcher torchrun …, or an init_method of its own: "
-                "TensorPipeRpcBackendOptions(init_method='tcp://HOST:PORT')",
-            )
-        return original(*arguments, **settings)
-
-    module.init_rpc = meeting  # type: ignore[attr-defined]
 
 
 def _mention_spawn(ranks: int, module: ModuleType) -> None:

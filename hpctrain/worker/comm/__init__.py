@@ -105,7 +105,9 @@ def init(backend: str | None = None) -> Communicator:
         leave_at_exit(_leave)
         if _current.rank == 0:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
-            print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason})", file=sys.stderr)
+            threads = os.environ.get("OMP_NUM_THREADS")
+            each = f", {threads} thread{'s' * (threads != '1')} each" if threads else ""
+            print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason}){each}", file=sys.stderr)
     return _current
 
 

@@ -6,14 +6,11 @@ Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variab
 from __future__ import annotations
 
 import os
+import socket
 
 from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
 from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker.comm.base import Communicator
-
-# In place of a store's port where there is no store. PyTorch refuses it at once; a process that a rank starts would
-# wait for a store at port 0 to PyTorch's limit of 30 minutes.
-NO_PORT = 65536
 
 
 def torchrun_variables(
@@ -24,7 +21,7 @@ def torchrun_variables(
     Args:
         node: the number of the rank's host, from 0.
         nodes: how many hosts there are.
-        address: host and port of torch.distributed's store; ``NO_PORT`` if there is none.
+        address: host and port of torch.distributed's store, or where a script can make one.
     """
     return {
         "RANK": str(rank),
@@ -63,11 +60,18 @@ def set_torchrun_variables(comm: Communicator) -> None:
         local_size=local_size,
         node=node,
         nodes=nodes,
-        address=comm.store_address or ("127.0.0.1", NO_PORT),
+        address=comm.store_address or ("127.0.0.1", comm.broadcast_object(_free_port())),
     )
     launcher = detect()
     if launcher and launcher.name == TORCHRUN:
         return
     if os.environ.get(TORCHRUN_MARK) == AS_TORCHRUN:
-        found = {name: value for name, value in found.items() if name.startswith("MASTER_")}
+        found = {name: found[name] for name in ("MASTER_ADDR", "MASTER_PORT") if comm.store_address}
     os.environ.update(found)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("", 0))
+        port: int = found.getsockname()[1]
+        return port

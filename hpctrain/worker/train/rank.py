@@ -26,7 +26,7 @@ from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.private import private
 from hpctrain.common.run import stopping
-from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.directory import RunDirectory, port_of, read_model
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.run.held import HeldDirectory
@@ -211,7 +211,7 @@ def _attempt(
                 recording.begin(directory.events)
             try:
                 comm.watch()
-                serve_torchrun_scripts(plan, rank)
+                serve_torchrun_scripts(plan, rank, port_of(held.named.path))
                 serve_tensorflow_scripts(plan)
                 program_end.begin(script, directory.stop, plan.ranks)
                 with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan, conclude))):

@@ -6,13 +6,13 @@ n1:2
   -genv I_MPI_PIN_DOMAIN auto:compact \
   -genv HPCTRAIN_BACKEND mpi \
   -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
-  -genv MKL_NUM_THREADS 2 \
+  -genv MKL_NUM_THREADS 3 \
   -genv OMP_NUM_THREADS 3 \
-  -genv OPENBLAS_NUM_THREADS 2 \
+  -genv OPENBLAS_NUM_THREADS 3 \
   -genv PYTHONUNBUFFERED 1 \
   -genv TF_CPP_MIN_LOG_LEVEL 2 \
   -genv TF_NUM_INTEROP_THREADS 1 \
-  -genv TF_NUM_INTRAOP_THREADS 2 \
+  -genv TF_NUM_INTRAOP_THREADS 3 \
   -genv A 1,2 \
   -machinefile '/home/me/it'"'"'s a run/hostfile' \
   -bootstrap ssh \

@@ -6,13 +6,13 @@ env \
   -bind-to core:2 \
   -genv HPCTRAIN_BACKEND mpi \
   -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
-  -genv MKL_NUM_THREADS 2 \
+  -genv MKL_NUM_THREADS 3 \
   -genv OMP_NUM_THREADS 3 \
-  -genv OPENBLAS_NUM_THREADS 2 \
+  -genv OPENBLAS_NUM_THREADS 3 \
   -genv PYTHONUNBUFFERED 1 \
   -genv TF_CPP_MIN_LOG_LEVEL 2 \
   -genv TF_NUM_INTEROP_THREADS 1 \
-  -genv TF_NUM_INTRAOP_THREADS 2 \
+  -genv TF_NUM_INTRAOP_THREADS 3 \
   -genv A 1,2 \
   -bootstrap ssh \
   -v \

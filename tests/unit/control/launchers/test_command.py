@@ -34,6 +34,7 @@ from hpctrain.control.launchers.command import (
     Torchrun,
     guarded_daemons,
     launch_command,
+    own_threads,
     rank_environment,
     settings_of,
 )
@@ -362,3 +363,13 @@ def test_replicas_share_the_threads_of_their_process_and_servers_have_some_to_wa
     assert [environment("mirrored").get(name) for name in names] == ["4", "8", "4"]
     assert [environment("multi_worker").get(name) for name in names] == [None, "2", "1"]
     assert [environment("parameter_server").get(name) for name in names] == [None, "2", "8"]
+
+
+def test_the_users_number_of_threads_counts_for_all_libraries() -> None:
+    """A variable of the run comes before one of the shell; ranks are bound to as many cores as before."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+    plan = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=4, start=Start()), MACHINE)
+    found = rank_environment(plan, own_threads({"OMP_NUM_THREADS": "3,2", "MKL_NUM_THREADS": "1", "A": "1"}))
+    assert [found[name] for name in names] == ["3,2", "1", "3", "3"] and "A" not in found
+    found = environment(environment={"OMP_NUM_THREADS": "1"})
+    assert [found[name] for name in names] == ["1"] * 4

@@ -25,7 +25,7 @@ import importlib.util, json, os, sys
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.common.run.plan import Plan
 
-serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 2)
+serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 2, 20001)
 found = {name: os.environ.get(name) for name in sys.argv[2:]}
 # The search for a module is not its import.
 assert importlib.util.find_spec("torch") and "torch" not in sys.modules
@@ -51,7 +51,7 @@ def plan(backend: str, script: str = "script.py") -> Plan:
 
 @pytest.mark.parametrize(("rank", "place"), [(0, ("0", "2", "0")), (1, ("1", "2", "0")), (2, ("0", "1", "1"))])
 def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, str]) -> None:
-    found = script_variables(plan("mpi"), rank)
+    found = script_variables(plan("mpi"), rank, 20001)
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "3", "n1")
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == place
     assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == (place[1], "2")
@@ -70,7 +70,7 @@ def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
         threads_per_rank=1,
         start=Start(share_gpus=True),
     )
-    found = script_variables(shared, 2)
+    found = script_variables(shared, 2, 20001)
     assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == ("2", "3", "n1")
     assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == ("0", "1", "2")
     assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == ("1", "3")
@@ -78,7 +78,7 @@ def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
 
 def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
     for backend, on_cpus in (("mpi", True), ("gloo", True), ("nccl", False)):
-        found = script_variables(plan(backend), 0)
+        found = script_variables(plan(backend), 0, 20001)
         assert (found.get("ACCELERATE_USE_CPU"), found.get("PL_TRAINER_ACCELERATOR")) == (
             ("true", "cpu") if on_cpus else (None, None)
         )
@@ -86,9 +86,9 @@ def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
 
 def test_ranks_that_were_given_torchruns_variables_are_not_torchruns() -> None:
     launched = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
-    found = detect({**launched, **script_variables(plan("mpi"), 2)})
+    found = detect({**launched, **script_variables(plan("mpi"), 2, 20001)})
     assert found and (found.name, found.rank, found.size) == ("Open MPI's mpirun", 2, 3)
-    found = detect({**launched, **script_variables(plan("mpi"), 2), "TORCHELASTIC_RUN_ID": "none"})
+    found = detect({**launched, **script_variables(plan("mpi"), 2, 20001), "TORCHELASTIC_RUN_ID": "none"})
     assert found and found.name == "torchrun"
 
 
@@ -100,31 +100,6 @@ def run(plan: Plan, *names: str, **variables: str) -> list[object]:
     return found
 
 
-MEETS = """
-import sys
-from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run.plan import Plan
-from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
-
-serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 1)
-import torch.distributed.rpc as rpc
-for options in (None, rpc.TensorPipeRpcBackendOptions(init_method="unknown://")):
-    try:
-        rpc.init_rpc("worker1", rank=1, world_size=3, rpc_backend_options=options)
-    except HpctrainError as error:
-        print(error.code)
-    except (RuntimeError, ValueError):
-        print("PyTorch's own")
-"""
-
-
-@needs.pytorch
-def test_rpc_needs_a_store_to_meet_at() -> None:
-    command = [sys.executable, "-c", MEETS, plan("mpi").model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split("\n")[:2] == ["HT-rpc-without-store", "PyTorch's own"]
-
-
 @needs.pytorch
 @pytest.mark.parametrize(("backend", "meshes"), [("mpi", True), ("horovod", False)])
 @pytest.mark.long
@@ -133,7 +108,7 @@ def test_every_script_gets_them(backend: str, meshes: bool) -> None:
     found, module, wrapped = run(plan(backend), *names, PL_TRAINER_DEVICES="7")
     # What the user sets stays.
     on_cpu = "true" if meshes else None
-    assert found == {"RANK": "2", "MASTER_PORT": "65536", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": on_cpu}
+    assert found == {"RANK": "2", "MASTER_PORT": "20001", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": on_cpu}
     assert (module, wrapped) == ("torch.distributed.distributed_c10d", True)
 
 
@@ -156,7 +131,7 @@ import sys
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 
-serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 0)
+serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 0, 20001)
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 try:
