@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from support.interrupted_runs import started
 from support.launching import Launch
+from support.refusals import codes
 
 pytest.importorskip("torch")
 
@@ -67,3 +69,35 @@ def test_rank_0_reads_what_the_launcher_was_given(tmp_path: Path, launcher: str)
     assert result.returncode == 0, result.stdout
     assert result.stdout.startswith(b"go on? [y/n] ")
     assert files(tmp_path) == {"answer-0.txt": "yesmore", "answer-1.txt": ""}
+
+
+LOOP = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+for step in range(20):
+    if dist.get_rank() == 1 and step == 10:
+        {halt}
+    model(torch.ones(3, 4)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("halt", "status", "code", "named"),
+    [
+        # Known long before the limit.
+        ("break", 1, "HT-ranks-in-different-places", r"rank 1 on \S+ at the end of its script"),
+        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 20 s for rank 1"),
+    ],
+)
+def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
+    hpctrain: Launch, tmp_path: Path, halt: str, status: int, code: str, named: str
+) -> None:
+    """DDP waits in C++, where an error of a collective has to arrive too."""
+    (tmp_path / "script.py").write_text(LOOP.format(halt=halt))
+    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="20")
+    assert (result.returncode, code in codes(result.stdout)) == (status, True), result.stdout
+    assert re.search(named, result.stdout)

@@ -29,9 +29,8 @@ answer = 40 + comm.rank
 breakpoint()
 total = comm.allreduce(np.array([float(answer)]), "sum")
 print("total", total)
-if comm.rank == 0:
-    raise ValueError(answer)
-comm.barrier()
+# All ranks fail, and none takes rank 0's prompt away.
+raise ValueError(answer)
 """
 
 

@@ -161,7 +161,11 @@ class Command:
 
 def _may_read_stdin() -> bool:
     """Whether this process has a standard input; a terminal's is that of the job in its foreground."""
-    return sys.stdin is not None and (not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp())
+    try:
+        return sys.stdin is not None and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        # No terminal, or one that controls no jobs.
+        return True
 
 
 def own_threads(environment: Mapping[str, str]) -> dict[str, str]:

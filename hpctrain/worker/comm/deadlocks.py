@@ -84,12 +84,14 @@ class WaitPlace:
     blocked: bool = False
 
     def __str__(self) -> str:
+        # Those of DistributedDataParallel are not counted.
+        after = f", after backward pass {self.passes}" if self.passes else ""
         if self.kind == END:
-            return f"at the end of its script{self.left}, after backward pass {self.passes}"
+            return f"at the end of its script{self.left}{after}"
         at = f" at {self.line}" if self.line else ""
         if self.kind == REDUCTION:
             return f"in the reduction of gradients{at}, in its backward pass {self.passes}"
-        return f"in {self.what}{at}, after backward pass {self.passes}"
+        return f"in {self.what}{at}{after}"
 
 
 def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str]) -> HpctrainError | None:
@@ -209,21 +211,28 @@ class DeadlockDetector:
         if self._rank == 0 and len(self._waits) == self._size and self.error is None:
             waits = dict(sorted(self._waits.items()))
             if error := self._judge.judge(waits, self._names):
-                self._send_all("deadlock", error.record())
+                self.end_waits(error)
+
+    def end_waits(self, error: HpctrainError) -> None:
+        """Raise an error in the waits of all ranks."""
+        self._send_all("deadlock", error.record())
+
+    def place_of(self, wait: Wait) -> WaitPlace:
+        """Where this rank is in a wait of its own."""
+        return WaitPlace(
+            kind=wait.kind,
+            what=wait.what,
+            passes=self._passes(),
+            line=script_line(),
+            left=left_at(),
+            blocked=wait.blocked,
+        )
 
     def _announce(self, wait: Wait, now: float) -> None:
         if (before := self._announced) is None:
             if now - wait.since <= ANNOUNCE_SECONDS:
                 return
-            place = WaitPlace(
-                kind=wait.kind,
-                what=wait.what,
-                passes=self._passes(),
-                line=script_line(),
-                left=left_at(),
-                blocked=wait.blocked,
-            )
-            self._announced = Announced(number=self._number, times=0, place=place)
+            self._announced = Announced(number=self._number, times=0, place=self.place_of(wait))
         # The first of two polls may have begun before the last announcement.
         elif now >= self._next and (wait.blocked or wait.polls >= self._polls + 2):
             self._announced = replace(before, times=before.times + 1)

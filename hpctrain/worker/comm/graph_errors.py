@@ -1,6 +1,7 @@
-"""Recovers errors of Python functions that TensorFlow calls inside a graph.
+"""Recovers errors of Python functions that TensorFlow calls inside a graph, and PyTorch when a future is set.
 
-TensorFlow replaces them by an UnknownError, which keeps the text but neither the type nor the exit code.
+TensorFlow replaces them by an UnknownError, and PyTorch by a RuntimeError, which keep the text but neither the type nor
+the exit code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _preserved: HpctrainError | None = None
 
 
 def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap ``function`` for a graph, so that :func:`original_error` finds its errors."""
+    """Wrap ``function`` for a graph or a future, so that :func:`original_error` finds its errors."""
 
     def preserving(*arguments: P.args, **settings: P.kwargs) -> R:
         global _preserved
@@ -35,10 +36,10 @@ def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def original_error(error: BaseException) -> BaseException:
-    """The error raised inside the graph that ended with ``error``, once; any other error is returned as it is."""
+    """The error raised inside the graph or future that ended with ``error``, once; another one is returned as it is."""
     global _preserved
-    of_tensorflow = type(error).__module__.startswith("tensorflow.")
-    if not (of_tensorflow and _preserved and _preserved.message in str(error)):
+    of_library = type(error) is RuntimeError or type(error).__module__.startswith("tensorflow.")
+    if not (of_library and _preserved and _preserved.message in str(error)):
         return error
     found, _preserved = _preserved, None
     return found

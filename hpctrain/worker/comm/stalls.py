@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT, stall_seconds
-from hpctrain.worker.comm.deadlocks import MESSAGES, DeadlockDetector
+from hpctrain.worker.comm.deadlocks import MESSAGES, DeadlockDetector, WaitPlace, deadlock_error
 from hpctrain.worker.comm.polled import allgather, duplicate
 from hpctrain.worker.comm.stacks import Process, look_at
 from hpctrain.worker.comm.stall_reports import Stall, reports
-from hpctrain.worker.comm.timeout import Timeout, Wait
+from hpctrain.worker.comm.timeout import END, Timeout, Wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,7 +56,7 @@ class _Probe:
         at: when the next probe begins.
         number: the number of the last probe, 0 before the first.
         due: when the answers have to be there.
-        answers: the collective that each waiting rank waits in, and for how many seconds.
+        answers: where each waiting rank waits, and for how many seconds.
         named: all ranks found stalled so far in this wait.
         reported: whether this rank has reported a stall in this wait.
     """
@@ -65,7 +65,7 @@ class _Probe:
     at: float
     number: int = 0
     due: float = float("inf")
-    answers: dict[int, tuple[str, float]] = field(default_factory=dict)
+    answers: dict[int, tuple[WaitPlace, float]] = field(default_factory=dict)
     stalled: list[int] = field(default_factory=list)
     named: set[int] = field(default_factory=set)
     reported: bool = False
@@ -149,7 +149,7 @@ class FailureDetector:
         if probe is None:
             return
         for rank, number in self._probed_by.items():
-            self._send(rank, "wait", number, probe.wait.what, now - probe.wait.since)
+            self._send(rank, "wait", number, self._deadlocks.place_of(probe.wait), now - probe.wait.since)
         self._probed_by.clear()
         if now >= probe.at:
             self._probes += 1
@@ -175,6 +175,8 @@ class FailureDetector:
                 _say(self._headline(new, iteration, seconds, waits))
             else:
                 _say(f"every rank has been waiting for others, for up to {seconds:.0f} s: {waits}")
+        if self._comm.rank == waiting[0] and not probe.stalled:
+            self._end_waits_for_ended_ranks(probe, now)
         own = [rank for rank in new if self._comm.rank == self._reporter(rank, waiting)]
         for place, rank in enumerate(own):
             # On a host that hangs, all are in the same state.
@@ -192,6 +194,19 @@ class FailureDetector:
                     stack=stack,
                 )
             )
+
+    def _end_waits_for_ended_ranks(self, probe: _Probe, now: float) -> None:
+        """Raise an error in all waits where ranks have waited long, in groups too, and one has ended its script.
+
+        That one calls no collective any more, and no rank is left outside of a wait for which the others may wait.
+        """
+        own = self._deadlocks.place_of(probe.wait), now - probe.wait.since
+        waits = {self._comm.rank: own, **probe.answers}
+        if all(seconds >= self._stall for place, seconds in waits.values() if place.kind != END):
+            places = {rank: place for rank, (place, _) in waits.items()}
+            error = deadlock_error(places, self._name) if any(place.kind == END for place in places.values()) else None
+            if error:
+                self._deadlocks.end_waits(error)
 
     def _reporter(self, rank: int, waiting: Sequence[int]) -> int:
         """The waiting rank that reports a stalled one: the lowest on its host, else the lowest of all."""
@@ -234,8 +249,8 @@ class FailureDetector:
     def _waits(self, probe: _Probe) -> str:
         """The collective that the ranks wait in; by rank if they wait in different ones."""
         by_what: dict[str, list[int]] = {probe.wait.what: [self._members[self._comm.rank].first_rank]}
-        for rank, (what, _) in sorted(probe.answers.items()):
-            by_what.setdefault(what, []).append(self._members[rank].first_rank)
+        for rank, (place, _) in sorted(probe.answers.items()):
+            by_what.setdefault(place.what, []).append(self._members[rank].first_rank)
         if len(by_what) == 1:
             return probe.wait.what
         return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())

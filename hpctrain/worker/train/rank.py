@@ -206,7 +206,7 @@ def _attempt(
         record_steps(plan, directory, rank)
         script = plan.script
         if script:
-            use_debugger(rank)
+            use_debugger(rank, directory.path / "prompt")
             if rank == 0:
                 recording.begin(directory.events)
             try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from hpctrain.worker.comm.graph_errors import preserve_errors
 from hpctrain.worker.comm.process_group.collectives import Collectives
 from hpctrain.worker.comm.shared.segments import Pause
 
@@ -48,6 +49,7 @@ class CollectiveTask:
         self.done = True
         self.error: BaseException | None = None
         self._ending = threading.Lock()
+        self._settled: Any = None
         self._future: Any = None
 
     def execute(self, pause: Pause) -> None:
@@ -82,17 +84,23 @@ class CollectiveTask:
         with self._ending:
             fresh = self._future is None
             if fresh:
-                self._future = torch.futures.Future()
+                # An error that a callback raises is one of C++ too, where DDP waits; set_exception() is for Python's
+                # own waits, and C++ would take the error for the outputs.
+                self._settled = torch.futures.Future()
+                self._future = self._settled.then(self._outcome)
             over = self.done
         if fresh and over:
             self._settle()
         return self._future
 
     def _settle(self) -> None:
-        if isinstance(self.error, Exception):
-            self._future.set_exception(self.error)
-        else:
-            self._future.set_result(self.outputs)
+        self._settled.set_result(None)
+
+    @preserve_errors
+    def _outcome(self, _: object) -> list[torch.Tensor]:
+        if self.error:
+            raise self.error
+        return self.outputs
 
 
 class CollectiveWork(dist.Work):
