@@ -110,6 +110,7 @@ class RankFacts:
         own_statistics: batch normalisations that use the samples of their rank.
         low: the floating type with the fewest bits in which the models compute.
         batches: whether a model got batches that ``ht.shard`` divides.
+        divided: whether the ranks divide a model, its tensors or its stages.
         complete: whether all steps that were asked for were made.
         backward_passes: how many there were.
     """
@@ -119,6 +120,7 @@ class RankFacts:
     own_statistics: list[str] = field(default_factory=list)
     low: str = ""
     batches: bool = False
+    divided: bool = False
     complete: bool = False
     backward_passes: int = 0
 

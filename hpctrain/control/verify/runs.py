@@ -60,7 +60,6 @@ class Verdict:
     Attributes:
         equal: whether the ranks compute what one process computes.
         first: the first tensor that differs.
-        replicas: the ranks that have samples of their own.
         cause: why, most probably.
         notes: what was not seen, and what else there is to know.
         run: the ranks' run.
@@ -68,7 +67,6 @@ class Verdict:
 
     equal: bool
     ranks: int
-    replicas: int
     steps: int
     largest: float = 0.0
     noise: float = 0.0
@@ -187,7 +185,7 @@ def verify(request: TrainingRequest, options: Options, say: Callable[[str], None
     low = one.ranks[0][0].low or "float32"
     say("one process with rounding errors")
     noisy = _run(alone, "noise", options, precision(low))
-    verdict = _judge(one, noisy, ranks, request.work.mesh.at(request.ranks).data_ranks)
+    verdict = _judge(one, noisy, ranks)
     if verdict.equal and ranks.failure:
         _require_steps(ranks, f"on {request.ranks} ranks, which were equal to one process for {verdict.steps} steps")
     if not verdict.equal or verdict.noise > _MUCH_NOISE:
@@ -255,7 +253,7 @@ def _require_steps(ran: _Ran, where: str) -> None:
         )
 
 
-def _judge(one: _Ran, noisy: _Ran, ranks: _Ran, replicas: int) -> Verdict:
+def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
     pairs = [(facts, steps) for (facts, _), steps in zip(ranks.ranks, ranks.steps, strict=True)]
     first_rank = (one.ranks[0][0], one.steps[0])
     found = compare(first_rank[1], noisy.steps[0], ranks.steps)
@@ -269,7 +267,6 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran, replicas: int) -> Verdict:
     verdict = Verdict(
         equal=equal,
         ranks=len(pairs),
-        replicas=replicas,
         steps=found.steps,
         largest=max(found.largest, default=0.0),
         noise=0.0 if ddp else max(found.noise, default=0.0),
@@ -292,7 +289,8 @@ def _note_limits(verdict: Verdict, found: Comparison, one: _Ran, ranks: _Ran) ->
         if verdict.cause:
             verdict.notes.append(f"the run on ranks failed: {reason}")
         verdict.cause = verdict.cause or reason
-    if "same" in found.samples and verdict.equal and verdict.replicas > 1:
+    replicas = not any(facts.divided for facts, _ in ranks.ranks)
+    if set(found.samples) - {"unknown"} == {"same"} and verdict.equal and replicas:
         verdict.notes.append(
             "every rank computes all samples, which is no faster than one process: ht.shard(loader) divides them, as a "
             "DistributedSampler does"

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,6 +43,7 @@ class TorchSteps:
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._names: dict[int, str] = {}
+        self._places: dict[str, tuple[int, str]] = {}
         # The projections of this rank's own gradients since the last step, by the parameter's id.
         self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
         self._generator = torch.Generator().manual_seed(0)
@@ -155,7 +157,8 @@ class TorchSteps:
             own = value.local if isinstance(value, BatchTensor) else value
             if running.rows is not None or own is not value:
                 self._recorder.facts.batches = True
-            if own.grad_fn is None:
+            received = running.asks and own.requires_grad  # from another stage of a pipeline
+            if own.grad_fn is None and not received:
                 self._recorder.samples(own.detach().double().cpu().numpy())
             return
 
@@ -302,6 +305,7 @@ class TorchSteps:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._named(parameters)
         for each in parameters:
+            self._recorder.facts.divided |= _is_divided(each)
             yield names[id(each)], each
 
     def _named(self, parameters: list[Any]) -> dict[int, str]:
@@ -313,17 +317,20 @@ class TorchSteps:
         return self._names
 
     def _find_names(self, wanted: set[int]) -> None:
-        modules = [each for each in gc.get_objects() if _is_module(each)]
+        objects = gc.get_objects()
+        modules = [each for each in objects if _is_module(each)]
         inner = {id(part) for module in modules for part in module.modules() if part is not module}
         outer = [each for each in modules if id(each) not in inner and wanted & {id(p) for p in each.parameters()}]
-        taken: set[str] = set(self._names.values())
-        for module in outer:
-            for name, parameter in module.named_parameters():
+        pipelines = [each for each in objects if _is_pipeline(each)]
+        self._recorder.facts.divided |= bool(pipelines)
+        # A pipeline knows by which name one process has a parameter that two stages share.
+        for owner in [*pipelines, *outer]:
+            for name, parameter in owner.named_parameters():
                 if id(parameter) in wanted and id(parameter) not in self._names:
                     title, number = _short(name), 2
-                    while title in taken:
+                    # One place has several parameters by turns under FSDP2: whole ones, and a rank's part.
+                    while self._places.setdefault(title, (id(owner), name)) != (id(owner), name):
                         title, number = f"{_short(name)} ({number})", number + 1
-                    taken.add(title)
                     self._names[id(parameter)] = title
 
 
@@ -348,6 +355,11 @@ def _is_module(value: Any) -> bool:
     with contextlib.suppress(Exception):  # objects of every kind, in any state
         return issubclass(type(value), nn.Module)
     return False
+
+
+def _is_pipeline(value: Any) -> bool:
+    module = sys.modules.get("hpctrain.worker.adapters.torch.parallel.pipeline")
+    return module is not None and type(value) is module.Pipeline
 
 
 def _title(name: str, module: nn.Module) -> str:

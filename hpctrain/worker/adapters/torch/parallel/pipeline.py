@@ -29,12 +29,13 @@ from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import (
+    SCHEDULES,
     Schedules,
     connect,
     own_stages,
     rank_of,
     run_forward,
-    stages_per_rank,
+    schedule_on,
 )
 from hpctrain.worker.adapters.torch.parallel.sharding import divide
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
@@ -110,7 +111,8 @@ class Pipeline:
         if mesh is not None:
             set_mesh(self._comm, Mesh(**sizes_of(mesh)))
         sizes = mesh_of(self._comm).sizes
-        per_rank = stages_per_rank(schedule, sizes["pp"])
+        schedule = schedule_on(sizes["pp"], schedule)
+        per_rank = SCHEDULES[schedule][1]
         self._micro_batches = micro_batches or sizes["pp"]
         self._pp = sizes["pp"]
         self._loss_of, self._count_of, self._plan = loss, count, plan or ParallelPlan()

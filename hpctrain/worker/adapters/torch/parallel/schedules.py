@@ -48,11 +48,11 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _DIMENSIONS = 8
 
 
-def stages_per_rank(schedule: str, pp: int) -> int:
-    """How many stages a schedule gives to each rank.
+def schedule_on(pp: int, schedule: str) -> str:
+    """The schedule that runs on so many ranks: one rank alone has one stage, and nobody to wait for.
 
     Raises:
-        HpctrainError: there is no such schedule, or only one rank along pp.
+        HpctrainError: there is no such schedule.
     """
     if schedule not in SCHEDULES:
         raise HpctrainError(
@@ -61,13 +61,7 @@ def stages_per_rank(schedule: str, pp: int) -> int:
             nearest(schedule, SCHEDULES),
             schedule=schedule,
         )
-    if pp == 1:
-        raise HpctrainError(
-            "HT-pipeline-one-stage",
-            "the mesh has pp 1: there is one stage",
-            "ht.distribute(model, optimizer, mesh=mesh)",
-        )
-    return SCHEDULES[schedule][1]
+    return "gpipe" if pp == 1 else schedule
 
 
 def own_stages(schedule: str, rank: int, pp: int) -> list[int]:
