@@ -20,7 +20,6 @@ REFUSED = {
     "ranks_that_do_not_fit": ("HT-mesh-ranks-not-divisible", {}),
     "unknown_axis": ("HT-mesh-unknown-axis", {}),
     "stages_in_distribute": ("HT-mesh-needs-pipeline", {"pp": 2}),
-    "no_stages_in_pipeline": ("HT-pipeline-one-stage", {}),
     "context_parallel": ("HT-mesh-no-context-parallel", {"cp": 2}),
     "tensor_parallel_without_a_plan": ("HT-plan-no-tensor-layers", {"tp": 2}),
     "heads": ("HT-plan-heads-not-divisible", {"tp": 2, "heads": 5, "name": "blocks.0.attention"}),

@@ -55,6 +55,32 @@ for x, y in loader:
         return loss
     optimizer.step(closure)
 """
+# Its mesh is its own; on one process it has one stage.
+PIPELINE = """\
+import torch
+from torch import nn
+import hpctrain as ht
+comm = ht.init()
+torch.manual_seed(0)
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(number): nn.Linear(8, 8) for number in range(4)})
+    def forward(self, x):
+        for block in self.blocks.values():
+            x = torch.tanh(block(x)) + x
+        return x
+model = Network()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def loss_of(output, target):
+    return nn.functional.cross_entropy(output, target)
+pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2), schedule="zbv", micro_batches=4)
+data = torch.utils.data.TensorDataset(torch.randn(52, 8), torch.randint(0, 3, (52,)))
+for x, y in ht.shard(torch.utils.data.DataLoader(data, batch_size=13, shuffle=True)):
+    optimizer.zero_grad()
+    pipeline.step(x, y)
+    optimizer.step()
+"""
 # What a case has in place of what; the kind and the name of the first tensor that differs; words of the cause.
 WRONG = {
     "rate": ("lr=0.1", "lr=0.1 * comm.size", "parameter", "0.weight", "learning rate"),
@@ -113,6 +139,27 @@ def test_gradients_of_ddp_are_compared_with_the_means_of_the_ranks(hpctrain: Lau
     done = _verify(hpctrain, tmp_path, script=DDP)
     assert done.returncode == 0, done.stdout
     assert "are the means of what the ranks computed, and the parameters are equal" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_pipeline_on_a_mesh_of_the_scripts_own(hpctrain: Launch, tmp_path: Path, factor: int) -> None:
+    wrong = f"return {factor} ** (comm.size - 1) * nn.functional"
+    done = _verify(hpctrain, tmp_path, "--json", script=PIPELINE.replace("return nn.functional", wrong))
+    assert done.returncode == (0 if factor == 1 else 3), done.stdout
+    verdict = json.loads(done.stdout[done.stdout.index("{\n") : done.stdout.rindex("}") + 1])
+    if factor == 2:
+        assert verdict["first"]["name"] == "blocks.0.weight" and verdict["first"]["factor"] == pytest.approx(2)
+
+
+@pytest.mark.long
+def test_a_penalty_that_is_computed_before_the_model_is_called(hpctrain: Launch, tmp_path: Path) -> None:
+    """Parameters that begin with rounding errors do not change under its graph; the last batch is one sample."""
+    penalty = "penalty = sum(each.abs().sum() for each in model.parameters())\n        loss = penalty / 100 + criterion"
+    script = SCRIPT.replace("loss = criterion", penalty, 1).replace("52,", "40,")
+    done = _verify(hpctrain, tmp_path, script=script)
+    assert done.returncode == 0, done.stdout
+    assert "every rank computes all samples" not in done.stdout
 
 
 @pytest.mark.long

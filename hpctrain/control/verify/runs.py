@@ -185,6 +185,8 @@ def verify(request: TrainingRequest, options: Options, say: Callable[[str], None
     low = one.ranks[0][0].low or "float32"
     say("one process with rounding errors")
     noisy = _run(alone, "noise", options, precision(low))
+    if not any(noisy.steps):
+        _require_steps(noisy, "on one process whose parameters begin with rounding errors")
     verdict = _judge(one, noisy, ranks)
     if verdict.equal and ranks.failure:
         _require_steps(ranks, f"on {request.ranks} ranks, which were equal to one process for {verdict.steps} steps")

@@ -127,8 +127,8 @@ class TorchSteps:
         # Of a parameter that the ranks of a mesh divide one process has all.
         own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         noise = torch.rand(own.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-        with torch.no_grad():
-            own.mul_((1 + size * noise).to(own.device, own.dtype))
+        # By .data, since a script may have computed a penalty from them before it calls the model.
+        own.data.mul_((1 + size * noise).to(own.device, own.dtype))
 
     def _add_own(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided or _is_divided(gradient):

@@ -42,10 +42,6 @@ def stages_in_distribute() -> None:
     ht.distribute(*_model(), mesh=ht.mesh(pp=2))
 
 
-def no_stages_in_pipeline() -> None:
-    ht.Pipeline(*_model(), loss_of, mesh=ht.mesh(dp_shard=2))
-
-
 def context_parallel() -> None:
     ht.distribute(*_model(), mesh=ht.mesh(cp=2))
 
@@ -218,7 +214,7 @@ def a_penalty_on_divided_weights() -> None:
 
 
 CASES = [
-    *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute, no_stages_in_pipeline),
+    *(another_mesh, ranks_that_do_not_fit, unknown_axis, stages_in_distribute),
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
     *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
