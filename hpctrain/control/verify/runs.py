@@ -174,6 +174,9 @@ def verify(request: TrainingRequest, options: Options, say: Callable[[str], None
     assert request.work is not None and request.ranks is not None
     if request.ranks == 1:
         raise HpctrainError("HT-verify-one-rank", "-np 1 is one process already", "compare it with more: -np 2")
+    # What cannot be planned is told before anything runs.
+    planned = replace(request, dry_run=True, run_dir=options.folder / "ranks")
+    begin_run(planned, this_machine(), _Quiet(options.summarise))
     alone = _alone(request)
     say("one process")
     one = _run(alone, "one", options, None)

@@ -20,6 +20,8 @@ from torch.utils.data import TensorDataset
 import hpctrain as ht
 
 CLASSES, IGNORED = 5, -100
+# Those that take tokens.
+SEQUENCES = ("transformer", "llama")
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -105,7 +107,29 @@ class Transformer(Network, parallel.GPT):
         yield from (part for part in (self.norm, self.head) if part is not None)
 
 
-_NETWORKS = {"mlp": MLP, "convnet": Convnet, "transformer": Transformer}
+class Llama(Network):
+    """Computes its loss itself, as it does for everyone."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        self.llama = LlamaForCausalLM(LlamaConfig(vocab_size=parallel.VOCABULARY, pad_token_id=0, **sizes))
+        self.llama.model.embed_tokens.requires_grad_(not frozen)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        found = self.llama(input_ids=x, labels=y, output_hidden_states=True, use_cache=False)
+        if self.output == "tensor":
+            return found.logits if y is None else found.loss
+        given = {"logits": found.logits, "hidden": found.hidden_states[-1]}
+        given |= {} if y is None else {"loss": found.loss}
+        if self.output == "dataclass":
+            return Output(**given)
+        return given if self.output == "dict" else tuple(given.values())
+
+
+_NETWORKS = {"llama": Llama, "mlp": MLP, "convnet": Convnet, "transformer": Transformer}
 
 
 def network_of(composition: Composition, loss_of: Loss) -> Network:
@@ -127,7 +151,7 @@ class Criterion:
     """
 
     def __init__(self, composition: Composition, mean_loss: Loss, sum_loss: Callable[..., torch.Tensor]) -> None:
-        classes = parallel.VOCABULARY if composition.network == "transformer" else CLASSES
+        classes = parallel.VOCABULARY if composition.network in SEQUENCES else CLASSES
         self._composition, self._mean_loss, self._sum_loss = composition, mean_loss, sum_loss
         self._weights = torch.linspace(0.5, 2, classes, dtype=torch.float64)
         self._given: dict[str, Any] = {
@@ -163,7 +187,7 @@ class Criterion:
 def data_of(composition: Composition, samples: int, seed: int) -> TensorDataset:
     generator = np.random.default_rng(seed)
     numbers = np.arange(samples)
-    if composition.network == "transformer":
+    if composition.network in SEQUENCES:
         tokens = torch.from_numpy(generator.integers(0, parallel.VOCABULARY, (samples, parallel.CONTEXT + 1)))
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         # Sequences of different length, each with a token to learn at least.
@@ -183,6 +207,8 @@ def plan_of(composition: Composition) -> ht.ParallelPlan:
     if composition.network == "transformer":
         plan = parallel.plan_of(parallel.Case(dict(layout.sizes), recompute=recompute, zero=layout.zero))
         return replace(plan, shard=plan.shard if composition.units else [])
+    if composition.network == "llama":
+        units = ["LlamaDecoderLayer"]
     tensor = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()} if layout.size("tp") > 1 else {}
     return ht.ParallelPlan(
         shard=units if composition.units else [],

@@ -69,13 +69,12 @@ def outcome(composition: Composition) -> dict[str, Any]:
     return {**found, "right": ranks.noted if ranks else 0, "time": time.time()}
 
 
-def run_on_rank(rank: int, folder: Path, seeds: Iterable[int]) -> None:
+def run_on_rank(rank: int, folder: Path, compositions: Iterable[Composition]) -> None:
     """Run some compositions, all for one number of ranks and one backend, until one is not equal."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for seed in seeds:
-        composition = drawn(seed)
-        files = [folder / f"{seed}-{each}" for each in range(composition.ranks)]
+    for composition in compositions:
+        files = [folder / f"{composition.seed}-{each}" for each in range(composition.ranks)]
         files[rank].with_suffix(".begun").touch()
         begun = time.process_time()
         found = {**outcome(composition), "cpu_s": time.process_time() - begun}
@@ -123,10 +122,10 @@ class Result:
         return f"{said} after {self.right} right results {message}\n  {self.composition}{again}"
 
 
-def results(seeds: Iterable[int]) -> Iterator[Result]:
+def results(seeds: Iterable[int], *, hub: bool = False) -> Iterator[Result]:
     """Run compositions in as few starts of the ranks as possible; a start ends with the first that is not equal."""
     groups: dict[tuple[int, str], list[Composition]] = {}
-    for each in map(drawn, seeds):
+    for each in (drawn(seed, hub=hub) for seed in seeds):
         groups.setdefault((each.ranks, each.backend), []).append(each)
     for left in groups.values():
         while left:
@@ -167,6 +166,7 @@ def _start(folder: Path, compositions: Sequence[Composition]) -> str:
     command = [launcher, "--oversubscribe", "--bind-to", "none", "--mca", "osc", "^ucx"]
     command += ["-np", str(compositions[0].ranks), sys.executable, __file__, "--on-rank", str(folder)]
     command += ["--seeds", ",".join(str(each.seed) for each in compositions)]
+    command += ["--hub"] if compositions[0].network == "llama" else []
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=file, stderr=file)
@@ -196,16 +196,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", type=_numbers, default=[])
+    parser.add_argument("--hub", action="store_true", help="networks of Hugging Face's transformers (PYTHONPATH)")
     parser.add_argument("--on-rank", type=Path, metavar="FOLDER", help="given by this program itself")
     arguments = parser.parse_args()
     if arguments.on_rank is not None:
-        run_on_rank(int(os.environ["OMPI_COMM_WORLD_RANK"]), arguments.on_rank, arguments.seeds)
+        compositions = [drawn(seed, hub=arguments.hub) for seed in arguments.seeds]
+        run_on_rank(int(os.environ["OMPI_COMM_WORLD_RANK"]), arguments.on_rank, compositions)
         return
     seeds = arguments.seeds if arguments.seed is None else [arguments.seed]
     counted: Counter[str] = Counter()
     failed = 0
     with warm_interpreters():
-        for result in results(seeds):
+        for result in results(seeds, hub=arguments.hub):
             counted[result.outcome] += 1
             failed += result.failed
             if result.outcome != "equal" or len(seeds) == 1:

@@ -87,6 +87,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "evaluate": (False, True),
     "test_samples": (12, 12, 11),
     "average": ("", "", "", "before", "after"),
+    "compiled": ("", "", "", "", "before", "after"),
 }
 
 
@@ -119,6 +120,7 @@ class Composition:
     evaluate: bool
     test_samples: int
     average: str
+    compiled: str
 
     def __str__(self) -> str:
         said = {
@@ -134,10 +136,17 @@ class Composition:
         return f"{self.ranks} x {self.backend}, {self.layout}: {' '.join(words)}"
 
 
-def drawn(seed: int) -> Composition:
-    """The composition of a seed, such as one process can run."""
+def drawn(seed: int, *, hub: bool = False) -> Composition:
+    """The composition of a seed, such as one process can run.
+
+    Args:
+        hub: its network is one of Hugging Face's.
+    """
     chosen = {name: _random(seed, name).choice(choices) for name, choices in CHOICES.items()}
     layout = _random(seed, "layout").choice(_random(seed, "kind").choice(LAYOUTS[chosen["ranks"]]))
+    if hub:
+        layout = layout if layout.size("tp") == layout.size("pp") == 1 else Layout()
+        chosen |= {"network": "llama", "calls": "one", "recompute": ""}
     return Composition(seed=seed, layout=layout, **{**chosen, **_ruled_out(chosen, layout)})
 
 
@@ -170,6 +179,8 @@ def _ruled_out(chosen: dict[str, Any], layout: Layout) -> dict[str, Any]:
         other["evaluate"] = True
     if chosen["loss"] == "mean":
         other["counted"] = False
-    if {**chosen, **other}["network"] != "transformer":
+    if {**chosen, **other}["network"] not in ("transformer", "llama"):
         other["lengths"] = False
+    if layout.size("pp") > 1 or chosen["calls"] == "parts" or {**chosen, **other}["recompute"] == "reentrant":
+        other["compiled"] = ""
     return other

@@ -59,7 +59,6 @@ def with_communicator(cases: str) -> Callable[[ModuleType, str], None]:
 
 
 def of_data(program: ModuleType, name: str) -> None:
-    """Data that differ are refused before anything trains; one process makes a step, which verify asks for."""
     comm = ht.init()
     if name in program.DIFFER and program.__name__ == "same_data":
         one_step()
@@ -76,6 +75,7 @@ def function(program: ModuleType, name: str) -> None:
 def mistake(program: ModuleType, name: str) -> None:
     ht.init()
     torch_seed()
+    one_step()
     getattr(program, name)()
 
 
@@ -104,6 +104,7 @@ def spoil(program: ModuleType, wrong: str) -> None:
 
 
 def one_step() -> None:
+    """What is refused before anything trains, one process would train on, so that there is a step to compare."""
     import torch
 
     optimizer = torch.optim.SGD([weight := torch.nn.Parameter(torch.ones(1))], lr=0.1)

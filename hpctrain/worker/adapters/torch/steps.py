@@ -60,7 +60,8 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         return None
     if not (nested := optimizer in within_others and bool(_outermost)):
         _outermost[:] = [optimizer]
-    several = [each for each in known if each.comm.size > 1]
+    # A model may outlive its run, such as one that a compiler keeps.
+    several = [each for each in known if each.comm.size > 1 and not each.comm.left]
     if not several:
         return None
     everyone = [each.reducer for each in several if each.reducer is not None]
