@@ -153,6 +153,29 @@ def test_a_pipeline_on_a_mesh_of_the_scripts_own(hpctrain: Launch, tmp_path: Pat
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("factor", ["1", "(1 + comm.rank)"])
+def test_parameters_that_are_in_no_model(hpctrain: Launch, tmp_path: Path, factor: str) -> None:
+    """Beside a model that something else trains."""
+    bare = f"""\
+temperature = nn.Parameter(torch.full((3,), 2.0))
+own = torch.optim.SGD([temperature], lr=0.1)
+for _ in range(3):
+    model(data.tensors[0])
+    own.zero_grad()
+    ({factor} * temperature).square().sum().backward()
+    own.step()
+"""
+    done = _verify(hpctrain, tmp_path, "--json", script=SCRIPT[: SCRIPT.index("loader =")] + bare)
+    verdict = json.loads(done.stdout[done.stdout.index("{\n") : done.stdout.rindex("}") + 1])
+    assert verdict["steps"] == 3
+    if factor == "1":
+        assert done.returncode == 0, done.stdout
+    else:
+        assert done.returncode == 3, done.stdout
+        assert (verdict["first"]["name"], verdict["first"]["rank"]) == ("tensor 0", 1)
+
+
+@pytest.mark.long
 def test_a_penalty_that_is_computed_before_the_model_is_called(hpctrain: Launch, tmp_path: Path) -> None:
     """Parameters that begin with rounding errors do not change under its graph; the last batch is one sample."""
     penalty = "penalty = sum(each.abs().sum() for each in model.parameters())\n        loss = penalty / 100 + criterion"

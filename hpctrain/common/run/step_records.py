@@ -25,6 +25,9 @@ from hpctrain.common.files.whole import write_whole
 SUMS = 1024
 """The most elements of a tensor that is kept as it is, and the number of sums of a larger one."""
 
+NAMELESS = "tensor "
+"""What begins the name of a tensor that no model has; its place in its optimizer follows."""
+
 _CHUNK = 2**20
 _MOST_BYTES = 2**32
 _MOST_FACTS = 2**24

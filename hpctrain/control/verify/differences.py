@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.common.run.step_records import Kept, RankFacts, StepRecord
+from hpctrain.common.run.step_records import NAMELESS, Kept, RankFacts, StepRecord
 
 RankSteps = tuple[RankFacts, list[StepRecord]]
 
@@ -61,6 +61,7 @@ class Comparison:
 
     Attributes:
         steps: how many were compared.
+        tensors: how many were compared, of all steps and ranks.
         different: all tensors that differ, in order.
         between: tensors that differ between ranks.
         largest, noise: at each step, the largest relative difference of any tensor, and of its noise.
@@ -72,6 +73,7 @@ class Comparison:
     """
 
     steps: int = 0
+    tensors: int = 0
     different: list[Difference] = field(default_factory=list)
     between: list[Difference] = field(default_factory=list)
     largest: list[float] = field(default_factory=list)
@@ -112,6 +114,9 @@ def _compare_step(
         if tensor.kind == "parameter" and not math.isfinite(tensor.norm):
             found.not_finite.append(tensor.name)
         theirs = {rank: tensors[key] for rank, tensors in held.items() if key in tensors}
+        if key[1].startswith(NAMELESS) and any(each.shape != tensor.shape for each in theirs.values()):
+            continue  # Pieces of what models have, which is compared.
+        found.tensors += len(theirs)
         if not theirs:
             # A gradient that no rank has shows in the parameter.
             if key[0] == "parameter" and key[1] not in found.missing:

@@ -262,6 +262,13 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
     pairs = [(facts, steps) for (facts, _), steps in zip(ranks.ranks, ranks.steps, strict=True)]
     first_rank = (one.ranks[0][0], one.steps[0])
     found = compare(first_rank[1], noisy.steps[0], ranks.steps)
+    if not found.tensors and not found.missing:
+        raise HpctrainError(
+            "HT-verify-nothing-seen",
+            "its optimizers hold no tensor that one process and the ranks have alike, so nothing was compared",
+            "verify works with optimizers of torch and Keras, and with updates of a model's parameters by hand",
+            exit_code=1,
+        )
     made = {len(steps) for steps in ranks.steps}
     ddp = as_ddp(found, pairs)
     fewer = len(made) > 1 and min(made) < len(first_rank[1])

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.common.run.step_records import Kept, projection
+from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.verify.recorder import Recorder, end_work
@@ -29,7 +29,6 @@ Optimizer = torch.optim.Optimizer
 # Wrappers of models, whose own names only one of two runs may have.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
 _SHARDED_BACKWARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-_NAMELESS = "tensor "
 
 
 class TorchSteps:
@@ -242,6 +241,7 @@ class TorchSteps:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._running and optimizer not in self._running and self._within(optimizer):
             return None
+        self._write_late()
         self._running = [optimizer]
         self._gradients: list[Kept] = []
         if self._flat():
@@ -271,21 +271,21 @@ class TorchSteps:
             self._recorder.step(number, list(_gathered(flat)))
             return
         parameters = list(self._of(optimizer))
-        if all(name.startswith(_NAMELESS) for name, _ in parameters):
-            # Pieces of parameters, of which each rank updates some, before it gets the others.
-            self._late = functools.partial(self._write_models, number)
-            return
         own = [
             Kept(kind="own", name=name, shape=tuple(each.shape), dtype=_dtype(each), norm=0.0, values=found[1])
             for name, each in parameters
             if (found := self._own.pop(id(each), None)) is not None
         ]
-        kept = [_kept("parameter", name, each) for name, each in parameters]
-        self._recorder.step(number, [*self._gradients, *kept, *own])
+        kept = [*self._gradients, *(_kept("parameter", name, each) for name, each in parameters), *own]
+        if self._seen and all(name.startswith(NAMELESS) for name, _ in parameters):
+            # Perhaps pieces of a model's parameters, of which each rank updates some, before it gets the others.
+            self._late = functools.partial(self._write_models, number, kept)
+            return
+        self._recorder.step(number, kept)
 
-    def _write_models(self, number: int) -> None:
+    def _write_models(self, number: int, kept: list[Kept]) -> None:
         trained = [(name, each) for name, each in self._parameters() if each.requires_grad]
-        self._recorder.step(number, [_kept("parameter", name, each) for name, each in trained])
+        self._recorder.step(number, [*kept, *(_kept("parameter", name, each) for name, each in trained)])
 
     def _write_late(self) -> None:
         late, self._late = self._late, None
@@ -313,7 +313,7 @@ class TorchSteps:
         if any(id(each) not in self._names for each in parameters):
             self._find_names({id(each) for each in parameters})
         for place, each in enumerate(parameters):
-            self._names.setdefault(id(each), f"{_NAMELESS}{place}")
+            self._names.setdefault(id(each), f"{NAMELESS}{place}")
         return self._names
 
     def _find_names(self, wanted: set[int]) -> None:

@@ -19,7 +19,7 @@ import hpctrain as ht
 
 EPOCHS, TOLERANCE = 2, 1e-10
 # Llama normalises in float32, whatever the type of its parameters.
-_OF_LLAMA = 1e-6
+_OF_LLAMA = 1e-4
 State = dict[str, torch.Tensor]
 
 

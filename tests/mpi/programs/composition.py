@@ -147,7 +147,10 @@ def drawn(seed: int, *, hub: bool = False) -> Composition:
     if hub:
         layout = layout if layout.size("tp") == layout.size("pp") == 1 else Layout()
         chosen |= {"network": "llama", "calls": "one", "recompute": ""}
-    return Composition(seed=seed, layout=layout, **{**chosen, **_ruled_out(chosen, layout)})
+    chosen |= _ruled_out(chosen, layout)
+    if not _compiles(chosen, layout):
+        chosen["compiled"] = ""
+    return Composition(seed=seed, layout=layout, **chosen)
 
 
 def _random(seed: int, name: str) -> random.Random:
@@ -181,6 +184,9 @@ def _ruled_out(chosen: dict[str, Any], layout: Layout) -> dict[str, Any]:
         other["counted"] = False
     if {**chosen, **other}["network"] not in ("transformer", "llama"):
         other["lengths"] = False
-    if layout.size("pp") > 1 or chosen["calls"] == "parts" or {**chosen, **other}["recompute"] == "reentrant":
-        other["compiled"] = ""
     return other
+
+
+def _compiles(chosen: dict[str, Any], layout: Layout) -> bool:
+    """Whether a call of the whole model can be compiled."""
+    return layout.size("pp") == 1 and chosen["calls"] != "parts" and chosen["recompute"] != "reentrant"

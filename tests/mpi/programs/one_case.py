@@ -132,7 +132,6 @@ KINDS: dict[str, Callable[[ModuleType, str], None]] = {
 
 def main() -> None:
     name, case = sys.argv[1:]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     situations = importlib.import_module("situations")
     situations.refusal = situations.refused = lambda action, *_, **__: action()
     if name.startswith("keras"):
