@@ -166,19 +166,6 @@ def test_misuse_is_noticed_as_on_a_cpu(mpirun, tmp_path, note):
     assert not different
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param("torch", marks=pytest.mark.thorough), pytest.param("now_and_then", marks=on_gpus)]
-)
-def test_top_k_is_the_method_by_hand(mpirun, tmp_path, what):
-    program = imported(OF_RANKS / "top_k.py")
-    scripts_on_a_gpu(mpirun, "top_k.py", 3, what, str(tmp_path / "out"))
-    wanted = program.reference("torch") if what == "torch" else program.reference_now_and_then()
-    ranks = [np.load(tmp_path / f"out-{rank}.npz") for rank in range(3)]
-    for number, parameter in enumerate(wanted):
-        for each in ranks:
-            np.testing.assert_allclose(each[f"arr_{number}"], parameter, rtol=1e-10, atol=1e-12)
-
-
 @on_gpus
 @pytest.mark.skipif(frameworks_missing() is not None, reason=str(frameworks_missing()))
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -10,7 +10,6 @@ PROGRAM = Path(__file__).parent / "programs" / "mpi_engine.py"
 # The last one leaves a rank out, as if it had died.
 CHECKS = (
     "layouts",
-    "top_k",
     "large_values",
     "stale_reads",
     "order",

@@ -15,7 +15,6 @@ class Capabilities:
         joins_ranks: it connects several ranks that a launcher starts; otherwise it is for a single process.
         replicates: its ranks are replicas within a single process.
         outlives_ranks: the remaining ranks can go on when one dies.
-        sends_largest: it can send the largest gradients alone to other nodes, and keep the others for the next step.
         has_meshes: torch.distributed works over it, of whose groups a mesh is made.
         serves_parameters: ranks can read and add to each other's memory without their help.
         needs_gpus: every rank needs a GPU of its own.
@@ -28,7 +27,6 @@ class Capabilities:
     replicates: bool = False
     min_ranks: int = 1
     outlives_ranks: bool = False
-    sends_largest: bool = False
     has_meshes: bool = True
     serves_parameters: bool = False
     needs_gpus: bool = False
@@ -40,7 +38,7 @@ _TENSORFLOW = Capabilities(frameworks=frozenset(("keras",)), has_meshes=False)
 
 CAPABILITIES: Mapping[str, Capabilities] = {
     "horovod": Capabilities(has_meshes=False, needs_build=True),
-    "mpi": Capabilities(outlives_ranks=True, sends_largest=True, serves_parameters=True),
+    "mpi": Capabilities(outlives_ranks=True, serves_parameters=True),
     "nccl": Capabilities(frameworks=frozenset(("torch",)), needs_gpus=True, meets_without_mpi=True),
     "gloo": Capabilities(frameworks=frozenset(("torch",)), meets_without_mpi=True),
     # These are strategies of tf.distribute, under its names.
@@ -48,6 +46,6 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     "multi_worker": _TENSORFLOW,
     "parameter_server": replace(_TENSORFLOW, min_ranks=3),
     # With one process there are no other ranks to lose.
-    "single": Capabilities(joins_ranks=False, outlives_ranks=True, sends_largest=True),
+    "single": Capabilities(joins_ranks=False, outlives_ranks=True),
 }
 BACKENDS = ("auto", *CAPABILITIES)

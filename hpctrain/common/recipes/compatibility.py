@@ -87,7 +87,6 @@ IDLE_KEYS: _Owners = (
             "text": "path epoch_samples",
         },
     ),
-    ("communication", "communication.compression", {"top_k": "top_k"}),
 )
 
 
@@ -178,7 +177,6 @@ def _faults(recipe: RecipeKeys) -> Iterator[tuple[str, InvalidValueError]]:
         _of_tuning,
         _of_text,
         _of_length,
-        _of_top_k,
         _of_sync,
         _of_end_rate,
         _of_axes,
@@ -364,23 +362,6 @@ def climbs(recipe: RecipeKeys) -> InvalidValueError | None:
     )
 
 
-def _of_top_k(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
-    if recipe.communication.compression != "top_k":
-        return
-    if recipe.precision == "fp16":
-        yield InvalidValueError(
-            "HT-compression-with-fp16",
-            "communication.compression: top_k keeps gradients for later steps, and precision: fp16 scales "
-            "each step's differently; precision: bf16 does not",
-        )
-    if recipe.numbers.non_finite == "roll_back":
-        yield InvalidValueError(
-            "HT-compression-with-roll-back",
-            "communication.compression: top_k keeps gradients for later steps, and numbers.non_finite: "
-            "roll_back undoes the steps they belong to; skip leaves a step out",
-        )
-
-
 def _of_sync(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     sync, compression = recipe.sync, recipe.communication.compression
     if sync is None:
@@ -391,11 +372,10 @@ def _of_sync(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
             "sync lets each rank take steps by itself, and what a dead rank has learnt in them is lost; "
             "fault_tolerance: stop resumes the run",
         )
-    if compression != "none" and not (sync.after_epochs and compression != "top_k"):
+    if compression != "none" and not sync.after_epochs:
         yield InvalidValueError(
             "HT-sync-with-compression",
-            "sync lets each rank take steps by itself, without gradients for communication.compression to "
-            "narrow or to keep for later steps",
+            "sync lets each rank take steps by itself, without gradients for communication.compression to narrow",
         )
     if not recipe.mesh.replicates_only:
         yield InvalidValueError(

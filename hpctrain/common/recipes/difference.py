@@ -63,8 +63,5 @@ def deciding_differences(one: Recipe, other: Recipe) -> list[str]:
     if one.model.name in ("digits_cnn", "gpt") or one.model.batch_norm.span is not None:
         # With batch normalisation over a rank's samples, their number changes the statistics.
         indifferent += ["batch.per_rank", "batch.micro_batch"]
-    if "top_k" in (one.communication.compression, other.communication.compression):
-        # top_k sends the largest elements of each bucket, so the bucket size changes the result.
-        indifferent.remove("communication.bucket_mb")
     keys = differences(one, other)
     return [key for key in keys if not any(f"{key}.".startswith(f"{prefix}.") for prefix in indifferent)]

@@ -327,12 +327,7 @@ class Communication(Section):
         None,
         description="size of a gradient bucket in MB (10^6 bytes); 25, between hosts over mpi without RDMA 4 or more",
     )
-    compression: Literal["none", "fp16", "bf16", "top_k"] = Field(
-        "none",
-        description="type of the gradients on the wire; top_k sends only the largest of each node's sum (backend "
-        "mpi) and adds the others to the next step's, which changes the result",
-    )
-    top_k: Annotated[float, Field(gt=0, lt=1)] = Field(0.01, description="the fraction that is sent with top_k")
+    compression: Literal["none", "fp16", "bf16"] = Field("none", description="type of the gradients on the wire")
 
 
 class Reported(Section):

@@ -57,13 +57,6 @@ def require_backend(backend: str, plan: Plan) -> None:
             backend=backend,
             mesh=plan.mesh,
         )
-    if _sends_largest(plan) and not capable.sends_largest:
-        raise HpctrainError(
-            "HT-backend-without-compression",
-            "communication.compression: top_k needs --backend mpi; {backend!r} sends all gradients",
-            "choose --backend mpi; or --set communication.compression=bf16",
-            backend=backend,
-        )
     if _is_async(plan) and not capable.serves_parameters:
         raise HpctrainError(
             "HT-backend-without-async",
@@ -145,10 +138,6 @@ def _require_plain(recipe: Recipe, backend: str) -> None:
         )
 
 
-def _sends_largest(plan: Plan) -> bool:
-    return plan.recipe is not None and plan.recipe.communication.compression == "top_k"
-
-
 def _is_async(plan: Plan) -> bool:
     return plan.recipe is not None and plan.recipe.sync is not None and plan.recipe.sync.mode == "async"
 
@@ -176,8 +165,6 @@ def _choose(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, 
         return _without_mpi(plan, hosts, machine)
     if plan.fault_tolerant:
         return "mpi", "fault_tolerance: shrink"
-    if _sends_largest(plan):
-        return "mpi", "communication.compression: top_k"
     return _fitting(plan, hosts, machine)
 
 

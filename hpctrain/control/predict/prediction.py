@@ -230,7 +230,7 @@ class _Predictor:
         batch = self.training.batch(ranks)
         # The rank with the most samples is the slowest one.
         job = self._job(network, batch=-(-batch // ranks), parts=self.training.parts(ranks))
-        alone = replace(job, network=replace(network, hosts=1), wire=self._wire(1), bucket_bytes=self._bucket_bytes(1))
+        alone = replace(job, network=replace(network, hosts=1), wire=self._wire(), bucket_bytes=self._bucket_bytes(1))
         return _Run(batch=batch, job=job, times=self._times(job), weak=self._times(alone))
 
     def _job(self, network: Network, *, batch: int, parts: int) -> Job:
@@ -243,7 +243,7 @@ class _Predictor:
             batch=batch,
             parts=parts,
             bucket_bytes=self._bucket_bytes(network.hosts),
-            wire=self._wire(network.hosts),
+            wire=self._wire(),
             state=self.training.state,
             rdma=self.node.rdma,
             samples_per_s=self._loaded(),
@@ -261,10 +261,9 @@ class _Predictor:
         made: Floats = self.values["loader.images_per_s"] * max(workers, 1) ** self.values["loader.scaling"]
         return made
 
-    def _wire(self, hosts: int) -> float:
-        """Bytes sent for each byte of gradients; with top_k each host receives the largest values of all others."""
-        communication = self.training.communication
-        return _WIRE.get(communication.compression, min(1.0, communication.top_k * hosts))
+    def _wire(self) -> float:
+        """Bytes sent for each byte of gradients."""
+        return _WIRE[self.training.communication.compression]
 
     def _bucket_bytes(self, hosts: int) -> float:
         if self.training.communication.bucket_mb is not None:

@@ -197,12 +197,12 @@ def _asked(training: Training | LanguageTraining, request: PredictionRequest) ->
             "predictions are for ranks that average their gradients in every step, but sync averages parameters",
             "--set sync=null predicts the same training without it",
         )
-    if recipe is None or not (recipe.fault_tolerance.fault_tolerant or recipe.communication.compression == "top_k"):
+    if recipe is None or not recipe.fault_tolerance.fault_tolerant:
         return request.backend
     if request.backend not in ("auto", "mpi"):
         raise HpctrainError(
             "HT-recipe-needs-mpi",
-            "fault_tolerance: shrink and compression: top_k need --backend mpi, not {backend!r}",
+            "fault_tolerance: shrink needs --backend mpi, not {backend!r}",
             "choose --backend mpi",
             backend=request.backend,
         )

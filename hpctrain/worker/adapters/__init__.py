@@ -50,7 +50,6 @@ def distribute(
     comm: Communicator | None = None,
     bucket_mb: float | None = None,
     compression: Compression = "none",
-    top_k: float = 0.01,
     guard_every: int = 100,
     mesh: DeviceMesh | None = None,
     plan: ParallelPlan | None = None,
@@ -62,7 +61,6 @@ def distribute(
     *,
     comm: Communicator | None = None,
     compression: Compression = "none",
-    top_k: float = 0.01,
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]: ...
 def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:

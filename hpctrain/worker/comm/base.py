@@ -13,8 +13,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,42 +63,6 @@ class Work(Protocol):
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopK:
-    """Only the largest elements of each node's sum travel to other nodes; the others are kept for the next sum.
-
-    Attributes:
-        fraction: the share of the elements that travel, in 0 to 1.
-        exact: how many elements at the end of the buffer always travel.
-    """
-
-    fraction: float
-    exact: int = 0
-
-    def of(self, part: slice, length: int) -> TopK:
-        """The same setting for a part of a buffer of ``length`` elements."""
-        return replace(self, exact=max(0, part.stop - max(part.start, length - self.exact)))
-
-
-Wire: TypeAlias = T | TopK | None
-"""The type in which values travel, or how few of them do; None sends all of them in their own type."""
-
-
-def dense_wire(wire: Wire[T]) -> T | None:
-    """The type in which values travel, for an engine that always sends all of them.
-
-    Raises:
-        HpctrainError: the setting asks for the largest values only.
-    """
-    if isinstance(wire, TopK):
-        raise HpctrainError(
-            "HT-compression-needs-mpi",
-            "compression: top_k needs backend mpi, but another backend reduces the gradients",
-            "choose --backend mpi, or compression fp16, bf16 or none",
-        )
-    return wire
-
-
 class TorchEngine(Protocol):
     """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names.
 
@@ -111,11 +75,11 @@ class TorchEngine(Protocol):
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor in memory that suits this engine."""
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
 
-        ``wire`` is a narrower type in which values travel over a network, or, for an engine that can send a part of
-        them, how few do. Sums within a node's memory keep the buffer's own type.
+        ``wire`` is a narrower type in which values travel over a network. Sums within a node's memory keep the
+        buffer's own type.
         """
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -128,9 +92,7 @@ class TorchEngine(Protocol):
 class TensorFlowEngine(Protocol):
     """Reduces TensorFlow tensors, in graph mode and eagerly."""
 
-    def allreduce(
-        self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | TopK | None = None
-    ) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         """The mean of each tensor over all ranks; one call per step, each dtype in a fused reduction.
 
         For ``wire`` see :meth:`TorchEngine.allreduce`.

@@ -13,7 +13,7 @@ from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.base import Wire, Work, dense_wire
+from hpctrain.worker.comm.base import Work
 from hpctrain.worker.comm.leaving import leave_first
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.narrowed import Narrowing
@@ -171,13 +171,13 @@ class HorovodTorchEngine:
 
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         import torch
 
         # A thread of the rank may have held the lock of Horovod's queue at the fork.
         forks.require_rank("a reduction")
-        if narrow_type := dense_wire(wire):
-            return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
+        if wire:
+            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
             return _Bfloat16Work(self._horovod, self._synchronize, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
@@ -212,11 +212,10 @@ class HorovodTensorFlowEngine:
         self._horovod = horovod
         self._wait = timeout.blocking(_WAITED_IN, REDUCTION)
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
-        narrow = dense_wire(wire)
-        sent = [_tensorflow_wire(tf.cast(each, narrow) if _narrows(narrow, each) else each) for each in tensors]
+        sent = [_tensorflow_wire(tf.cast(each, wire) if _narrows(wire, each) else each) for each in tensors]
         # The rank counts as waiting from the time that it has all tensors until it has all means.
         with tf.control_dependencies(sent), tf.control_dependencies([_call(self._wait.__enter__)]):
             means = self._means(sent, name)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import tensorflow as tf
 
-from hpctrain.worker.comm.base import Wire, dense_wire
 from hpctrain.worker.comm.control_tensors import ControlTensorFlowEngine
 from hpctrain.worker.comm.mirrored import not_for_torch
 from hpctrain.worker.comm.mpi import MpiControl
@@ -66,13 +65,12 @@ class MultiWorkerEngine(ControlTensorFlowEngine):
         # The instance keys of the collectives by name. All ranks ask in the same order, so the keys agree.
         self._keys: dict[str, int] = {}
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
-        narrow = dense_wire(wire)
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         means = list(tensors)
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             members = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
             flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in members], axis=0)
-            travelling = narrow if narrow and narrow.size < dtype.size else dtype
+            travelling = wire if wire and wire.size < dtype.size else dtype
             total = self._sum(tf.cast(flat, travelling), f"{name}.{dtype.name}")
             mean = tf.cast(total, dtype) / self._size
             parts = tf.split(mean, [tf.size(tensors[index]) for index in members])

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from hpctrain.common.settings import TIMEOUT
-from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, Wire, Work
+from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, Work
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -98,7 +98,7 @@ class SingleTorchEngine:
 
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         return _Done()
 
     def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -110,7 +110,7 @@ class SingleTorchEngine:
 class SingleTensorFlowEngine:
     """The mean over one rank is the rank's own gradient."""
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         return list(tensors)
 
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:

@@ -22,7 +22,7 @@ from hpctrain.common.run.records import LOST_CONNECTION
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
-from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Wire, Work, dense_wire
+from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Work
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.deadlocks import StoreDeadlockDetector
 from hpctrain.worker.comm.narrowed import Narrowing
@@ -438,9 +438,9 @@ class TorchDistributedEngine:
             )
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
-        if narrow_type := dense_wire(wire):
-            return self._narrowing.allreduce(buffer, name, narrow_type, lambda narrow: self.allreduce(narrow, name))
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+        if wire:
+            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
             return _WideWork(self._comm, buffer, name, self._members)
         handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)

@@ -106,7 +106,6 @@ class KerasTrainer:
             self._optimizer,
             comm=self._comm,
             compression=recipe.communication.compression,
-            top_k=recipe.communication.top_k,
             guard_every=recipe.guard.every,
         )
         reduction = reduction_of(self._optimizer)

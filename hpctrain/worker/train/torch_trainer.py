@@ -140,7 +140,6 @@ class TorchTrainer:
             comm=self._comm,
             bucket_mb=self.bucket_mb,
             compression=recipe.communication.compression,
-            top_k=recipe.communication.top_k,
             guard_every=recipe.guard.every,
             plan=plan,
         )

@@ -229,23 +229,6 @@ def the_best_weights_of_one_rank_alone_are_refused(comm) -> None:
     fit(callbacks=[stop, *ht.keras.callbacks()])
 
 
-def deferred_gradients_are_not_scaled(comm) -> None:
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1), compression="top_k")
-        around = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-        refused(
-            lambda: ht.distribute(model, around, compression="top_k"),
-            "HT-compression-with-loss-scale",
-            ht.HpctrainError,
-        )
-    finally:
-        keras.config.set_dtype_policy("float32")
-    model.compile(optimizer, LOSS)
-    x, y, _ = samples(12, 0)
-    refused(lambda: model.fit(x, y, verbose=0), "HT-compression-with-loss-scale", ht.HpctrainError)
-
-
 def gradients_of_other_variables_are_refused(comm) -> None:
     """Equal in shape: nothing but their names tells them apart."""
     model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, use_bias=False) for _ in range(2))])
@@ -263,7 +246,6 @@ def gradients_of_other_variables_are_refused(comm) -> None:
 
 
 def check(comm, folder: Path) -> None:
-    deferred_gradients_are_not_scaled(comm)
     any_optimizer_updates_all_ranks_alike(comm)
     copies_of_a_model_have_to_be_distributed(comm, folder)
     data_that_is_over_on_one_rank_stops_all_at_once(comm)

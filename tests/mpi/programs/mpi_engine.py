@@ -21,7 +21,6 @@ from mpi4py import MPI
 from situations import refused
 
 from hpctrain.worker.adapters.torch.distribute import distribute, statistics
-from hpctrain.worker.comm.base import TopK
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 from hpctrain.worker.comm.shared.segments import Segment
 
@@ -147,51 +146,6 @@ def check_layouts() -> None:
                 check_finite(comm, dtype, wire)
             comm.shutdown()
         world.Free()
-
-
-def check_top_k() -> None:
-    """What waits is sent in the end: over enough steps the sum of the results is the mean, on every arrangement."""
-    for name, (ranks, node_of) in LAYOUTS.items():
-        world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
-        if WORLD.rank < ranks:
-            comm = MpiCommunicator(world, name, node_of)
-            comm.watch_numbers()
-            for dtype, numel in ((torch.float64, 4097), (torch.float32, 300_001), (torch.bfloat16, 1000)):
-                _check_top_k(comm, dtype, numel)
-            comm.shutdown()
-        world.Free()
-
-
-def _check_top_k(comm: MpiCommunicator, dtype: torch.dtype, numel: int) -> None:
-    engine, exact, fraction = comm.torch(), 5, 0.2
-    buffer = engine.allocate(numel, dtype, CPU)
-    total = torch.zeros(numel, dtype=torch.float64)
-    for step in range(12):
-        buffer.zero_()
-        if step == 0:
-            fill(buffer, comm.rank, 0)
-        odd = step == 2
-        if odd and comm.rank == 0:
-            buffer[numel // 2] = torch.nan
-        buffer[-exact:] = comm.rank + step
-        before = comm._reducer.sent_bytes
-        work = engine.allreduce(buffer, f"largest {numel} of {dtype}", TopK(fraction=fraction, exact=exact))
-        work.wait()
-        # Those at the end are the mean at once, and in a step that counts for nothing too.
-        np.testing.assert_allclose(buffer[-exact:].double().numpy(), (comm.size - 1) / 2 + step, rtol=1e-2)
-        check_equal_bits(comm, buffer)
-        nodes = comm._reducer.node.count
-        sent = sum(comm.allgather_object(comm._reducer.sent_bytes - before))
-        most = fraction * numel * (4 + dtype.itemsize)
-        assert sent <= 1.02 * nodes * (nodes - 1) * most + 1000, f"{sent} bytes left the nodes"
-        if odd:
-            assert not buffer[:-exact].isfinite().all()
-            assert work.finite in (None, False)
-        # Of an odd step, what slices without the odd number have sent.
-        total += buffer.double().nan_to_num()
-    tolerance = 0 if comm.size == 4 else 4 * float(torch.finfo(dtype).eps)
-    wanted = expected(numel, comm.size, 0)[:-exact]
-    np.testing.assert_allclose(total[:-exact].numpy(), wanted, rtol=tolerance, atol=0)
 
 
 def check_large_values() -> None:

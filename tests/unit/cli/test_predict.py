@@ -99,7 +99,7 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
         ([*H100, "--link", "fast"], "HT-prediction-not-link-rate"),
         ([*H100, "--backend", "single"], "HT-backend-for-one-process"),
         ([*H100, "--backend", "mpi", "--tcp"], "does not use it"),
-        ([*H100, "--backend", "nccl", "--set", "communication.compression=top_k"], "need --backend mpi"),
+        ([*H100, "--backend", "nccl", "--set", "fault_tolerance=shrink"], "needs --backend mpi"),
         ([*H100, "--set", "sync.every=8"], "--set sync=null"),
         ([*H100, "--framework", "kerass"], "HT-framework-unknown"),
         ([*H100, "--plot", "found.jpg"], "HT-prediction-unknown-picture-format"),

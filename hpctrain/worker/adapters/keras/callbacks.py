@@ -12,7 +12,7 @@ import numpy as np
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.distribution import distribution_of
 from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics, metrics_of
-from hpctrain.worker.adapters.keras.reducing import check_scaling, distributed_optimizers, reduction_of, synchronise
+from hpctrain.worker.adapters.keras.reducing import distributed_optimizers, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.steps import end_of_data
 from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
 from hpctrain.worker.adapters.recording import Recording, recording
@@ -30,9 +30,6 @@ class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         distributed = distributed_optimizers(self.model)
         for optimizer in distributed:
-            reduction = reduction_of(optimizer)
-            assert reduction is not None
-            check_scaling(optimizer, reduction.wire)
             synchronise(self.model, optimizer)
         if not distributed:
             # Not every wrapper of an optimizer can list its variables. The guard compares the parameters later.

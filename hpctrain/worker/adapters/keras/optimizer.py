@@ -14,7 +14,7 @@ from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
 from hpctrain.worker.adapters.keras.fitting import patch_fit
 from hpctrain.worker.adapters.keras.gradients import watch_tapes
-from hpctrain.worker.adapters.keras.reducing import check_scaling, make_distributed, reduction_of, synchronise
+from hpctrain.worker.adapters.keras.reducing import make_distributed, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.reduction import GradientReduction
 from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
 from hpctrain.worker.adapters.keras.strategy import refuse_keras_distribution
@@ -30,7 +30,6 @@ def distribute(
     *,
     comm: Communicator | None = None,
     compression: Compression = "none",
-    top_k: float = 0.01,
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
     """Let all ranks train one model: tapes give the gradients of whole batches for its variables.
@@ -56,10 +55,7 @@ def distribute(
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         compression: the gradients' type on the wire. fp16 overflows where the sum over the ranks is above 65504, so a
             mean above 65504 / ranks can; bf16 rounds. The backend mpi compresses only between nodes, and sums in
-            float32 within a node; Horovod 0.28.1 carries bf16 as float32. With ``top_k`` (backend mpi) only the largest
-            of each node's sum travel to other nodes, and the others are added to the next step's gradients: the result
-            is not that of one process. A resumed run begins with none deferred.
-        top_k: the fraction that travels with ``compression="top_k"``.
+            float32 within a node; Horovod 0.28.1 carries bf16 as float32.
         guard_every: updates between two checks that all ranks hold equal parameters, in a loop without ``fit``.
 
     Raises:
@@ -70,8 +66,7 @@ def distribute(
     refuse_keras_distribution()
     comm = comm or current()
     _check_scope(model, comm)
-    wire = wire_of(compression, top_k, _TYPES, comm)
-    check_scaling(optimizer, wire)
+    wire = wire_of(compression, _TYPES)
     distribution = _distributed(model, comm)
     comm = distribution.comm
     inner = getattr(optimizer, "inner_optimizer", optimizer)

@@ -8,11 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import distribution_of
 from hpctrain.worker.adapters.keras.reduction import GradientReduction
 from hpctrain.worker.adapters.keras.variables import broadcast
-from hpctrain.worker.comm.base import TopK, Wire
 
 
 class Distributed:
@@ -53,16 +51,6 @@ def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimize
     around = reduction_of(model.optimizer)
     known = distribution.optimizers if distribution else []
     return [model.optimizer if around and reduction_of(each) is around else each for each in known]
-
-
-def check_scaling(optimizer: keras.optimizers.Optimizer, wire: Wire[tf.DType]) -> None:
-    """Raise HpctrainError where the compression does not allow the loss to be scaled."""
-    if isinstance(wire, TopK) and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise HpctrainError(
-            "HT-compression-with-loss-scale",
-            "compression='top_k' keeps gradients for later steps, where a LossScaleOptimizer scales differently",
-            "mixed_bfloat16 needs none; or choose compression 'bf16'",
-        )
 
 
 def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:

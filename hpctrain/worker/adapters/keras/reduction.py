@@ -17,7 +17,6 @@ from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.ranks import number_in_graph
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
 from hpctrain.worker.adapters.keras.watch import check_fitted, check_updated
-from hpctrain.worker.comm.base import Wire
 from hpctrain.worker.comm.graph_errors import preserve_errors
 
 # Optimizers are distributed in the same order on every rank, so a running number names their collectives alike.
@@ -35,7 +34,7 @@ class GradientReduction:
         waited: seconds between the last gradient and the last mean of the last reduction.
     """
 
-    def __init__(self, distribution: Distribution, model: keras.Model, wire: Wire[tf.DType], guard_every: int) -> None:
+    def __init__(self, distribution: Distribution, model: keras.Model, wire: tf.DType | None, guard_every: int) -> None:
         comm = distribution.comm
         self.comm = comm
         self.synchronised = False

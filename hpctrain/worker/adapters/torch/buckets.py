@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
 import torch
 
 from hpctrain.common.bucket_groups import BucketMember, group
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TopK, TorchEngine, Wire, Work
+from hpctrain.worker.comm.base import TorchEngine, Work
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -139,7 +139,7 @@ class FlatBucket(Bucket):
 
     Args:
         flags: how many further elements to put after the gradients.
-        wire: the wire format, see :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
+        wire: a narrower type in which gradients travel between nodes.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class FlatBucket(Bucket):
         name: str,
         *,
         flags: int,
-        wire: Wire[torch.dtype],
+        wire: torch.dtype | None,
     ) -> None:
         super().__init__(index, engine, name)
         first = parameters[0][1]
@@ -161,11 +161,8 @@ class FlatBucket(Bucket):
         self._flat = self._reduced
         if first.is_complex():
             self._flat = torch.view_as_complex(self._reduced[:numbers].view(-1, 2))
-        self._wire: Wire[torch.dtype] = None
-        if isinstance(wire, TopK):
-            self._wire = replace(wire, exact=flags)
-        elif wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize:
-            self._wire = wire
+        narrower = wire is not None and first.is_floating_point() and wire.itemsize < first.dtype.itemsize
+        self._wire = wire if narrower else None
         self.flags = self._reduced[numbers:]
         self.slots = []
         offset = 0
@@ -241,7 +238,7 @@ def make_buckets(
     *,
     name: str,
     bucket_bytes: float,
-    wire: Wire[torch.dtype],
+    wire: torch.dtype | None,
 ) -> tuple[list[Bucket], torch.Tensor]:
     """Buckets in the order in which a backward pass is likely to fill them: the reverse of registration.
 

@@ -18,7 +18,6 @@ from hpctrain.worker.adapters.torch.steps import watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, reducers_of, trained
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.comm.base import Wire
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,7 +37,6 @@ def distribute(
     comm: Communicator | None = None,
     bucket_mb: float | None = None,
     compression: Compression = "none",
-    top_k: float = 0.01,
     guard_every: int = 100,
     mesh: DeviceMesh | None = None,
     plan: ParallelPlan | None = None,
@@ -60,14 +58,9 @@ def distribute(
         optimizer: one, or a list of several.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
         bucket_mb: gradients are reduced in groups of about this many MB (10^6 bytes); by default 25, and 4 or more
-            between hosts over hpctrain's own engine, ``mpi``, without RDMA. With ``top_k`` each bucket sends the
-            largest of its own gradients.
+            between hosts over hpctrain's own engine, ``mpi``, without RDMA.
         compression: the gradients' type on the wire. In fp16 their sum over the ranks must stay below 65504, with the
-            backend mpi only their mean, and the share of each node in it: it adds up in float32. With ``top_k``
-            (backend mpi) only the largest of each node's sum travel to other nodes, and the others are added to the
-            next step's gradients: the result is not that of one process. Cannot be combined with a GradScaler, since
-            deferred gradients have the scale of their step; a resumed run begins with none deferred.
-        top_k: the fraction that travels with ``compression="top_k"``.
+            backend mpi only their mean, and the share of each node in it: it adds up in float32.
         guard_every: steps between two checks that ranks hold equal parameters.
         mesh: what :func:`hpctrain.mesh` returned; by default the mesh of the run.
         plan: how the model is divided over the mesh.
@@ -91,7 +84,7 @@ def distribute(
         raise HpctrainError("HT-bucket-bad-size", "bucket_mb={bucket_mb:g} must be above 0", bucket_mb=bucket_mb)
     comm = comm or current()
     bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
-    wire = wire_of(compression, top_k, _TYPES, comm)
+    wire = wire_of(compression, _TYPES)
     division = _division(comm, model, optimizers, mesh, plan, wire, guard_every)
     check_same_model(comm, model)
     broadcast_model(comm, model)
@@ -113,7 +106,7 @@ def _division(
     optimizers: list[torch.optim.Optimizer],
     mesh: DeviceMesh | None,
     plan: ParallelPlan | None,
-    wire: Wire[torch.dtype],
+    wire: torch.dtype | None,
     guard_every: int,
 ) -> Division | None:
     """How the mesh divides the model; None where nothing but replicas was asked for."""

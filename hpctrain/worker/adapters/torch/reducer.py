@@ -22,7 +22,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets
 from hpctrain.worker.adapters.torch.sparse import reduce_sparse
 from hpctrain.worker.adapters.torch.turns import turns_of
-from hpctrain.worker.comm.base import Communicator, TopK, Wire
+from hpctrain.worker.comm.base import Communicator
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 
@@ -61,7 +61,7 @@ class GradientReducer:
     Args:
         title: the model's class, for messages.
         bucket_bytes: a bucket is closed when it holds this much.
-        wire: the wire format, see :meth:`hpctrain.worker.comm.base.TorchEngine.allreduce`.
+        wire: a narrower type in which gradients travel between nodes.
         at_end: called after each backward pass, when the gradients are reduced.
 
     Attributes:
@@ -69,7 +69,6 @@ class GradientReducer:
         communication_seconds: how long the last ``backward()`` waited for reductions after its last gradient.
         managed: the ids of the parameters.
         number: its place among the reducers of these ranks.
-        defers: whether a later step sends what this one leaves out, see :class:`hpctrain.worker.comm.base.TopK`.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class GradientReducer:
         title: str,
         *,
         bucket_bytes: float,
-        wire: Wire[torch.dtype],
+        wire: torch.dtype | None,
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.comm = comm
@@ -88,7 +87,6 @@ class GradientReducer:
         self._turns = turns_of(comm)
         self.title = title
         self.number = self._turns.enter(comm, self)
-        self.defers = isinstance(wire, TopK)
         self._bucket_bytes, self._wire = bucket_bytes, wire
         # One rank's gradients are the means: they stay where autograd puts them, without hooks.
         self._alone: list[torch.nn.Parameter] = []
@@ -277,8 +275,7 @@ class GradientReducer:
         unused = self._fill_rest()
         self._reduce_rest()
         for index in unused:
-            # A deferred gradient may arrive in a step in which no rank uses the parameter.
-            if self._used[index] > 0 or (self.defers and self._slots[index].gradient.any()):
+            if self._used[index] > 0:
                 self._slots[index].parameter.grad = self._slots[index].gradient
         self._end()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -74,7 +72,6 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
         check_optimizer(optimizer)
         _mention_hooks(optimizer, comm)
         _checked.add(optimizer)
-    _refuse_scaled(optimizer, everyone)
     return None if nested else with_closure(arguments, named, functools.partial(mean_loss, comm))
 
 
@@ -98,27 +95,6 @@ def _mention_hooks(optimizer: Optimizer, comm: Communicator) -> None:
                 "normalise them after backward() instead"
             )
             return
-
-
-def _refuse_scaled(optimizer: Optimizer, everyone: Iterable[GradientReducer]) -> None:
-    deferred = set[int]().union(*(reducer.managed for reducer in everyone if reducer.defers))
-    if deferred and any(id(parameter) in deferred for parameter in updated_by(optimizer)) and _is_scaled():
-        raise HpctrainError(
-            "HT-compression-with-loss-scale",
-            "compression='top_k' keeps gradients for later steps, where a GradScaler scales differently",
-            "autocast in bfloat16 needs none; or choose compression 'bf16'",
-            exit_code=1,
-        )
-
-
-def _is_scaled() -> bool:
-    """Whether a GradScaler makes the step."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is torch.amp.GradScaler.step.__code__:
-            return bool(frame.f_locals["self"].is_enabled())
-        frame = frame.f_back
-    return False
 
 
 def _check_ended(everyone: Iterable[GradientReducer]) -> None:

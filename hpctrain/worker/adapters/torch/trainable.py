@@ -31,7 +31,6 @@ from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_
 from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
 from hpctrain.worker.adapters.torch.sparse import sparse_parameters
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.base import Wire
 
 Optimizer = torch.optim.Optimizer
 Parameter = torch.nn.Parameter
@@ -43,7 +42,7 @@ class Settings:
     """How a model's gradients are reduced and its parameters guarded, see ``ht.distribute``."""
 
     bucket_bytes: float
-    wire: Wire[torch.dtype]
+    wire: torch.dtype | None
     guard_every: int
 
 

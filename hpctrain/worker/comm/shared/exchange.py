@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.worker.comm.base import TopK
 from hpctrain.worker.comm.shared.kernels import Array, add_up, blocks, convert, cut
-from hpctrain.worker.comm.shared.largest import LargestElements
 from hpctrain.worker.comm.shared.segments import Pause
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
@@ -58,7 +56,7 @@ class Exchange:
 
     Attributes:
         sent_bytes: the bytes that this rank has sent to other nodes so far: for a slice of B bytes on N nodes
-            2 (N - 1) / N x B, as a mean over the nodes; for the fraction f of float32 elements 2 (N - 1) x f x B.
+            2 (N - 1) / N x B, as a mean over the nodes.
     """
 
     def __init__(self, peers: MPI.Intracomm, timeout: Timeout, message_bytes: int = TCP_MESSAGE_BYTES) -> None:
@@ -67,15 +65,13 @@ class Exchange:
         self._timeout = timeout
         self.sent_bytes = 0
 
-    def prepare(self, own: Array, wire: np.dtype[Any] | TopK, what: str) -> Transfer:
+    def prepare(self, own: Array, wire: np.dtype[Any], what: str) -> Transfer:
         """A function that replaces ``own`` by its sum over the nodes, with the same bits on all of them.
 
         Args:
-            wire: the type in which values travel, or how few of them do.
+            wire: the type in which values travel.
             what: names the buffer in messages.
         """
-        if isinstance(wire, TopK):
-            return self._prepare_largest(own, wire, f"{what} between nodes")
         pieces = _Pieces(own, wire, self._peers, self._message_bytes // wire.itemsize)
         under_way = _Transfer(self._peers, pieces)
         what = f"{what} between nodes"
@@ -90,20 +86,6 @@ class Exchange:
             except BaseException:
                 self._timeout.abandon(under_way)
                 raise
-
-        return transfer
-
-    def _prepare_largest(self, own: Array, top: TopK, what: str) -> Transfer:
-        """The function for the largest elements only: each node sends its one small message to all others."""
-        elements = LargestElements(own, top, self._peers.size)
-
-        def transfer(pause: Pause) -> None:
-            self.sent_bytes += len(elements.message) * (self._peers.size - 1)
-            elements.pack()
-            self._timeout.finish(
-                lambda: self._peers.Iallgather(elements.message, elements.messages), what, kind=REDUCTION, pause=pause
-            )
-            elements.unpack()
 
         return transfer
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TopK
 from hpctrain.worker.comm.shared.exchange import Exchange
 from hpctrain.worker.comm.shared.kernels import Array, ThreadPool, add_up, all_finite, blocks, cut, sum_type
 from hpctrain.worker.comm.shared.nodes import LocalNode
@@ -34,7 +33,7 @@ class Buffer:
     """A part of every rank's buffer in a segment.
 
     Attributes:
-        wire: the type in which values travel between nodes, or how few of them do.
+        wire: the type in which values travel between nodes.
         name: the same on every rank; used in messages.
     """
 
@@ -42,7 +41,7 @@ class Buffer:
     start: int
     nbytes: int
     dtype: np.dtype[Any]
-    wire: np.dtype[Any] | TopK
+    wire: np.dtype[Any]
     name: str
 
     def __str__(self) -> str:
@@ -161,8 +160,7 @@ def mean_by_slices(
     if node.count == 1:
         step = _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
     else:
-        wire = buffer.wire.of(lane, len(everyone[0])) if isinstance(buffer.wire, TopK) else buffer.wire
-        transfer = exchange.prepare(everyone[0][lane], wire, buffer.name) if exchange else None
+        transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
         lanes_shared = node.lanes < node.comm.size
         step = _on_nodes(
             barrier,

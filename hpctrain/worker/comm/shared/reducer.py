@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TopK
 from hpctrain.worker.comm.shared.exchange import RDMA_MESSAGE_BYTES, TCP_MESSAGE_BYTES, Exchange
 from hpctrain.worker.comm.shared.kernels import ThreadPool
 from hpctrain.worker.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
@@ -93,7 +92,7 @@ class Reducer:
         return segment
 
     def stage(
-        self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | TopK | None = None
+        self, nbytes: int, dtype: np.dtype[Any], name: str, wire: np.dtype[Any] | None = None
     ) -> tuple[Bytes, ReductionTask]:
         """Allocate shared memory for copies of a buffer elsewhere, and make their reduction. Collective over the run.
 
@@ -226,9 +225,9 @@ class ReductionTask:
         nbytes: int,
         dtype: np.dtype[Any],
         name: str,
-        wire: np.dtype[Any] | TopK | None = None,
+        wire: np.dtype[Any] | None = None,
     ) -> None:
-        if wire is None or (isinstance(wire, np.dtype) and wire.itemsize >= dtype.itemsize):
+        if wire is None or wire.itemsize >= dtype.itemsize:
             wire = dtype
         self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hpctrain.worker.comm.base import TopK, Wire
 from hpctrain.worker.comm.control_tensors import Array, Arrays, ControlTensorFlowEngine
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Bytes
@@ -29,7 +28,7 @@ class _Staging:
         tasks: the reductions, one per type.
     """
 
-    def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | TopK | None) -> None:
+    def __init__(self, reducer: Reducer, arrays: Arrays, name: str, wire: np.dtype[Any] | None) -> None:
         self.views: list[Array] = list(arrays)
         self.tasks: list[ReductionTask] = []
         for dtype in sorted({array.dtype for array in arrays}, key=str):
@@ -52,15 +51,15 @@ class MpiTensorFlowEngine(ControlTensorFlowEngine):
         self._staging: dict[Any, _Staging] = reducer.table()
         self._results = _ResultBuffers()
 
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: Wire[tf.DType] = None) -> list[tf.Tensor]:
-        travelling = wire if wire is None or isinstance(wire, TopK) else np.dtype(wire.as_numpy_dtype)
+    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
+        travelling = None if wire is None else np.dtype(wire.as_numpy_dtype)
         mean = functools.partial(self._mean, name, travelling)
         means = self._in_turn(mean, list(tensors), (name, wire))
         for result, tensor in zip(means, tensors, strict=True):
             result.set_shape(tensor.shape)
         return means
 
-    def _mean(self, name: str, wire: np.dtype[Any] | TopK | None, arrays: Arrays) -> list[Array]:
+    def _mean(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> list[Array]:
         staging = self._staged(name, wire, arrays)
         for view, array in zip(staging.views, arrays, strict=True):
             view[:] = array.reshape(-1).view(np.uint8)
@@ -70,7 +69,7 @@ class MpiTensorFlowEngine(ControlTensorFlowEngine):
             task.wait()
         return self._copies(staging, arrays)
 
-    def _staged(self, name: str, wire: np.dtype[Any] | TopK | None, arrays: Arrays) -> _Staging:
+    def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:
         key = (name, wire, *((array.dtype, array.nbytes) for array in arrays))
         if key not in self._staging:
             self._staging[key] = _Staging(self._reducer, arrays, name, wire)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TopK, Wire, Work
+from hpctrain.worker.comm.base import Work
 from hpctrain.worker.comm.narrowed import CopiedWork
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
 
@@ -40,7 +40,7 @@ class MpiTorchEngine:
         self._reducer = reducer
         self._submit = reducer.worker.submit
         # By name, with the tensor itself: reading its address, size and type takes as long as a small reduction.
-        self._tasks: dict[str, tuple[torch.Tensor, Wire[torch.dtype], ReductionTask]] = reducer.table()
+        self._tasks: dict[str, tuple[torch.Tensor, torch.dtype | None, ReductionTask]] = reducer.table()
         self._staging: dict[Any, tuple[torch.Tensor, ReductionTask]] = reducer.table()
         self._locked: list[int] = []
 
@@ -50,9 +50,9 @@ class MpiTorchEngine:
             return torch.zeros(numel, dtype=dtype, device=device)
         return torch.from_numpy(self._reducer.allocate(numel * dtype.itemsize).own).view(dtype)
 
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype] = None) -> Work:
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         known = self._tasks.get(name)
-        if known is not None and known[0] is buffer and (known[1] is wire or known[1] == wire):
+        if known is not None and known[0] is buffer and known[1] is wire:
             task = known[2]
             self._submit(task)
             return task
@@ -72,21 +72,21 @@ class MpiTorchEngine:
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat)
 
-    def _reduce_other(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype]) -> Work:
+    def _reduce_other(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
         """Reduce a buffer other than the last one of this name."""
         found = None if buffer.is_cuda else self._reducer.find(buffer.data_ptr(), buffer.nbytes)
         if not found:
             return self._reduce_copy(buffer, name, wire)
-        task = ReductionTask(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _travelling(wire))
+        task = ReductionTask(self._reducer, *found, buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
         self._tasks[name] = (buffer, wire, task)
         self._submit(task)
         return task
 
-    def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: Wire[torch.dtype]) -> Work:
+    def _reduce_copy(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None) -> Work:
         """Reduce a copy, kept by name and not by address, which another tensor may have later."""
         key = (name, buffer.numel(), buffer.dtype, wire)
         if key not in self._staging:
-            own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _travelling(wire))
+            own, task = self._reducer.stage(buffer.nbytes, _NUMPY[buffer.dtype], name, _NUMPY.get(wire))
             copy = torch.from_numpy(own).view(buffer.dtype)
             if buffer.is_cuda:
                 self._lock_pages(copy)
@@ -118,10 +118,6 @@ class MpiTorchEngine:
     def _unlock_pages(self) -> None:
         while self._locked:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._locked.pop()))
-
-
-def _travelling(wire: Wire[torch.dtype]) -> np.dtype[Any] | TopK | None:
-    return wire if isinstance(wire, TopK) else _NUMPY.get(wire)
 
 
 def _check(device: torch.device) -> None:

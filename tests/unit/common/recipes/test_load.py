@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from hpctrain.cli.main import main
 from hpctrain.common.files.checked_yaml import subsection
 from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
-from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.entries import load_entry
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.names import recipe_names
@@ -336,17 +335,6 @@ def test_elastic_in_one_word() -> None:
             {"key": "fault_tolerance"},
         ),
         (
-            ["communication.compression=top_k", "communication.top_k=1"],
-            "HT-file-value",
-            {"key": "communication.top_k", "value": "1"},
-        ),
-        (["communication.compression=top_k", "precision=fp16"], "HT-compression-with-fp16", {"key": "the recipe"}),
-        (
-            ["communication.compression=top_k", "numbers.non_finite=roll_back"],
-            "HT-compression-with-roll-back",
-            {"key": "the recipe"},
-        ),
-        (
             ["fault_tolerance={grow: true, lost_rank: shrink, batch: shrink}"],
             "HT-fault-tolerance-batch-with-grow",
             {"key": "fault_tolerance"},
@@ -402,13 +390,6 @@ def test_reported_results_are_of_other_values_once_one_is_changed(name: str, ove
     assert {"other values" in row_text(row) for row in recipe.reported} == {other}
     again = override_recipe(recipe, ["seed=5"])
     assert {row.of_other_values for row in again.reported} == {other}
-
-
-def test_the_size_of_buckets_decides_what_top_k_sends() -> None:
-    sizes = ["communication.bucket_mb=1", "communication.bucket_mb=25"]
-    assert deciding_differences(*(load_recipe("digits", [size]) for size in sizes)) == []
-    top = (load_recipe("digits", ["communication.compression=top_k", size]) for size in sizes)
-    assert deciding_differences(*top) == ["communication.bucket_mb"]
 
 
 @pytest.mark.parametrize(("section", "decisive", "kinds"), [*OWN_KEYS, *IDLE_KEYS])

@@ -95,11 +95,6 @@ def test_shared_statistics_are_over_data_parallel_ranks():
         ),
         (["mesh.dp_replicate=2", "fault_tolerance=shrink"], "HT-mesh-of-fixed-ranks", {"key": "the recipe"}),
         (["mesh.dp_shard=2", "communication.compression=bf16"], "HT-mesh-with-compression", {"key": "the recipe"}),
-        (
-            ["mesh.dp_shard=2", "communication.compression=top_k"],
-            "HT-mesh-with-compression",
-            {"key": "the recipe", "compression": "top_k"},
-        ),
         (["mesh.shard=2"], "HT-set-unknown-key", {"key": "mesh.shard", "part": "shard"}),
         (["mesh.dp_shard=0"], "HT-mesh-axis-of-zero", {"key": "mesh", "axis": "dp_shard"}),
         (["mesh.dp_shard=two"], "HT-file-value", {"key": "mesh.dp_shard", "value": "'two'"}),

@@ -104,7 +104,6 @@ def test_wrong_values(given: str, code: str, values: dict[str, str]) -> None:
     [
         ({"fault_tolerance": "shrink"}, "HT-sync-with-shrink"),
         ({"communication": {"compression": "bf16"}}, "HT-sync-with-compression"),
-        ({"communication": {"compression": "top_k"}}, "HT-sync-with-compression"),
         ({"mesh": {"dp_shard": 2}}, "HT-sync-with-mesh"),
         ({"averaging": {"decay": 0.9}}, "HT-sync-with-averaging"),
         ({"precision": "fp16"}, "HT-sync-with-fp16"),
@@ -124,8 +123,6 @@ def test_what_cannot_be_combined_says_why(others: dict[str, object], code: str) 
 
 def test_compression_is_for_the_steps_before() -> None:
     assert digits_recipe(sync={"every": 4, "after_epochs": 0.5}, communication={"compression": "bf16"}).sync
-    with invalid("HT-sync-with-compression"):
-        digits_recipe(sync={"every": 4, "after_epochs": 0.5}, communication={"compression": "top_k"})
 
 
 def test_asynchronous_ranks_meet_at_the_end_of_an_epoch_only() -> None:

@@ -251,15 +251,6 @@ def test_keras_needs_tensorflow_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert this_machine().frameworks == {"torch"}
 
 
-def test_the_largest_gradients_alone_need_the_engine_that_can() -> None:
-    work = load_recipe("digits", ["communication.compression=top_k"])
-    placed = make_plan(TrainingRequest(work=work, ranks=2), MACHINE)
-    assert (placed.backend, placed.backend_reason) == ("mpi", "communication.compression: top_k")
-    assert make_plan(TrainingRequest(work=work, ranks=1), MACHINE).backend == "single"
-    with refused("HT-backend-without-compression", backend="gloo"):
-        make_plan(TrainingRequest(work=work, ranks=2, backend="gloo"), MACHINE)
-
-
 def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
     recipe = load_recipe("digits", ["mesh.dp_shard=2"])
     script = SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)})

@@ -281,14 +281,13 @@ def test_the_rank_that_has_most_samples_decides():
 
 
 def test_weak_efficiency_is_the_recipes_where_its_batch_is_for_each_rank():
-    overrides = ["communication.compression=top_k", "communication.top_k=0.05"]
-    training = recipe_training(load_recipe("goyal2017", overrides))
+    training = recipe_training(load_recipe("goyal2017", ["communication.compression=bf16"]))
     (row,) = predict(training, Node(gpu="h100-sxm", local=8, engine="mpi"), networks(64)).rows
     assert row.weak_efficiency.value == pytest.approx(row.efficiency.value)
 
 
 def test_a_recipe_that_needs_an_engine_gets_it():
-    training = recipe_training(load_recipe("goyal2017", ["communication.compression=top_k"]))
+    training = recipe_training(load_recipe("goyal2017", ["fault_tolerance=shrink"]))
     request = PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[2])
     found = predict_request(training, request)
     assert found.node.engine == "mpi"

@@ -51,7 +51,6 @@ def test_a_run_trains_on_where_its_result_is_reached() -> None:
         ({"backend": "gloo"}, [], "gloo"),
         ({"backend": "single"}, [], "nccl"),
         ({}, ["fault_tolerance=shrink"], "mpi"),
-        ({}, ["communication.compression=top_k"], "mpi"),
     ],
 )
 def test_what_reduces_is_the_run_s(fields: dict[str, Any], changes: list[str], engine: str) -> None:

@@ -46,7 +46,7 @@ def test_an_unknown_setting_is_refused_with_the_valid_ones() -> None:
             "batch_size, comm, epoch, seed, shuffle",
         ),
         (lambda: ht.shard(loader, epoch=1), "epoch", "comm, evaluation, seed"),
-        (lambda: ht.distribute(model, torch.optim.SGD(model.parameters()), topk=1), "topk", "'top_k'"),
+        (lambda: ht.distribute(model, torch.optim.SGD(model.parameters()), bucket=1), "bucket", "'bucket_mb'"),
         (lambda: ht.mean_loss(torch.zeros(()), 1, share=1), "share", "comm"),
     ):
         with pytest.raises(ht.HpctrainError) as caught:
