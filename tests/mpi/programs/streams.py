@@ -303,59 +303,23 @@ def streams_by_the_protocol_of_datasets(comm):
         resumes(lambda n=workers: hub_loader(n), 2, own_of=list)
 
 
-def divided_loader(names, size, **settings):
-    data = webdataset.WebDataset(names, shardshuffle=False, nodesplitter=webdataset.split_by_node)
-    read = data.map(lambda each: int(each["txt"]))
-    return DataLoader(read, batch_size=size, **{"drop_last": True, **settings})
-
-
 @situation
-def weights_of_a_divided_stream(comm):
-    """Of those that one process trains with what the ranks got."""
-    x, y = numbers()
-    size = 6
-    with tempfile.TemporaryDirectory() as folder:
-        names = tar(Path(folder))
-        loader = ht.shard(divided_loader(names, size))
-        parts = comm.allgather_object(drawn(loader))
-        batches = [sum(each, []) for each in zip(*parts, strict=True)]
-        seen = sum(batches, [])
-        assert len(seen) == len(set(seen)) and all(len(batch) == size for batch in batches)
-        for rank, part in enumerate(parts):
-            shards = {number % 5 for number in sum(part, [])}
-            assert shards <= set(range(rank, 5, comm.size))
-        list(itertools.islice(loader, 2))
-        state = loader.state_dict()
-        assert state == comm.broadcast_object(state)
-        again = ht.shard(divided_loader(names, size))
-        again.load_state_dict(state)
-        assert comm.allgather_object(drawn(again)) == [part[2:] for part in parts]
-        refused(lambda: again.load_state_dict({**state, "ranks": 9}), "HT-loader-different-batches")
-        refused(lambda: ht.shard(divided_loader(names, size, drop_last=False)), "HT-shard-divided-stream")
-        if comm.size > 1:
-            refused(lambda: ht.shard(divided_loader(names, 1)), "HT-shard-divided-stream")
-
-        models = []
-        for given in ([(x[batch], y[batch]) for batch in batches], None):
-            torch.manual_seed(5)
-            model = nn.Linear(FEATURES, 1, dtype=torch.float64)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            if given is None:
-                model, optimizer = ht.distribute(model, optimizer)
-                given = ht.shard(divided_loader(names, size, collate_fn=lambda numbers: (x[numbers], y[numbers])))
-            train(given, model, optimizer)
-            models.append(model)
-    return max((a - b).abs().max().item() for a, b in zip(*(each.parameters() for each in models), strict=True))
-
-
-@situation
-def a_stream_that_datasets_has_divided(comm):
+def what_divides_the_samples_already(comm):
+    if comm.size == 1:
+        return
     data = Stream(range(comm.rank, SAMPLES, comm.size))
     data._distributed = argparse.Namespace(rank=comm.rank, world_size=comm.size)
-    parts = comm.allgather_object(drawn(ht.shard(DataLoader(data, batch_size=2 * comm.size, drop_last=True))))
-    assert sorted(sum(sum(parts, []), [])) == list(range(SAMPLES // (2 * comm.size) * 2 * comm.size))
-    data._distributed.world_size = comm.size + 1
-    refused(lambda: ht.shard(DataLoader(data, drop_last=True)), "HT-shard-other-part", ranks=comm.size + 1)
+    sampler = DistributedSampler(Numbered(), comm.size, comm.rank)
+    for given in (
+        DataLoader(data, batch_size=2),
+        DataLoader(Numbered(), batch_size=3, sampler=sampler),
+        DataLoader(Numbered(), batch_sampler=BatchSampler(sampler, 3, drop_last=True)),
+    ):
+        refused(lambda: ht.shard(given), "HT-shard-divided-already")  # noqa: B023
+    with tempfile.TemporaryDirectory() as folder:
+        names = tar(Path(folder))
+        split = webdataset.WebDataset(names, shardshuffle=False, nodesplitter=webdataset.split_by_node)
+        refused(lambda: ht.shard(DataLoader(split, batch_size=2)), "HT-shard-divided-already", kind="split_by_node")
 
 
 @situation
@@ -485,55 +449,25 @@ def an_evaluation_in_a_samplers_order(comm):
 
 
 @situation
-def samplers_that_divide_the_samples_themselves(comm):
-    def make(**settings):
-        given = {"num_replicas": comm.size, "rank": comm.rank, **settings}
-        sampler = DistributedSampler(Numbered(), given.pop("num_replicas"), given.pop("rank"), **given)
-        return DataLoader(Numbered(), batch_size=3, sampler=sampler)
-
-    loader, plain = ht.shard(make()), make()
-    for epoch in range(2):
-        plain.sampler.set_epoch(epoch)
-        assert drawn(loader) == drawn(plain)
-    list(itertools.islice(loader, 2))
-    again = ht.shard(make())
-    again.load_state_dict(comm.broadcast_object(loader.state_dict()))
-    plain.sampler.set_epoch(2)
-    assert drawn(again) == drawn(plain)[2:]
-    if comm.size == 1:
-        return
-    refused(lambda: ht.shard(make(rank=0, num_replicas=4)), "HT-shard-other-part", ranks=4, own_ranks=comm.size)
-    for endless in (Endless(), LongerThanItSays()):
-        endless._rank, endless._world_size = comm.rank, comm.size
-        loader = DataLoader(Numbered(), batch_size=3, sampler=endless)
-        refused(lambda: next(iter(ht.shard(loader))), "HT-shard-endless-sampler", sampler=type(endless).__name__)  # noqa: B023
-    uneven = DataLoader(Numbered(), batch_size=3, sampler=Uneven(comm))
-    refused(lambda: next(iter(ht.shard(uneven))), "HT-shard-uneven-sampler", sampler="Uneven")
-
-
-@situation
 def epochs_that_a_script_tells_its_sampler(comm):
     def make(sampler):
         return DataLoader(Numbered(), batch_size=3, sampler=sampler)
 
-    plain, own = (DistributedSampler(Numbered(), comm.size, comm.rank) for _ in range(2))
-    kept, whole = DistributedSampler(Numbered(), comm.size, comm.rank), DistributedSampler(Numbered(), 1, 0)
-    loader, of_all = ht.shard(make(kept)), ht.shard(make(whole))
+    kept = DistributedSampler(Numbered(), 1, 0)
+    loader = ht.shard(make(kept))
     for epoch in (5, 6, 9):
-        for each in (plain, own, kept, whole):
+        own, alike = DistributedSampler(Numbered(), 1, 0), DistributedSampler(Numbered(), 1, 0)
+        for each in (own, kept, alike):
             each.set_epoch(epoch)
-        expected = drawn(make(plain))
+        expected = [own_of(batch) for batch in drawn(make(alike))]
         assert drawn(ht.shard(make(own))) == drawn(loader) == expected  # made anew for each epoch, and kept
-        alike = DistributedSampler(Numbered(), 1, 0)
-        alike.set_epoch(epoch)
-        assert drawn(of_all) == [own_of(batch) for batch in drawn(make(alike))]
-        assert (loader.state_dict()["epoch"], of_all.state_dict()["epoch"]) == (epoch + 1, epoch + 1)
+        assert loader.state_dict()["epoch"] == epoch + 1
     list(itertools.islice(loader, 2))
     again = ht.shard(make(own))
     again.load_state_dict(loader.state_dict())
-    plain.set_epoch(10)
     own.set_epoch(10)
-    assert drawn(again) == drawn(make(plain))[2:]
+    alike.set_epoch(10)
+    assert drawn(again) == [own_of(batch) for batch in drawn(make(alike))][2:]
     data = HubStream()
     data.set_epoch(4)
     streams = ht.shard(DataLoader(data, batch_size=6, collate_fn=lambda s: [each["number"] for each in s]))
@@ -541,31 +475,6 @@ def epochs_that_a_script_tells_its_sampler(comm):
     reference.set_epoch(4)
     numbers = [each["number"] for each in reference]
     assert drawn(streams) == [numbers[at : at + 6] for at in range(0, SAMPLES, 6)]
-
-
-@situation
-def samplers_whose_division_is_within_them(comm):
-    def make():
-        sampler = DistributedSampler(Numbered(), comm.size, comm.rank)
-        return DataLoader(Numbered(), batch_sampler=BatchSampler(sampler, 3, drop_last=True))
-
-    assert drawn(ht.shard(make())) == drawn(make())
-
-
-class LongerThanItSays(Endless):
-    def __len__(self) -> int:
-        return SAMPLES
-
-
-class Uneven(Sampler):
-    def __init__(self, comm) -> None:
-        self.rank, self.num_replicas = comm.rank, comm.size
-
-    def __iter__(self):
-        yield from range(len(self))
-
-    def __len__(self) -> int:
-        return 6 + self.rank
 
 
 class Failing(Sampler):
@@ -590,9 +499,6 @@ def what_is_no_loader_of_batches(comm):
     stateful = DataLoader(Numbered())
     stateful.next_iter_state = {"_num_yielded": 1}  # as torchdata's load_state_dict leaves it
     refused(lambda: ht.shard(stateful), "HT-shard-loaded-state", kind="DataLoader")
-    divided = Stream(range(3))
-    divided.rank, divided.num_replicas = 4, 5
-    refused(lambda: ht.shard(DataLoader(divided)), "HT-shard-other-part", rank=4)
     refused(lambda: ht.shard(DataLoader(IterableWrapper([1]))), "HT-shard-wrong-data")
 
 

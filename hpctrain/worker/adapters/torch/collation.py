@@ -68,24 +68,23 @@ class Collation:
 
     Args:
         by_sample: whether ``collate`` treats each sample by itself, as a script states; PyTorch's own does.
-        divided: whether the samples are this rank's own already, so that nothing is to be divided.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], *, by_sample: bool, divided: bool) -> None:
-        self._collate, self._divided = collate, divided
+    def __init__(self, collate: Callable[[Any], Any], *, by_sample: bool) -> None:
+        self._collate = collate
         self.by_sample = by_sample or collate is default_collate
         self._axes: dict[Path, Axis] | None = None
 
     def fetched(self, total: int, place: DataPlace) -> slice:
         """Which samples of a batch of ``total`` this rank has to collate: one at least, to see what they look like."""
-        if self._divided or place.ranks == 1 or not self.by_sample:
+        if place.ranks == 1 or not self.by_sample:
             return slice(0, total)
         own = part_of(total, *place)
         return own if own.start < own.stop else slice(0, 1)
 
     def __call__(self, samples: Any, total: int, place: DataPlace) -> Part:
         """Collate the samples that were :meth:`fetched` of a batch of ``total``."""
-        if self._divided or place.ranks == 1:
+        if place.ranks == 1:
             return Part(self._collate(samples))
         if self._collate is not default_collate and self._axes is None:
             self._axes = axes_of(self._collate, samples)
@@ -176,7 +175,7 @@ def _tell(part: Part, comm: Communicator) -> None:
     else:
         comm.say(
             f"every rank reads and computes all samples of each batch: the collate_fn {part.reads_all} makes no tensor "
-            "with a dimension that counts samples. With a DistributedSampler each rank has samples of its own"
+            "with a dimension that counts samples. With a DistributedSampler in place of ht.shard each rank has its own"
         )
 
 

@@ -14,7 +14,7 @@ from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.adapters.torch import batch
 from hpctrain.worker.adapters.torch.epochs import Epochs, require_all_ranks
-from hpctrain.worker.adapters.torch.orders import epoch_said_to, set_epoch
+from hpctrain.worker.adapters.torch.orders import epoch_said_to, refuse_divided, set_epoch
 from hpctrain.worker.adapters.torch.sources import Drawn, MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
@@ -36,6 +36,7 @@ class ShardedLoader:
         self._evaluation = evaluation
         self._started = 0
         _refuse_loaded_state(loader)
+        refuse_divided(loader)
         self._given = loader
         make = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
         self._source: Source = make(loader, comm, seed=seed, by_sample=by_sample)
@@ -188,8 +189,7 @@ def shard(
     some that they hold, depend on ``seed``, the epoch, and the sample or batch: not on the number of ranks or workers.
 
     A sampler or batch sampler of the script is drawn on rank 0 for all ranks, so that what it draws at random is equal
-    on them, and each of its batches is divided. Where a sampler or a stream is divided over the ranks already, as
-    DistributedSampler, the batches are plain tensors, each rank's own, of the loader's own batch size.
+    on them, and each of its batches is divided. One that divides the samples itself, as DistributedSampler, is refused.
 
     An iterable data set is read whole on every rank: its batches are those of one process with as many workers. The
     ranks compare a few numbers of each batch before the script gets it, and refuse streams that differ.
@@ -207,7 +207,7 @@ def shard(
             some samples the same rows as of all of them. Each rank then reads its own samples only.
 
     Raises:
-        HpctrainError: a loader that makes no batches, or whose sampler or data set is divided over other ranks; or
+        HpctrainError: a loader that makes no batches, or whose sampler or data set divides the samples already; or
             ranks that were given different data or settings.
     """
     comm = comm or current()

@@ -13,7 +13,6 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
@@ -31,14 +30,12 @@ class Order(Protocol):
     Attributes:
         identity: what decides, together with the epoch, which samples are in a global batch.
         traced: whether the order of an epoch that is continued has to be compared with what was drawn of it before.
-        divided: whether the batches are a rank's own, which the script's sampler has divided.
         once: whether the indices are numbers, each of which comes once an epoch.
         told: the script's objects whose order depends on the epoch that they are told.
     """
 
     identity: dict[str, Any]
     traced: bool
-    divided: bool
     once: bool
     told: tuple[Any, ...]
 
@@ -52,7 +49,7 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order
     """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise.
 
     Raises:
-        HpctrainError: the loader makes no batches, or its sampler divides the samples over other ranks.
+        HpctrainError: the loader makes no batches.
     """
     if loader.batch_sampler is None:
         raise HpctrainError(
@@ -60,10 +57,6 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order
             "ht.shard needs a loader with a batch_size",
             "DataLoader(dataset, batch_size=…)",
         )
-    # One of a batch sampler that the script gave is not the loader's.
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    if divides := divided_by_itself(loader.batch_sampler, loader.sampler, inner):
-        return _DividedOrder(loader, comm, divides, seed=seed)
     sampler: Any = loader.sampler
     # A sampler's class may be another's child, with an order of its own.
     once = type(sampler) is SequentialSampler or (_shuffles(sampler) and not sampler.replacement)
@@ -78,21 +71,41 @@ def _shuffles(sampler: Any) -> bool:
     return kind.__name__ == "RandomSampler" and kind.__module__.startswith(("torch.utils.data.", "torchdata."))
 
 
-def divided_by_itself(*objects: Any) -> Any:
-    """The first of these that says, as PyTorch's DistributedSampler does, that it is one rank's part of several."""
-    return next((each for each in objects if _part_of(each)[1] != 1), None)
+def refuse_divided(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose sampler or data set gives one rank's part, as PyTorch's DistributedSampler does.
+
+    Raises:
+        HpctrainError: says which, and what to leave out.
+    """
+    data = loader.dataset
+    # One of a batch sampler that the script gave is not the loader's.
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    for each in (loader.batch_sampler, inner, loader.sampler, data, getattr(data, "_distributed", None)):
+        if _parts_of(each) != 1:
+            raise divided_already(type(each).__name__)
 
 
-def _part_of(divided: Any) -> tuple[int, int]:
-    """Which part of how many a sampler or data set is: by the names of PyTorch, of ``datasets``, and of detectron2."""
+def _parts_of(divided: Any) -> int:
+    """How many ranks a sampler or data set is for: by the names of PyTorch, of ``datasets``, and of detectron2."""
     found = {name.lstrip("_"): each for name, each in getattr(divided, "__dict__", {}).items() if isinstance(each, int)}
-    return found.get("rank", 0), found.get("num_replicas", found.get("world_size", 1)) if "rank" in found else 1
+    return found.get("num_replicas", found.get("world_size", 1)) if "rank" in found else 1
+
+
+def divided_already(kind: str) -> HpctrainError:
+    """The error for what divides the samples over the ranks itself."""
+    return HpctrainError(
+        "HT-shard-divided-already",
+        "the {kind} divides the samples over the ranks already, and ht.shard divides each batch",
+        f"leave the {kind} out: every rank gives ht.shard the whole data, and each sample is seen once. Or leave "
+        "ht.shard out: each rank's batches are then its own, and gradients are averaged as in DistributedDataParallel",
+        kind=kind,
+    )
 
 
 class _OwnOrder:
     """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
 
-    traced = divided = False
+    traced = False
     once = True
     told = ()
 
@@ -122,7 +135,7 @@ class _SamplerOrder:
     """
 
     traced = True
-    divided = once = False
+    once = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
         self._comm, self._seed = comm, seed
@@ -177,80 +190,6 @@ class _SamplerOrder:
     def _begin(self, epoch: int) -> Iterator[list[Any]]:
         set_epoch(epoch, *self.told)
         return map(list, iter(self._batches))  # type: ignore[arg-type]
-
-
-class _DividedOrder:
-    """The batches of a sampler that divides the samples over the ranks itself, as they are on each rank.
-
-    Its batches have the same number of samples on every rank.
-    """
-
-    traced = divided = True
-    once = False
-
-    def __init__(self, loader: DataLoader[Any], comm: Communicator, sampler: Any, *, seed: int) -> None:
-        self._comm = comm
-        agreement(comm)
-        self._batches, self._sampler = loader.batch_sampler, sampler
-        self.told = (loader.batch_sampler, sampler)
-        require_place(comm, sampler)
-        try:
-            self._length = len(self)
-        except TypeError:
-            raise _endless(sampler) from None
-        self.identity = _identity(loader, seed) | {"ranks": data_place(comm).ranks}
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
-
-    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
-        set_epoch(epoch, *self.told)
-        batches = [list(batch) for batch in itertools.islice(self._batches, self._length + 1)]  # type: ignore[arg-type]
-        if len(batches) > self._length:
-            raise _endless(self._sampler)
-        found = agreement(self._comm).rows(np.array([len(batches), _digest(list(map(len, batches))), _digest(batches)]))
-        if (found[:, :2] != found[0, :2]).any():
-            raise HpctrainError(
-                "HT-shard-uneven-sampler",
-                "{sampler} has other numbers of samples on some ranks than on others ({batches} batches on each rank)",
-                "leave the sampler out: ht.shard divides each batch over the ranks",
-                sampler=type(self._sampler).__name__,
-                batches=[int(row[0]) for row in found],
-            )
-        order = _digest(found.tolist())
-        for batch in filter(None, batches):
-            yield batch, order
-
-
-def _endless(sampler: Any) -> HpctrainError:
-    return HpctrainError(
-        "HT-shard-endless-sampler",
-        "the {sampler} divides the samples itself, and has no end, or none at its length",
-        "make it for rank 0 of 1: ht.shard then divides each of its batches",
-        sampler=type(sampler).__name__,
-    )
-
-
-def require_place(comm: Communicator, divided: Any) -> None:
-    """Refuse a sampler or data set that is the part of another rank, or of another number of ranks.
-
-    Raises:
-        HpctrainError: says which.
-    """
-    place = data_place(comm)
-    rank, ranks = _part_of(divided)
-    if (rank, ranks) != place:
-        raise HpctrainError(
-            "HT-shard-other-part",
-            "{kind} gives the part of rank {rank} of {ranks}, and this is rank {own_rank} of the {own_ranks} that "
-            "divide the samples",
-            f"make it for rank {place.rank} of {place.ranks}, or leave it out: ht.shard divides the samples",
-            kind=type(divided).__name__,
-            rank=rank,
-            ranks=ranks,
-            own_rank=place.rank,
-            own_ranks=place.ranks,
-        )
 
 
 def set_epoch(epoch: int, *objects: Any) -> None:

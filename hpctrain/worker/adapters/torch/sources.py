@@ -21,9 +21,6 @@ from hpctrain.worker.comm import Communicator
 
 T = TypeVar("T")
 
-# The bits of a sample's place in an epoch from this one on hold the rank, where each has samples of its own.
-_RANK = 40
-
 
 class Place(NamedTuple):
     """A place in the order of a loader's samples.
@@ -74,7 +71,7 @@ class MapSource:
         self._comm = comm
         self._order: Order = order_of(loader, comm, seed=seed)
         self.identity, self.traced, self.told = self._order.identity, self._order.traced, self._order.told
-        collation = Collation(loader.collate_fn, by_sample=by_sample, divided=self._order.divided)
+        collation = Collation(loader.collate_fn, by_sample=by_sample)
         numbers = SampleNumbers(salt_of(comm, seed, loader), loader.dataset, loader.collate_fn)
         batches = _Batches(loader.dataset, collation, numbers)
         compare_loaders(comm, loader, self.identity, lambda indices: looks(loader, batches, indices))
@@ -98,8 +95,7 @@ class MapSource:
 
     def _batches(self, place: Place) -> Iterator[tuple[_Wanted, Place]]:
         """The batches from a place on, each with the place behind it."""
-        # Each rank has other samples where a sampler divides them.
-        at, samples = Place(place.epoch), self._order.divided * data_place(self._comm).rank << _RANK
+        at, samples = Place(place.epoch), 0
         for indices, drawn in self._order.batches(place.epoch):
             if at.batches == place.batches:
                 require_same_order(at, place)

@@ -2,16 +2,13 @@
 
 Every rank reads the whole stream, and cuts it into the same global batches as one process. The ranks compare the length
 of each batch and a few samples of an epoch's first: streams that differ are refused.
-
-A stream that its own library has divided over the ranks is read by each rank as far as all of them have a whole part of
-a batch.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +20,12 @@ from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
 from hpctrain.worker.adapters.same_data import Sample, differences, summaries_of_few
 from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
-from hpctrain.worker.adapters.torch.orders import divided_by_itself, require_place, set_epoch
+from hpctrain.worker.adapters.torch.orders import divided_already, set_epoch
 from hpctrain.worker.adapters.torch.same_data import compare_loaders
 from hpctrain.worker.adapters.torch.sources import Drawn, Place, as_it_is, order_not_kept, salt_of, settings_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
-from hpctrain.worker.data.sampling import batch_count, part_of
+from hpctrain.worker.data.sampling import batch_count
 
 
 class _Read(NamedTuple):
@@ -63,8 +60,7 @@ class StreamSource:
         agreement(comm)  # formed here, where all ranks are
         self._data: Any = loader.dataset
         self.told = (loader.dataset,)
-        self._reader = _Reader(loader, salt_of(comm, seed, loader), seed=seed, by_sample=by_sample)
-        self._divided = self._reader.divided
+        self._reader = _Reader(loader, salt_of(comm, seed, loader), comm.size, seed=seed, by_sample=by_sample)
         if isinstance(loader.dataset, IterDataPipe):
             raise HpctrainError(
                 "HT-shard-wrong-data",
@@ -72,35 +68,13 @@ class StreamSource:
                 "give a data set that yields its samples by __iter__: class Samples(IterableDataset)",
                 kind=type(loader.dataset).__name__,
             )
-        if self._divided:
-            self._require_whole_parts()
         # Workers read parts of a stream, so their number decides what is in a batch.
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
-        if self._divided:
-            own["ranks"] = data_place(comm).ranks
         self.identity: dict[str, Any] = own
         compare_loaders(comm, loader, own)
         self.loader: DataLoader[Any] = DataLoader(
             self._reader, batch_size=None, collate_fn=as_it_is, **settings_of(loader)
         )
-
-    def _require_whole_parts(self) -> None:
-        """Refuse a divided stream whose parts are of different sizes, or that is divided over other ranks.
-
-        Raises:
-            HpctrainError: says what to give instead.
-        """
-        if part := divided_by_itself(self._data, getattr(self._data, "_distributed", None)):
-            require_place(self._comm, part)
-        if not self._drop_last or self._size % data_place(self._comm).ranks:
-            raise HpctrainError(
-                "HT-shard-divided-stream",
-                "the {kind} is divided over the ranks already, so they come to its end at different times",
-                "DataLoader(…, drop_last=True) with a batch_size that is a multiple of the ranks: an epoch then ends "
-                "with the first rank. Or leave the division out (split_by_node, split_dataset_by_node): each rank "
-                "then reads the whole stream, and each sample is seen once",
-                kind=type(self._data).__name__,
-            )
 
     def __len__(self) -> int:
         return batch_count(len(self._data), self._size, drop_last=self._drop_last)
@@ -122,15 +96,13 @@ class StreamSource:
             raise order_not_kept(wanted, number)
 
     def _agree(self, number: int, read: _Read | None) -> bool:
-        """Whether the stream goes on, which it does for a divided one as long as each rank has a part. Collective.
+        """Whether the stream goes on. Collective.
 
         Raises:
             HpctrainError: a batch of another length on another rank, or a first one of other samples; raised on all
                 ranks.
         """
         counts = agreement(self._comm).rows(np.array([float(read.total if read else 0)]))[:, 0]
-        if self._divided:
-            return bool(counts.all())
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise self._different(number, f"{counts[0]:.0f} samples", other, f"{counts[other]:.0f} samples")
@@ -158,38 +130,16 @@ class _Reader(IterableDataset[_Read]):
 
     Attributes:
         data: the data set, as it is read here.
-        divided: whether it has this rank's samples only.
     """
 
-    def __init__(self, loader: DataLoader[Any], salt: int, *, seed: int, by_sample: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], salt: int, ranks: int, *, seed: int, by_sample: bool) -> None:
         assert loader.batch_size is not None
         self._size, self._drop_last, self._seed = loader.batch_size, loader.drop_last, seed
         self._persistent = loader.persistent_workers
         self._place = torch.zeros(4, dtype=torch.int64, device="cpu").share_memory_()
-        self.data, self.divided = self._own(loader.dataset)
-        self._collation = Collation(loader.collate_fn, by_sample=by_sample, divided=self.divided)
+        self.data = _whole(loader.dataset, ranks)
+        self._collation = Collation(loader.collate_fn, by_sample=by_sample)
         self._numbers = SampleNumbers(salt, [], loader.collate_fn)
-
-    def _own(self, data: Any) -> tuple[Any, bool]:
-        """A data set as it is read here, and whether it is divided over the ranks.
-
-        WebDataset's ``split_by_node`` would go by environment variables that not every launcher sets.
-        """
-        if not _is_webdataset(data):
-            return data, bool(divided_by_itself(data) or getattr(data, "_distributed", None))
-        from webdataset.shardlists import single_node_only, split_by_node
-
-        own = copy.copy(data)
-        own.pipeline = [
-            self._shards_of_rank if getattr(stage, "func", stage) is split_by_node else stage
-            for stage in data.pipeline
-            if stage is not single_node_only
-        ]
-        return own, self._shards_of_rank in own.pipeline
-
-    def _shards_of_rank(self, shards: Iterable[Any]) -> Iterator[Any]:
-        _, _, rank, ranks = self._place.tolist()
-        return itertools.islice(shards, rank, None, ranks)
 
     def place(self, epoch: int, first: int, rank: int, ranks: int) -> None:
         """Make the next ``iter()``, in any process, begin at that batch of an epoch, as that rank."""
@@ -212,23 +162,38 @@ class _Reader(IterableDataset[_Read]):
         numbers = OwnRandomNumbers(self._seed, epoch, number)
         with numbers.in_use():
             stream = iter(self.data)
-        whole = part_of(self._size, rank, ranks) if self.divided else slice(0, self._size)
-        size = whole.stop - whole.start
         for turn in itertools.count():
             with numbers.in_use():
-                batch = list(itertools.islice(stream, size))
-            if not batch or (self._drop_last and len(batch) < size):
+                batch = list(itertools.islice(stream, self._size))
+            if not batch or (self._drop_last and len(batch) < self._size):
                 return
             # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
             place, part = turn * workers + number, None
             # Before a collate_fn that changes its samples.
-            looks = summaries_of_few(batch) if place == 0 and not self.divided else ()
+            looks = summaries_of_few(batch) if place == 0 else ()
             if place >= first:
                 with self._numbers.in_use():
                     self._numbers.of_batch(epoch, place)
                     own = self._collation.fetched(len(batch), DataPlace(rank, ranks))
                     part = self._collation(batch[own], len(batch), DataPlace(rank, ranks))
-            yield _Read(self._size if self.divided else len(batch), looks, part)
+            yield _Read(len(batch), looks, part)
+
+
+def _whole(data: Any, ranks: int) -> Any:
+    """A stream as each rank reads it: WebDataset's otherwise asks on several ranks for what divides its files.
+
+    Raises:
+        HpctrainError: it is divided over the ranks already.
+    """
+    if not _is_webdataset(data):
+        return data
+    from webdataset.shardlists import single_node_only, split_by_node
+
+    if ranks > 1 and any(getattr(stage, "func", stage) is split_by_node for stage in data.pipeline):
+        raise divided_already("split_by_node")
+    own = copy.copy(data)
+    own.pipeline = [stage for stage in data.pipeline if stage is not single_node_only]
+    return own
 
 
 def _is_webdataset(data: Any) -> bool:

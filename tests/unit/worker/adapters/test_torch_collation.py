@@ -86,7 +86,7 @@ def joined_parts(collate, count: int, ranks: int, **settings) -> list:
         place = DataPlace(rank, ranks)
         comm = SingleCommunicator("test")
         comm.rank, comm.size = place
-        collation = Collation(collate, by_sample=settings.get("by_sample", False), divided=False)
+        collation = Collation(collate, by_sample=settings.get("by_sample", False))
         part = collation(samples(count)[collation.fetched(count, place)], count, place)
         pinned = [[list(path), dim, list(sizes)] for path, dim, sizes in part.sizes]  # as PyTorch's pinning gives them
         made.append(joined(part._replace(sizes=pinned), comm))
@@ -167,7 +167,7 @@ def test_texts_are_those_of_all_ranks(monkeypatch):
         place = DataPlace(rank, 2)
         comm = SingleCommunicator("test")
         comm.rank, comm.size = place
-        collation = Collation(default_collate, by_sample=False, divided=False)
+        collation = Collation(default_collate, by_sample=False)
         part = collation(given[collation.fetched(3, place)], 3, place)
         if not rank:
             with pytest.raises(TypeError):
