@@ -23,7 +23,7 @@ class Stall:
         waiting_for: the collectives that the others wait in.
         seconds: how long they have waited so far.
         state: a description of the process's state; "" if no rank could look.
-        stack: the stacks of its Python threads, the main one first; "" if it did not write any.
+        stack: the Python stack of its main thread; "" if it did not write any.
     """
 
     rank: int

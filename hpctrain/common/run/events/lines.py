@@ -14,7 +14,7 @@ from hpctrain.common.files.utf8 import json_text
 from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, StallEvent, class_of
 
 LONGEST_LINE = 2**24
-"""Bytes of an event; the longest that was seen, a stall with the stacks of many threads, has some thousands."""
+"""Bytes of an event; the longest that was seen, a stall with a deep stack, has some thousands."""
 
 # Without faults, for which there are two classes.
 _KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclass(kind, FaultEvent)}
