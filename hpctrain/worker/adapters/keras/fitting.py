@@ -164,11 +164,9 @@ def _class_weighted(dataset: tf.data.Dataset, class_weight: dict[int, float]) ->
 
     weighted = make_class_weight_map_fn(class_weight)
 
-    def part(*members: Any) -> Part:
-        # TensorFlow unpacks a plain tuple into arguments, but not a named one.
-        whole = members[0] if len(members) == 1 else members
+    def part(whole: Any) -> Part:
         x, y, weight = weighted(*batch_of(whole))
-        return Part(x, y, weight, whole[-1])
+        return Part(x, y, weight, whole.share)
 
     return dataset.map(part)
 

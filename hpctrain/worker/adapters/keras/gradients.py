@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import Distribution, distributed_models, distribution_of, share_in_work
-from hpctrain.worker.adapters.keras.share import check_used
-from hpctrain.worker.adapters.keras.watch import check_compiler
 
 # Whether a tape calls its own ``gradient`` for a Jacobian.
 _within_jacobian = False
@@ -82,9 +80,6 @@ def _by_model(variables: Sequence[Any]) -> Iterator[tuple[Distribution, list[int
 def _reduce(distribution: Distribution, variables: Sequence[Any], gradients: list[Any], places: list[int]) -> None:
     """Replace the gradients in these places by their means over the ranks, each weighted by its rank's share."""
     share = share_in_work()
-    if share is None:
-        check_used()
-    check_compiler()
     present = [place for place in places if gradients[place] is not None]
     means = distribution.reduction.of_tape(
         [variables[place] for place in present], [gradients[place] for place in present], share

@@ -9,7 +9,6 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import in_whole_batch, share_in_work
 from hpctrain.worker.adapters.keras.ranks import total as over_ranks
-from hpctrain.worker.adapters.keras.share import BatchShare, applied_share
 from hpctrain.worker.comm import Communicator, current
 
 
@@ -46,8 +45,7 @@ def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor
             shape=tuple(total.shape),
         )
     in_step = share_in_work()
-    given = applied_share(share) if isinstance(share, BatchShare) else share
-    own_share = tf.cast(1.0 if given is None and in_step is None else in_step if given is None else given, tf.float64)
+    own_share = tf.cast(1.0 if share is None and in_step is None else in_step if share is None else share, tf.float64)
     # Where every rank computes the loss from the samples of all, the sum is complete.
     ranks = 1 if in_whole_batch() else comm.size
     # In a step of fit, the gradients are multiplied by the share later: divide by it here.

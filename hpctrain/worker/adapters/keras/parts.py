@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.share import BatchShare, applied_share
 
 # The weight of samples that are another rank's; no other weight has the sign of this zero.
 NO_SAMPLE = -0.0
@@ -43,10 +42,8 @@ _KINDS = (Part, UnweightedPart, InputPart)
 
 
 def is_part(data: Any) -> bool:
-    """Whether ``data`` is a part or the type of one, also after ``dataset.map`` made a plain tuple of it."""
-    if isinstance(data, _KINDS):
-        return True
-    return isinstance(data, tuple) and len(data) == 4 and isinstance(data[-1], BatchShare | BatchShare.Spec)
+    """Whether ``data`` is a part or the type of one."""
+    return isinstance(data, _KINDS)
 
 
 def samples_of(batch: Any) -> tf.Tensor:
@@ -57,11 +54,6 @@ def samples_of(batch: Any) -> tf.Tensor:
         return samples
     weight = tf.cast(tf.nest.flatten(batch[2])[0], tf.float64)
     return tf.where(tf.reduce_all(tf.math.reciprocal(weight) == -math.inf), tf.zeros_like(samples), samples)
-
-
-def share_of(part: Any) -> tf.Tensor:
-    """The factor of a part's gradients."""
-    return applied_share(part[-1])
 
 
 def batch_of(part: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,14 +13,9 @@ from hpctrain.worker.adapters.keras.variables import broadcast
 
 
 class Distributed:
-    """Refuses updates that would differ between ranks, and counts the others in the guard."""
+    """Updates from dense gradients, which the guard counts."""
 
     _reduction: GradientReduction
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
-        self._reduction.check_update(variables)
-        return super().apply(grads, trainable_variables if trainable_variables is None else variables)  # type: ignore[misc]
 
     def assign_add(self, variable: Any, value: Any) -> None:
         super().assign_add(variable, _in_order(value))  # type: ignore[misc]

@@ -16,7 +16,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.ranks import number_in_graph
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
-from hpctrain.worker.adapters.keras.watch import check_fitted, check_updated
 from hpctrain.worker.comm.graph_errors import preserve_errors
 
 # Optimizers are distributed in the same order on every rank, so a running number names their collectives alike.
@@ -43,7 +42,6 @@ class GradientReduction:
         self.ahead = False
         self._distribution = distribution
         self._codes: dict[tuple[int, ...], str] = {}
-        self._known: set[tuple[int, ...]] = set()
         self._engine = comm.tensorflow()
         self._model = model
         self._every = guard_every
@@ -51,16 +49,6 @@ class GradientReduction:
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._name = f"hpctrain.{next(_NUMBERS)}"
-
-    def check_update(self, variables: Sequence[Any]) -> None:
-        """Refuse, before it is made, an update that would differ between ranks."""
-        if self.comm.size == 1:
-            return
-        check_fitted(self._model)
-        key = tuple(map(id, variables))
-        if key not in self._known:
-            check_updated(self._model, variables)
-            self._known.add(key)
 
     def of_tape(self, variables: Sequence[Any], gradients: Sequence[Any], share: tf.Tensor | None) -> list[Any]:
         """The mean over the ranks of each gradient times its rank's share, which can be differentiated again.

@@ -17,7 +17,6 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.epochs import DatasetPasses, register
 from hpctrain.worker.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
-from hpctrain.worker.adapters.keras.share import BatchShare
 from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, share
@@ -173,15 +172,15 @@ def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | Unw
     """The form in which ``own`` samples are handed out: (x,), (x, y) or (x, y, sample_weight)."""
     floatx = keras.config.floatx()
     if len(own) == 1:
-        return InputPart(own[0], BatchShare(share))
+        return InputPart(own[0], share)
 
     def marked(weight: tf.Tensor) -> tf.Tensor:
         return tf.where(share > 0, tf.cast(weight, floatx), NO_SAMPLE)
 
     x, y, *given = own
     if not given:
-        return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), BatchShare(share))
-    return Part(x, y, tf.nest.map_structure(marked, given[0]), BatchShare(share))
+        return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), share)
+    return Part(x, y, tf.nest.map_structure(marked, given[0]), share)
 
 
 def _batch_spec(array: np.ndarray[Any, Any]) -> tf.TensorSpec:

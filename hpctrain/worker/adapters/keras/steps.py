@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.keras.metrics import (
     whole_batch_logs,
     whole_batch_values,
 )
-from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of, share_of
+from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of
 from hpctrain.worker.adapters.keras.ranks import group_of, in_step
 from hpctrain.worker.comm.base import AnyArray, Communicator
 from hpctrain.worker.comm.graph_errors import original_errors_raised
@@ -40,11 +40,11 @@ def patch_steps(model: keras.Model, distribution: Distribution) -> None:
     train, test, predict = model.train_step, model.test_step, model.predict_step
 
     def train_step(data: Any) -> Any:
-        share = share_of(data) if is_part(data) else _share_of(data, distribution.comm)
+        share = data.share if is_part(data) else _share_of(data, distribution.comm)
         return train(data) if share is None else _run(model, distribution, train, data, share)
 
     def test_step(data: Any) -> Any:
-        return _run(model, distribution, test, data, share_of(data)) if is_part(data) else test(data)
+        return _run(model, distribution, test, data, data.share) if is_part(data) else test(data)
 
     def predict_step(data: Any) -> Any:
         if is_part(data):

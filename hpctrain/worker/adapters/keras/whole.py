@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from hpctrain.worker.adapters.keras.distribution import in_whole_batch, share_in_work
 from hpctrain.worker.adapters.keras.ranks import Rows
-from hpctrain.worker.adapters.keras.share import BatchShare, applied_share
 from hpctrain.worker.comm import Communicator, current
 
 
@@ -42,8 +41,6 @@ def whole(*values: Any, share: Any = None, comm: Communicator | None = None) -> 
     """
     comm = comm or current()
     found: Any = values
-    if isinstance(share, BatchShare):
-        share = applied_share(share)
     if comm.size > 1 and not in_whole_batch():
         in_step = share_in_work()
         weight = tf.ones([], tf.float64) if in_step is None else in_step

@@ -74,7 +74,7 @@ def test_a_step_gets_what_the_dataset_held(given, by_name):
             row = 3 * number + rank if number < 2 else 6
             np.testing.assert_array_equal(own["in"] if by_name else own, arrays["x"][row : row + 1])
             assert len(given) == 1 or len(batch) == len(given)
-            assert float(parts.share_of(part)) == (1 if number < 2 else 3 * (rank == 0))
+            assert float(part.share) == (1 if number < 2 else 3 * (rank == 0))
             if len(given) > 1:
                 there = number < 2 or rank == 0
                 assert float(parts.samples_of(tuple(part[:3]))) == there

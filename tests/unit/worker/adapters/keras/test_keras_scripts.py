@@ -16,7 +16,7 @@ tf = pytest.importorskip("tensorflow")
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
-from hpctrain.worker.adapters.keras import ranks, share  # noqa: E402
+from hpctrain.worker.adapters.keras import ranks  # noqa: E402
 from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
 from hpctrain.worker.adapters.keras.losses import whole_batch_losses  # noqa: E402
 from hpctrain.worker.adapters.keras.reducing import distributed_optimizers  # noqa: E402
@@ -147,75 +147,6 @@ def test_one_process_builds_and_scales_as_plain_keras_does(sharded):
     for each in (model, distributed(half, comm, loss="mse")):
         each.fit(adapter.shard((X, Y), batch_size=5, comm=comm), verbose=0) if sharded else each.fit(X, Y, verbose=0)
         assert all(np.isfinite(weights).all() for weights in each.get_weights())
-
-
-def train(comm, batches: list[int], validation: str, used: bool, graph: bool, passed: bool, monkeypatch) -> None:
-    """A loop whose validation comes before the first update and after each."""
-    monkeypatch.setattr(share, "_updated", False)
-    share._unused.clear()
-    model, optimizer = adapter.distribute(network(), keras.optimizers.SGD(0.1), comm=comm)
-
-    def step(x, y, share=1.0):
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean((y - model(x)) ** 2) * (share if used else 1.0)
-        variables = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-    def validate() -> None:
-        for x, _, weight, part in adapter.shard((X[:3], Y[:3]), batch_size=3, comm=comm):
-            total = part * weight if validation == "share" else weight
-            keras.ops.sum(total * model(x)[:, 0])
-
-    run = tf.function(step) if graph else step
-    for epoch, count in enumerate(batches):
-        if validation == "share" or (validation and epoch):
-            validate()
-        for x, y, _, part in adapter.shard((X[:count], Y[:count]), batch_size=count, comm=comm):
-            run(x, y, part) if passed else run(x, y)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("passed", [False, True])
-@pytest.mark.parametrize("graph", [False, True])
-def test_validation_does_not_stand_for_the_share_of_a_training_batch(graph, passed, monkeypatch):
-    for batches, validation in (([3], "share"), ([4, 3], "share"), ([4, 3], "weight")):
-        with pytest.raises(Exception, match="HT-shard-share-not-used"):
-            train(Place(), batches, validation, False, graph, passed, monkeypatch)
-    # Even batches need no share, whatever validation does with its own.
-    train(Place(), [4, 4], "weight", False, graph, passed, monkeypatch)
-    if passed:
-        train(Place(), [4, 3], "weight", True, graph, passed, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("graph", [False, True])
-def test_a_list_of_batches_is_judged_as_a_loop_over_it_goes(graph, monkeypatch):
-    comm = Place()
-    for used in (True, False):
-        monkeypatch.setattr(share, "_updated", False)
-        share._unused.clear()
-        model, optimizer = adapter.distribute(network(), keras.optimizers.SGD(0.1), comm=comm)
-
-        def step(x, y, factor, model=model, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                loss = keras.ops.mean((y - model(x)) ** 2) * factor
-            optimizer.apply_gradients(
-                zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
-            )
-
-        run = tf.function(step) if graph else step
-        training = list(adapter.shard((X[:7], Y[:7]), batch_size=4, comm=comm))
-        list(adapter.shard((X[:4], Y[:4]), batch_size=4, comm=comm))
-
-        def loop(run=run, training=training, used=used):
-            for x, y, _, part in training:
-                run(x, y, tf.cast(part, tf.float32) if used else tf.constant(1.0))
-
-        if used:
-            loop()
-        else:
-            with pytest.raises(Exception, match="HT-shard-share-not-used"):
-                loop()
 
 
 @pytest.mark.slow
