@@ -547,15 +547,6 @@ _cases(
     case("one"),
 )
 _cases(
-    "unflatten",
-    case("x3", -1, (2, 2)),
-    case("x3", 2, (-1, 2)),
-    case("x3", 0, (5, 1)),
-    case("x3", 1, (1, -1)),
-    case("x3", 2, (3, 2)),
-    case("x3", 4, (1,)),
-)
-_cases(
     "squeeze",
     written("x", lambda func, x: func(x.unsqueeze(1))),
     written("x", lambda func, x: func(x.unsqueeze(0), 0)),
@@ -569,14 +560,6 @@ _cases("unsqueeze", case("x", 0), case("x", 1), case("x", -1), case("x", dim=2),
 _cases("transpose swapaxes swapdims", case("x3", 0, 1), case("x3", 1, 2), case("x3", -1, 0), case("x3", 0, 3))
 _cases("permute", case("x3", (2, 0, 1)), case("x3", (1, 0, -1)), case("x3", (0, 0, 1)), case("x3", (0, 1)))
 _cases("T mT H mH t adjoint", case("x"), case("x3"), case("one"))
-_cases(
-    "expand",
-    written("x", lambda func, x: func(x, 2, -1, -1)),
-    written("x", lambda func, x: func(x[..., None], *x.shape, 4)),
-    written("x", lambda func, x: func(x, (3, *x.shape))),
-    case("x", 7, 7),
-    written("x", lambda func, x: func(x[:1], 4, -1)),
-)
 _cases(
     "cat concat concatenate",
     *[written("x, y", lambda func, x, y, dim=dim: func([x, y], dim)) for dim in (0, 1, -1, 4)],
@@ -603,16 +586,6 @@ _cases(
 _cases("chunk", case("x", 2), case("x", 3, 1), case("x", 2, dim=0), case("x", 8))
 _cases("tensor_split", case("x", 2), case("x", 3, 1), case("x", (1, 3)), case("x", (1,), dim=1))
 _cases("unbind", case("x"), case("x", 1), case("x3", -1), case("x", dim=1))
-_cases(
-    "narrow",
-    case("x", 0, 1, 3),
-    case("x", 1, 1, 1),
-    case("x", 0, -2, 2),
-    case("x", 0, 7, 1),
-    case("x", 1, 1, 9),
-    case("x", 0, 5, 0),
-)
-_cases("select", case("x", 0, 1), case("x", 1, -1), case("x", 0, 9), case("x", 2, 0), case("x3", 2, 1))
 _INDICES: list[Any] = [
     0,
     -1,
@@ -936,22 +909,5 @@ _cases(
     written("x, i", lambda func, x, i: func(x, 1, i % min(x.shape), 2.0)),
     written("x, i, whole", lambda func, x, i, y: func(x, 1, i % min(x.shape), y)),
 )
-_cases(
-    "index_select",
-    case("x", 1, torch.tensor([0, 0, 2])),
-    case("x", 0, torch.tensor([0, 2])),
-    case("x", dim=-1, index=torch.tensor([1])),
-    case("x", 7, torch.tensor([1])),
-    written("x, labels", lambda func, x, y: func(x, 1, y)),
-)
-_cases(
-    "repeat_interleave",
-    case("x", 2, 1),
-    case("x", 2),
-    case("x", 2, 0),
-    case("x", repeats=3, dim=-1),
-    case("x", torch.tensor([1, 0, 2]), 1),
-)
-_cases("repeat", case("x", 1, 2), case("x", 2, 1), case("x", (2, 1, 1)), case("x", 1), case("x3", 1, 1, 3))
 # Its second derivative is a difference of large numbers, which float32 does not hold.
 _cases("copysign", *[each for each in GENERAL if "f" not in each.operands])

@@ -96,27 +96,3 @@ def along_dim(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if place_of(dim, operands.dims) == operands.dims - operands.from_end:
         return NotImplemented
     return operands.result(func(*operands.args, **kwargs))
-
-
-@rule(*named("index_select repeat_interleave", torch, T))
-def chosen(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Other dimensions than that of the rows, with some or all of their elements several times."""
-    x = args[0]
-    place = 1 if func in named("index_select", torch, T) else 2
-    dim = kwargs.get("dim", args[place] if len(args) > place else None)
-    others = (*args[1:], *kwargs.values())
-    if not isinstance(x, BatchTensor) or type(dim) is not int or any(isinstance(each, BatchTensor) for each in others):
-        return NotImplemented
-    if place_of(dim, x.dim()) == x.rows.dim:
-        return NotImplemented
-    return BatchTensor(func(x.local, *args[1:], **kwargs), x.rows)
-
-
-@rule(T.repeat)
-def repeat(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, *counts = args
-    counts = list(counts[0]) if len(counts) == 1 and not isinstance(counts[0], int) else counts
-    more = len(counts) - x.dim()
-    if not isinstance(x, BatchTensor) or kwargs or more < 0 or counts[x.rows.dim + more] != 1:
-        return NotImplemented
-    return BatchTensor(x.local.repeat(counts), x.rows.along(x.rows.dim + more))

@@ -74,19 +74,6 @@ def flatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     return _reshaped(x, [*x.shape[:first], prod(x.shape[first : last + 1]), *x.shape[last + 1 :]])
 
 
-@rule(*named("unflatten", torch, T))
-def unflatten(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[1], int):
-        return NotImplemented
-    x, dim, sizes = args
-    dim, shape = place_of(dim, x.dim()), list(sizes)
-    if shape.count(-1) == 1 and (known := -prod(shape)):
-        shape[shape.index(-1)] = x.shape[dim] // known
-    if prod(shape) != x.shape[dim]:
-        return NotImplemented  # an error of PyTorch's own
-    return _reshaped(x, [*x.shape[:dim], *shape, *x.shape[dim + 1 :]])
-
-
 @rule(*named("squeeze", torch, T))
 def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
@@ -148,19 +135,6 @@ def _permuted(x: BatchTensor, order: list[int]) -> Any:
     if sorted(order) != list(range(x.dim())):
         return NotImplemented
     return BatchTensor(x.local.permute(order), x.rows.along(order.index(x.rows.dim)))
-
-
-@rule(*named("expand", T))
-def expand(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, *shape = args
-    if not isinstance(x, BatchTensor) or kwargs or not shape:
-        return NotImplemented
-    shape = list(shape[0]) if isinstance(shape[0], Sequence) else shape
-    more = len(shape) - x.dim()
-    if more < 0 or shape[x.rows.dim + more] not in (-1, x.rows.total):
-        return NotImplemented
-    shape[x.rows.dim + more] = -1
-    return BatchTensor(x.local.expand(shape), x.rows.along(x.rows.dim + more))
 
 
 @rule(*named("cat concat concatenate", torch))
@@ -244,28 +218,6 @@ def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     )
     ends = torch.tensor([len(each) for each in marks], device="cpu").cumsum(0).tolist()
     return tuple(_slice(x, end - len(each), end) for each, end in zip(marks, ends, strict=True))
-
-
-@rule(*named("narrow", torch, T))
-def narrow(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 4 or not isinstance(args[0], BatchTensor) or not isinstance(args[2], int):
-        return NotImplemented
-    x, dim, start, length = args
-    dim = place_of(dim, x.dim())
-    start += x.shape[dim] if start < 0 else 0
-    if not 0 <= start <= start + length <= x.shape[dim]:
-        return NotImplemented  # an error of PyTorch's own
-    if dim != x.rows.dim:
-        return BatchTensor(x.local.narrow(dim, start, length), x.rows)
-    return _slice(x, start, start + length)
-
-
-@rule(*named("select", torch, T))
-def select(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor) or not isinstance(args[2], int):
-        return NotImplemented
-    x, dim, index = args
-    return getitem(T.__getitem__, (x, (*[slice(None)] * place_of(dim, x.dim()), index)), {})
 
 
 def _slice(x: BatchTensor, begin: int, end: int, step: int = 1) -> BatchTensor:
