@@ -100,7 +100,6 @@ def test_a_recipe_clips_by_the_norm_over_all_replicas() -> None:
 def _check_refusals(told: dict[str, dict[str, Any]], backend: str) -> None:
     own = "HT-model-in-strategy-scope" if backend == "multi_worker" else "HT-backend-distributes-itself"
     check(told["distribute"], own)
-    check(told["keras.distribution"], "HT-keras-distribution-ineffective", kind="DataParallel")
     if backend != "mirrored":
         check(told["fit"], "HT-strategy-fit-broken", strategy=_STRATEGIES[backend])
 

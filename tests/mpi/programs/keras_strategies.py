@@ -103,9 +103,6 @@ def misuse(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     found = {"distribute": refusal(lambda: ht.distribute(model, optimizer))}
     if not isinstance(strategy, tf.distribute.MirroredStrategy):
         found["fit"] = refusal(lambda: model.fit(batches()))
-    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
-    found["keras.distribution"] = refusal(ht.keras.strategy)
-    keras.distribution.set_distribution(None)
     return found
 
 

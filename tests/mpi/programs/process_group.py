@@ -394,7 +394,6 @@ def check_layouts() -> None:
 
 def check_misuse() -> None:
     with ranks_on("one node"):
-        group = dist.group.WORLD
         ones = torch.ones(4)
         logical, meta = torch.ones(4, dtype=torch.bool), torch.ones(4, device="meta")
         wrong = {"reduction": "AVG", "dtype": "torch.bool"}
@@ -407,7 +406,6 @@ def check_misuse() -> None:
         uneven = torch.empty(5)
         refused(lambda: dist.all_to_all_single(uneven, uneven), "HT-group-rows-not-divisible", length=5)
         refused(lambda: dist.isend(ones, 1, tag=-1), "HT-group-bad-tag", tag=-1)
-        refused(lambda: group.split_group([0, 1]), "HT-group-no-operation", operation="split_group")
         # a mistake that is noticed before anything is sent costs nothing
         dist.all_reduce(ones)
         same(ones, np.full(4, 4))

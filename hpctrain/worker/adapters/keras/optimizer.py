@@ -17,7 +17,6 @@ from hpctrain.worker.adapters.keras.gradients import watch_tapes
 from hpctrain.worker.adapters.keras.reducing import make_distributed, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.reduction import GradientReduction
 from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
-from hpctrain.worker.adapters.keras.strategy import refuse_keras_distribution
 from hpctrain.worker.adapters.keras.variables import is_built
 from hpctrain.worker.comm import Communicator, current
 
@@ -63,7 +62,6 @@ def distribute(
             distributed, an unknown compression, or ranks with different models.
     """
     _check(optimizer, guard_every)
-    refuse_keras_distribution()
     comm = comm or current()
     _check_scope(model, comm)
     wire = wire_of(compression, _TYPES)

@@ -33,10 +33,9 @@ def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
 
     Raises:
-        HpctrainError: several ranks with a backend other than these, or ``keras.distribution`` in use.
+        HpctrainError: several ranks with a backend other than these.
     """
     comm = comm or current()
-    refuse_keras_distribution()
     if comm.strategy is None and comm.size > 1:
         raise HpctrainError(
             "HT-backend-no-strategy",
@@ -70,24 +69,6 @@ def coordinator(*, comm: Communicator | None = None) -> tf.distribute.coordinato
             backend=comm.backend,
         )
     return found
-
-
-def refuse_keras_distribution() -> None:
-    """Refuse ``keras.distribution``, which is for JAX: on TensorFlow it runs without an error and distributes nothing.
-
-    Source: keras/src/backend/tensorflow/distribution_lib.py of Keras 3.15 ("!!!DO NOT USE!!!").
-
-    Raises:
-        HpctrainError: a distribution is set.
-    """
-    found = keras.distribution.distribution()
-    if found is not None:
-        raise HpctrainError(
-            "HT-keras-distribution-ineffective",
-            "keras.distribution.{kind} silently distributes nothing on TensorFlow: it is for JAX",
-            "leave keras.distribution.set_distribution out: ht.distribute, or ht.keras.strategy(), distributes",
-            kind=type(found).__name__,
-        )
 
 
 def _watch_fit() -> None:

@@ -7,7 +7,7 @@ collectives, and with them DTensor, come from C++, the others from ``torch.distr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,6 @@ from hpctrain.worker.comm.process_group.reductions import Reduction
 from hpctrain.worker.comm.process_group.work import Body, CollectiveWork
 
 NAME = "hpctrain"
-_HAS = (
-    "all_reduce, all_gather, all_gather_single, reduce_scatter, reduce_scatter_single, their coalesced forms, "
-    "all_to_all, all_to_all_single, broadcast, reduce, gather, scatter, send, recv and barrier"
-)
 _Lists = Sequence[Sequence[torch.Tensor]]
 _Tensors = Sequence[torch.Tensor]
 _Parts = Sequence[torch.Tensor | None]
@@ -260,7 +256,7 @@ class HpctrainGroup(dist.ProcessGroup):
 
         return self._submit(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
 
-    # Messages, the barrier, and what is refused.
+    # Messages and the barrier.
 
     def send(self, tensors: _Tensors, dst: int, tag: int) -> MessageWork:
         _check("send", *tensors)
@@ -288,15 +284,6 @@ class HpctrainGroup(dist.ProcessGroup):
         """Wait for all ranks; the run itself names those that do not come."""
         self.barrier().wait()
 
-    def split_group(self, *arguments: Any, **settings: Any) -> NoReturn:
-        _refuse("split_group")
-
-    def merge_remote_group(self, *arguments: Any, **settings: Any) -> NoReturn:
-        _refuse("merge_remote_group")
-
-    def _start_coalescing(self, device: torch.device) -> NoReturn:
-        _refuse("coalescing of anything other than all_reduce, all_gather_single and reduce_scatter_single")
-
     def _submit(self, what: str, body: Body, outputs: _Tensors, opts: Any) -> CollectiveWork:
         HpctrainGroup.moved += sum(output.nbytes for output in outputs)
         asynchronous = opts is None or opts.asyncOp
@@ -305,16 +292,6 @@ class HpctrainGroup(dist.ProcessGroup):
     def _reduction(self, tensors: _Tensors, opts: Any) -> Reduction:
         operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         return Reduction.of(operation, tensors[0].dtype, self._size)
-
-
-def _refuse(what: str) -> NoReturn:
-    raise HpctrainError(
-        "HT-group-no-operation",
-        "the process group {group} has no {operation}",
-        f"it has {_HAS}",
-        group=NAME,
-        operation=what,
-    )
 
 
 def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
