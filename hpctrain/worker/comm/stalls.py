@@ -36,6 +36,8 @@ _ANSWER_SECONDS = 2.0
 _AGAIN_SECONDS = 10.0
 # How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
 _LOOKS = 4
+# How long the last line of a run may take to mpirun.
+_FORWARD_SECONDS = 0.5
 _TAG = 1
 
 
@@ -235,6 +237,8 @@ class FailureDetector:
         if reports.give_up:
             reports.give_up(error)
         _say(str(error))
+        # mpirun drops what it has not passed on when it ends the ranks.
+        time.sleep(_FORWARD_SECONDS)
         self._mpi.COMM_WORLD.Abort(error.exit_code)
 
     # Names for messages.
