@@ -100,7 +100,6 @@ def _images(data: OwnImages, path: str, weights: OwnWeights | None) -> str:
 data:
   name: imagenet # shards of images, whatever they show
   {_line("path", path)}
-  workers: 2 # decoding processes of each rank
   broken_images: skip # an image that cannot be decoded is left out, counted and named; stop ends the run
 
 images:

@@ -23,6 +23,8 @@ Framework = Literal["torch", "keras"]
 # Samples that an epoch with repeated augmentation is rounded down to a multiple of (DeiT's samplers.py, which
 # torchvision and timm follow).
 _ROUND = 256
+# Decoding processes of a rank where none are asked for; more than the second were never measured.
+_FEWEST, _MOST = 2, 14
 
 
 class BatchNormSettings(Section):
@@ -113,8 +115,10 @@ class Data(Section):
         description="for text: samples between validations, across passes over the data; by default all",
     )
     limit: Count | None = Field(None, description="for imagenet: only the first so many images of each split")
-    workers: Annotated[int, Field(ge=0)] = Field(
-        2, description="for imagenet: decoding processes per rank; 0 decodes in the rank itself"
+    workers: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="for imagenet: decoding processes per rank; 0 decodes in the rank itself; by default one less than "
+        "the cores of a rank that computes on a GPU, from 2 to 14, and 2 beside one that computes on cores",
     )
     decode: Literal["scaled", "full", "gpu", "auto"] = Field(
         "scaled",
@@ -133,6 +137,10 @@ class Data(Section):
         description="for imagenet: an image that cannot be decoded is left out, counted and named, or ends the run; "
         "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
     )
+
+    def decoders(self, spare_cores: int = 0) -> int:
+        """The decoding processes of each rank, by default one for each core that it does not compute on itself."""
+        return self.workers if self.workers is not None else min(max(_FEWEST, spare_cores), _MOST)
 
     @field_validator("path")
     @classmethod

@@ -251,7 +251,7 @@ class _Predictor:
 
     def _loaded(self) -> Floats | None:
         """The samples that the input of a rank makes a second, (columns,): as measured, or by the workers it has."""
-        workers = self.training.workers
+        workers = self.training.workers(self.node.gpu)
         if workers is None:
             return None
         if workers in self.calibration.loaded:
@@ -374,7 +374,7 @@ def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration
     found = [warning for run in runs for warning in run.job.network.warnings]
     found.extend(idle_warnings([run.nodes for run in runs if run.job.ranks > run.batch]))
     found.extend(training.assumptions)
-    if job.samples_per_s is not None and training.workers not in calibration.loaded:
+    if job.samples_per_s is not None and training.workers(job.device.name) not in calibration.loaded:
         found.append(_decoding(runs, training))
     if job.device.name == CPU and not calibration.sweeps:
         found.append("the speed of the cores is assumed: hpctrain bench step --sweep --json measures it")
@@ -405,7 +405,8 @@ def _decoding(runs: Sequence[_Run], training: Training) -> str:
     needed = {run.nodes: run.job.batch / float(run.times.unfed[0]) for run, _ in rates}
     bound = [run.nodes for run, made in rates if made[0] < needed[run.nodes]]
     said = f", which bounds the step on {nodes_text(bound)}" if bound else ""
-    how = "the GPU decodes" if training.decodes_on_gpu else f"{training.workers} workers a rank decode"
+    workers = training.workers(runs[-1].job.device.name)
+    how = "the GPU decodes" if training.decodes_on_gpu else f"{workers} workers a rank decode"
     return (
         f"{how} about {rates[-1][1][0]:.0f} images/s, and up to "
         f"{max(needed.values()):.0f} are taken{said} (--set data.workers=N; bench loader --json measures it)"

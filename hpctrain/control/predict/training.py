@@ -16,7 +16,7 @@ from hpctrain.common.recipes.sections import Batch, Communication, Optimizer, Op
 from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.workloads.workload import Workload, load_workload
-from hpctrain.control.predict.compute import Precision, Software
+from hpctrain.control.predict.compute import CPU, Precision, Software
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
@@ -35,6 +35,8 @@ _REFERENCE = (
     (65536, 83, 86),
 )
 _TARGET = 0.759
+# What nodes for training have at least: 96 to 224 cores with eight GPUs.
+_CORES_OF_A_GPU = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +108,11 @@ class Training:
         counted = " and ".join(f"{count:,}" for count in images(recipe))
         return [*found, f"{where}: {classes:,} classes, and ImageNet's {counted} images, are assumed"]
 
-    @property
-    def workers(self) -> int | None:
-        """Processes that decode for each rank; None where nobody does."""
-        return self.recipe.data.workers if self.recipe and self.recipe.data.name == "imagenet" else None
+    def workers(self, device: str) -> int | None:
+        """Processes that decode for each rank on a device; None where nobody does."""
+        if self.recipe is None or self.recipe.data.name != "imagenet":
+            return None
+        return self.recipe.data.decoders(0 if device == CPU else _CORES_OF_A_GPU - 1)
 
     @property
     def decodes_on_gpu(self) -> bool:

@@ -79,7 +79,7 @@ class WorkerPool:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         exact = recipe.data.decode == "full"
         self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, exact=exact)
-        self._count = recipe.data.workers
+        self._count = recipe.data.decoders()
         self._workers: Workers | None = None
         self._open: Generator[LoadedPiece] | None = None
         self.nanoseconds: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.common.checkpoints.keep import Policy, scores
 from hpctrain.common.cluster.gpu_models import matmul_flops
+from hpctrain.common.cluster.gpus import usable_gpus
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.run import stopping
@@ -57,6 +58,9 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     set_mesh(comm, recipe.mesh)
     require_fault_tolerance(comm, recipe.fault_tolerance)
     recipe = with_decoder(recipe, plan.framework or "torch", comm)
+    # Ranks without a GPU compute on their cores.
+    decoders = recipe.data.decoders(plan.threads_per_rank - 1 if usable_gpus() else 0)
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": decoders})})
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
         sources = open_sources(recipe, comm)
         recipe = with_head(recipe, sources[0], comm)

@@ -238,11 +238,23 @@ def test_explain_lists_the_constants_that_matter_most():
 
 
 def test_a_loader_that_is_too_slow_decides():
-    slow = of("goyal2017", 1, calibration=Calibration(loaded={2: 64.0})).rows[0]
+    two = ["data.workers=2"]
+    slow = of("goyal2017", 1, overrides=two, calibration=Calibration(loaded={2: 64.0})).rows[0]
     assert slow.step_s.value == pytest.approx(32 / 64)
-    calibrated = of("goyal2017", 1, calibration=Calibration(loaded={2: 1e6}))
-    assert calibrated.rows[0].step_s.value < of("goyal2017", 1).rows[0].step_s.value
+    calibrated = of("goyal2017", 1, overrides=two, calibration=Calibration(loaded={2: 1e6}))
+    assert calibrated.rows[0].step_s.value < of("goyal2017", 1, overrides=two).rows[0].step_s.value
     assert not any("workers" in warning for warning in calibrated.warnings)
+    # By default as many as a node has cores for.
+    assert of("goyal2017", 1).rows[0].step_s.value < of("goyal2017", 1, overrides=two).rows[0].step_s.value
+    assert any("11 workers" in warning for warning in of("goyal2017", 1).warnings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "spare", "found"), [(None, 0, 2), (None, 13, 13), (None, 63, 14), (0, 13, 0), (5, 1, 5)]
+)
+def test_decoding_processes_by_the_cores_of_a_rank(asked, spare, found):
+    recipe = load_recipe("goyal2017", [] if asked is None else [f"data.workers={asked}"])
+    assert recipe.data.decoders(spare) == found
 
 
 def test_a_recipe_on_one_h100_is_what_was_measured_there():
@@ -262,7 +274,9 @@ def test_a_recipe_on_one_h100_is_what_was_measured_there():
 
 
 def test_a_gpu_that_decodes_does_not_wait_for_workers():
-    by_workers, by_gpu = (of("goyal2017", 1, overrides=[f"data.decode={decode}"]) for decode in ("scaled", "gpu"))
+    by_workers, by_gpu = (
+        of("goyal2017", 1, overrides=[f"data.decode={decode}", "data.workers=2"]) for decode in ("scaled", "gpu")
+    )
     assert by_gpu.rows[0].samples_per_s.value > by_workers.rows[0].samples_per_s.value
     assert "loader.gpu_images_per_s" in by_gpu.constants and "loader.images_per_s" not in by_gpu.constants
 
