@@ -18,6 +18,8 @@ _ROW = re.compile(
     r"\[[ 0-9]*\]\s+==\((?P<state>.*?)\)==>\s+(?:(?:0x(?P<peer>[0-9a-f]{16})\s+)?(?P<peer_lid>[0-9]{1,5})?\s+"
     r'(?P<peer_port>[0-9]{1,3})?\[[ 0-9]*\]\s+"(?P<peer_name>.*)" \(.*\)|"Port not available")\s*'
 )
+# Of an adapter.
+_MOST_PORTS = 2
 _LANES = re.compile(r"\s*([0-9]{1,2})X\s+([0-9.]+) Gbps( \(FDR10\))?")
 # Signalling rate of a lane as libibmad prints it.
 _SPEEDS = {
@@ -54,8 +56,8 @@ def read(text: str, where: str) -> Iterator[Record]:
     names the other end of a cable only by its LID, which must belong to a node of the file, except in the output of
     ``--switches-only``, whose adapters get their LID, written as a GUID. ``--line`` does not distinguish switches from
     adapters: a node with several ports is a switch, since an adapter's GUID here is that of one port, and so is one
-    with a name as only switches have. Routers and the cables to them are skipped; ``--line`` and ``--switches-only`` do
-    not tell them from adapters.
+    with a port or a name as only switches have. Routers and the cables to them are skipped; ``--line`` and
+    ``--switches-only`` do not tell them from adapters.
 
     Raises:
         HpctrainError: the text is not such an output, a line of it is damaged or cut off, or the other end of a cable
@@ -174,8 +176,8 @@ def _nodes(ports: list[_Port]) -> dict[str, FabricNode]:
     nodes: dict[str, FabricNode] = {}
     for port in ports:
         if port.guid not in nodes:
-            unsaid = not port.kind and (port.guid in several or is_switch_name(port.name))
-            kind: Kind = "switch" if port.kind == "switch" or unsaid else "adapter"
+            many = port.guid in several or most[port.guid] > _MOST_PORTS or is_switch_name(port.name)
+            kind: Kind = "switch" if port.kind == "switch" or (not port.kind and many) else "adapter"
             nodes[port.guid] = FabricNode(
                 kind=kind,
                 guid=port.guid,

@@ -173,6 +173,13 @@ def _lines(spine: str) -> str:
 def test_a_switch_with_one_cable_is_known_by_its_name(spine: str, hosts: int) -> None:
     shown = counts(build_fabric(iblinkinfo.read(_lines(spine), "f")))
     assert (shown["hosts"], shown["switches"], shown["links"]) == (hosts, 4 - hosts, 3)
+    # Or by the number of its port.
+    numbered = (
+        _lines("spine")
+        .replace("    11    1[  ]", "    11   17[  ]")
+        .replace('     11    1[  ] "spine"', '     11   17[  ] "spine"')
+    )
+    assert counts(build_fabric(iblinkinfo.read(numbered, "f")))["hosts"] == 2
 
 
 @pytest.mark.parametrize("tool", _FABRICS)
