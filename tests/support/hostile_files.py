@@ -35,12 +35,6 @@ def wide_jpeg(width: int, height: int) -> bytes:
     return _jpeg(width, height)
 
 
-def jpeg_of_segments(count: int) -> bytes:
-    """A JPEG file with so many empty comments."""
-    content = _jpeg(16, 16)
-    return content[:2] + b"\xff\xfe\x00\x02" * count + content[2:]
-
-
 def png(width: int, height: int, depth: int = 8, colour: int = 6) -> bytes:
     """A PNG file of zeros; by default RGBA."""
     samples = {0: 1, 2: 3, 6: 4}[colour]

@@ -19,7 +19,6 @@ from hpctrain.cli.program import OutputError
 from hpctrain.common.checkpoints.manifest import OtherVersionError
 from hpctrain.common.errors import HpctrainError, InvalidValueError, TransientError, joined
 from hpctrain.common.files.objects import DamagedObjectError
-from hpctrain.common.shards.bounded import BeyondLimitsError
 from hpctrain.control.supervision.hosts_ready import UnfitHostsError
 from hpctrain.worker.comm.base import RanksLostError
 from support.refusals import codes
@@ -73,7 +72,7 @@ def test_each_error_is_made_with_a_code():
     made = [*calls(TREES, plain), *calls(own, {"super().__init__"})]
     first = [ast.unparse(each.args[0]) for each in made]
     assert [each for each in first if not (each.startswith("'HT-") or each.endswith("code"))] == []
-    assert len(own) > 3 and len(first) > 500
+    assert len(own) > 2 and len(first) > 500
 
 
 def calls(trees: Iterable[ast.AST], functions: set[str]) -> list[ast.Call]:
@@ -97,9 +96,7 @@ def test_a_copy_is_the_same(copied):
     assert (type(made), str(made), made.record()) == (TransientError, str(error()), error().record())
 
 
-@pytest.mark.parametrize(
-    "kind", [OutputError, OtherVersionError, DamagedObjectError, BeyondLimitsError, UnfitHostsError, RanksLostError]
-)
+@pytest.mark.parametrize("kind", [OutputError, OtherVersionError, DamagedObjectError, UnfitHostsError, RanksLostError])
 def test_one_with_its_own_constructor_is_pickled_too(kind):
     made = kind.from_record(error().record())
     assert (type(pickled(made)), pickled(made).record()) == (kind, error().record())

@@ -1,7 +1,7 @@
 """Decodes photographs with libjpeg-turbo, or with Pillow, which supports more formats.
 
-A photograph can be anybody's file, so what decoding it takes is bounded beforehand, by its header and its markers: at
-most 1 GB of memory and a few seconds. docs/shards.md states the limits.
+The formats and the pixels of a photograph are bounded, by its header: decoding takes at most 1 GB of memory.
+docs/shards.md states the limits.
 """
 
 from __future__ import annotations
@@ -25,15 +25,6 @@ _MOST_PIXELS = 1 << 27
 # By format, for photographs that decoders hold in memory as a whole: 7 to 15 bytes a pixel, WebP 22.
 # Pillow tries these formats alone: of others, some start programs (Ghostscript for EPS).
 _MOST_HELD = {"JPEG": 1 << 26, "PNG": 1 << 26, "WEBP": 1 << 25}
-# Encoders write about ten scans into a JPEG, and each is a pass over all pixels.
-_MOST_SCANS = 100
-# The limit on pixels times scans.
-_MOST_PASSED = 1 << 30
-# A JPEG of a photograph has some tens of segments; an ICC profile or a preview may take a few hundred.
-_MOST_SEGMENTS = 1 << 14
-_MARKER = re.compile(rb"\xff+[^\x00\x01\xd0-\xd7\xff]")
-# A marker where it is expected is one of these, which takes half the time of a search.
-_MARKERS = frozenset(two for code in range(256) if _MARKER.fullmatch(two := bytes([0xFF, code])))
 # The most rows of a block of a JPEG file whose components are halved at most.
 _BLOCK_ROWS = 16
 END = b"\xff\xd9"
@@ -74,53 +65,26 @@ def look(content: bytes) -> Header:
     if colours not in ("RGB", "YCbCr", "Gray"):
         pixels = decode_by_pillow(content)
         return Header(width=pixels.shape[1], height=pixels.shape[0], pixels=pixels)
-    scans, place = _scans(content)
-    _require_bounded(width, height, scans)
+    place = _height_place(content)
+    many, most = ("", _MOST_PIXELS) if place else (" in several scans", _MOST_HELD["JPEG"])
+    if width * height > most:
+        raise BrokenImageError(f"{width} x {height} pixels{many}, where {most} are the most")
     return Header(width=width, height=height, height_place=place)
 
 
-def _require_bounded(width: int, height: int, scans: int) -> None:
-    """Refuse JPEG files that take too much memory or time."""
-    pixels = width * height
-    many, most = ("", _MOST_PIXELS) if scans == 1 else (" in several scans", _MOST_HELD["JPEG"])
-    if pixels > most:
-        raise BrokenImageError(f"{width} x {height} pixels{many}, where {most} are the most")
-    most = min(_MOST_SCANS, _MOST_PASSED // max(1, pixels))
-    if scans > most:
-        raise BrokenImageError(f"more than {most} scans of {width} x {height} pixels")
-
-
-def _scans(content: bytes) -> tuple[int, int | None]:
-    """The number of scans in a JPEG file, at most one more than the limit, and :attr:`Header.height_place`.
-
-    Follows the markers as libjpeg does, so that a thumbnail in a segment is not counted.
-
-    Raises:
-        BrokenImageError: it has more segments than the limit.
-    """
-    scans = components = place = frame = 0
-    sequential = False
-    for _ in range(_MOST_SEGMENTS):
-        if content[place : place + 2] not in _MARKERS:
-            found = _MARKER.search(content, place)
-            if not found:
-                return scans, None
-            place = found.end() - 2
-        marker, place = content[place + 1], place + 2
-        if marker == 0xD8:
-            continue
-        if marker == 0xD9 or scans > _MOST_SCANS:
-            return scans, None
-        if marker == 0xDA:
-            scans += 1
-            # Everything is in the first scan of most files: what comes after it need not be searched.
-            if sequential and content[place + 2 : place + 3] == bytes([components]):
-                return 1, frame + 3
-        elif marker in (0xC0, 0xC1, 0xC2):
-            sequential, frame = marker != 0xC2, place
-            components = int.from_bytes(content[place + 7 : place + 8])
+def _height_place(content: bytes) -> int | None:
+    """:attr:`Header.height_place` of a JPEG file: follows its segments, so that a thumbnail in one is passed over."""
+    frame = components = 0
+    place = 2
+    while content[place : place + 1] == b"\xff":
+        marker, place = content[place + 1 : place + 2], place + 2
+        if marker in (b"\xc0", b"\xc1"):
+            frame, components = place, int.from_bytes(content[place + 7 : place + 8])
+        elif marker == b"\xda":
+            # Whether this scan has all components, so that it is the only one.
+            return frame + 3 if frame and content[place + 2 : place + 3] == bytes([components]) else None
         place += max(2, int.from_bytes(content[place : place + 2]))
-    raise BrokenImageError(f"more than {_MOST_SEGMENTS} segments")
+    return None
 
 
 def decode(content: bytes, least_width: int, least_height: int, *, exact: bool = True) -> Pixels:
@@ -183,8 +147,6 @@ def decode_by_pillow(content: bytes) -> Pixels:
             width, height = photograph.size
             if width * height > most:
                 raise BrokenImageError(f"{width} x {height} pixels of {kind}, where {most} are the most")
-            if kind in ("JPEG", "MPO"):
-                _require_bounded(width, height, _scans(content)[0])
             if photograph.mode.startswith("I;16"):
                 # Pillow would clip 16 bits instead of scaling them
                 grey = (np.asarray(photograph) >> 8).astype(np.uint8)

@@ -16,7 +16,6 @@ from typing import IO, NamedTuple, Protocol, cast
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.shards.bounded import bounded
 from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.manifest import INDEX_ROW
 
@@ -27,11 +26,6 @@ _KEY_BYTES = INDEX_ROW["key"].itemsize
 _HASH_DIGITS = 12
 # The longest header of a tar's member with its extensions, in bytes.
 _LONGEST_HEADER = 1 << 20
-# The limit for all headers of a tar together: 260,000 plain members have as many bytes.
-_MOST_HEADERS = 1 << 27
-# The memory for listing a tar; tars within the other limits take a third of it.
-_MOST_LISTING = 1 << 31
-_LISTING_SECONDS = 300
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 # What Windows, macOS and network storage leave in folders of images, in lower case.
 _CLUTTER = frozenset(("thumbs.db", "desktop.ini", "@eadir", "__macosx"))
@@ -294,21 +288,16 @@ def open_tar(path: Path, member: tarfile.TarInfo | None = None) -> Iterator[tarf
                 where=where,
                 problem=str(error),
             ) from error
-        stack.enter_context(bounded(str(path), _MOST_LISTING, _LISTING_SECONDS))
         yield tar
 
 
 class _Headers:
-    """A file through which tarfile reads the headers of a tar, with limits for each and for all together.
-
-    Without a buffer, which would count as headers and, with some Pythons, be as large as an image.
-    """
+    """A file through which tarfile reads the headers of a tar, without a buffer, which would be filled with images."""
 
     def __init__(self, file: int, member: tarfile.TarInfo | None) -> None:
         self._file = file
         self._begin = member.offset_data if member else 0
         self._size = member.size if member else os.fstat(file).st_size
-        self._left = _MOST_HEADERS
         self._place = 0
 
     def seek(self, place: int) -> None:
@@ -318,11 +307,8 @@ class _Headers:
         return self._place
 
     def read(self, size: int) -> bytes:
-        if not 0 <= size <= _LONGEST_HEADER or size > self._left:
-            raise tarfile.ReadError(
-                f"its headers have more than {_MOST_HEADERS} bytes, or one of them more than {_LONGEST_HEADER}"
-            )
-        self._left -= size
+        if not 0 <= size <= _LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header has more than {_LONGEST_HEADER} bytes")
         content = os.pread(self._file, max(0, min(size, self._size - self._place)), self._begin + self._place)
         self._place += len(content)
         return content

@@ -7,7 +7,6 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from shlex import quote
@@ -25,7 +24,6 @@ from hpctrain.common.files.whole import remove_leftovers, require_room, write_wh
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.archives import find_source
-from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.common.shards.manifest import (
     MANIFEST,
@@ -37,7 +35,7 @@ from hpctrain.common.shards.manifest import (
     Split,
     SplitName,
 )
-from hpctrain.common.shards.one_shard import RECORDS, ShardTask, make_confined, read_record, tar_bytes
+from hpctrain.common.shards.one_shard import RECORDS, ShardTask, make_shard, read_record, tar_bytes
 from hpctrain.common.shards.parquet import Columns
 from hpctrain.common.shards.processes import Map
 from hpctrain.common.shards.read import index_path
@@ -74,7 +72,7 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
     """
     columns = Columns(image=sharding.image_column, label=sharding.label_column)
     share = sharding.validation_share
-    source = call_confined(partial(find_source, divided=share is None), sharding.source, columns)
+    source = find_source(sharding.source, columns, divided=share is None)
     parts = {split: list_images(sharding.source, split, parts, run) for split, parts in source.parts.items()}
     if share is not None:
         parts = divided(sharding.source, source.classes, parts["train"], share)
@@ -122,7 +120,7 @@ def list_images(source: Path, split: SplitName, parts: Sequence[Any], run: Map) 
     Raises:
         HpctrainError: there are none, two have one name, or a part cannot be read.
     """
-    found = list(run(partial(call_confined, list_part), parts))
+    found = list(run(list_part, parts))
     members = list(chain.from_iterable(found))
     if not members:
         raise HpctrainError(
@@ -314,7 +312,7 @@ def _work(tasks: Sequence[ShardTask], run: Map, say: Callable[[str], None]) -> N
     made = 0
     # Progress is said after each tenth of the shards.
     lines = {len(tasks) * tenth // 10 for tenth in range(1, 11)}
-    for number, fresh in enumerate(run(make_confined, tasks), 1):
+    for number, fresh in enumerate(run(make_shard, tasks), 1):
         made += fresh
         if number in lines:
             say(f"{number} of {len(tasks)} shards are done, {made} of them made now")

@@ -7,8 +7,8 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -21,8 +21,6 @@ from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.shards.bounded import BeyondLimitsError, bounded
-from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.decoding import BrokenImageError, fault, shrunk
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, Shrinking, SplitName
@@ -31,10 +29,6 @@ from hpctrain.common.shards.parquet import read_rows
 RECORDS = "records"
 # The limit for a record, in which an image takes about 80 bytes.
 _MOST_RECORD_BYTES = 1 << 28
-# The memory for decoding a photograph, in bytes; photographs within the limits take half.
-_MOST_DECODING = 1 << 31
-# How many images of a shard may crash the decoding process, which is started again after each.
-_MOST_FATAL = 16
 
 
 class ShardRecord(FrozenModel):
@@ -63,8 +57,7 @@ class ShardRecord(FrozenModel):
 class ShardTask:
     """The settings of one shard; it is sent to other processes.
 
-    ``column`` is that of the images where they are in Parquet files; None where they are in others. ``fatal`` has the
-    images that ended a process that decoded them, by :func:`_where`, and how.
+    ``column`` is that of the images where they are in Parquet files; None where they are in others.
     """
 
     folder: Path
@@ -73,7 +66,6 @@ class ShardTask:
     members: tuple[ImageFile, ...]
     column: str | None = None
     shrinking: Shrinking | None = None
-    fatal: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -95,18 +87,6 @@ def tar_bytes(size: int, label: int) -> int:
     )
 
 
-def make_confined(task: ShardTask) -> bool:
-    """:func:`make_shard` in a process of its own; images that end it are broken."""
-    places = {_where(member) for member in task.members}
-    while True:
-        try:
-            return call_confined(make_shard, task)
-        except BeyondLimitsError as error:
-            if error.what not in places or len(task.fatal) == _MOST_FATAL:
-                raise
-            task = replace(task, fatal={**task.fatal, error.what: error.words})
-
-
 def make_shard(task: ShardTask) -> bool:
     """Make a shard unless it is complete and undamaged. Its bytes depend on the task alone.
 
@@ -121,7 +101,7 @@ def make_shard(task: ShardTask) -> bool:
     contents = _contents(task.members, task.column)
     messages = {}
     for member in task.members:
-        contents[member], messages[member] = _checked(task, member, contents[member])
+        contents[member], messages[member] = _checked(task, contents[member])
     content, rows = _tar(task.members, contents)
     digest = hashlib.sha256(content).hexdigest()
     record = ShardRecord(
@@ -138,24 +118,14 @@ def make_shard(task: ShardTask) -> bool:
     return True
 
 
-def _where(member: ImageFile) -> str:
-    return f"{member.file}: {member.key}"
-
-
-def _checked(task: ShardTask, member: ImageFile, content: bytes) -> tuple[bytes, str | None]:
+def _checked(task: ShardTask, content: bytes) -> tuple[bytes, str | None]:
     """An image as the shard has it, and why it cannot be decoded; None if it can."""
-    what = _where(member)
-    if what in task.fatal:
-        return content, task.fatal[what]
+    if task.shrinking is None:
+        return content, fault(content)
     try:
-        with bounded(what, _MOST_DECODING):
-            if task.shrinking is None:
-                return content, fault(content)
-            return shrunk(content, task.shrinking.short_side, task.shrinking.quality), None
+        return shrunk(content, task.shrinking.short_side, task.shrinking.quality), None
     except BrokenImageError as error:
         return content, str(error)
-    except BeyondLimitsError as error:
-        return content, error.words
 
 
 def read_record(task: ShardTask) -> ShardRecord | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.shards.bounded import bounded
 from hpctrain.common.shards.listing import ImageFile, require_size, short_key
 from hpctrain.common.shards.manifest import SplitName
 
@@ -24,16 +23,6 @@ SUFFIX = ".parquet"
 _AGAIN = "write it again"
 # How many rows are in memory at a time; each has up to 67 MB, and is there twice.
 _BATCH = 8
-# The memory for a file's metadata, for a batch of images and for a row group's labels, whatever the file claims.
-_MOST_METADATA = 1 << 30
-_MOST_BATCH = 1 << 31
-_MOST_LABELS = 1 << 29
-# A column may unpack to this many bytes plus a multiple of its packed size; images hardly shrink.
-_UNPACKED = 1 << 28
-_UNPACKED_TIMES = 64
-# A set may have this many rows, and one more for every _LEAST_ROW_BYTES bytes, since each row has an image.
-_ROWS = 1 << 20
-_LEAST_ROW_BYTES = 16
 # Larger labels do not number classes, and each class needs a name in the manifest.
 _MOST_CLASSES = 1 << 20
 # How much of a file's name a key has, before a row's 8 digits.
@@ -73,7 +62,7 @@ class RowGroup:
         """
         found: list[ImageFile] = []
         with _opened(self.file) as file:
-            for row, content in enumerate(_images(file, self.file, self.number, self.image), self.first):
+            for row, content in enumerate(_images(file, self.number, self.image), self.first):
                 if not content:
                     raise HpctrainError(
                         "HT-parquet-no-image",
@@ -115,23 +104,11 @@ def row_groups(
         HpctrainError: a file is damaged or lacks a column, a row has no label, or files disagree about the classes.
     """
     labels: dict[Path, list[list[Any]]] = {}
-    rows, most = 0, _ROWS + sum(path.stat().st_size for paths in files.values() for path in paths) // _LEAST_ROW_BYTES
     names: dict[tuple[str, ...], Path] = {}
     for path in (path for paths in files.values() for path in paths):
         with _opened(path) as file:
-            with bounded(str(path), _MOST_METADATA):
-                _require_columns(file, path, columns)
-                rows += file.metadata.num_rows
-                named = _class_names(file, columns.label)
-            if rows > most:
-                raise HpctrainError(
-                    "HT-parquet-too-many-rows",
-                    "{path}: {rows} rows up to here, where the files have no room for them",
-                    _AGAIN,
-                    path=path,
-                    rows=rows,
-                )
-            if named:
+            _require_columns(file, path, columns)
+            if named := _class_names(file, columns.label):
                 names.setdefault(named, path)
             labels[path] = [_labels(file, number, path, columns.label) for number in range(file.num_row_groups)]
     values = {
@@ -166,14 +143,13 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
     """
     wanted = sorted(rows)
     with _opened(path) as file:
-        with bounded(str(path), _MOST_METADATA):
-            sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         first = 0
         for number, size in enumerate(sizes):
             after = first + size
             own = {row for row in wanted if first <= row < after}
             if own:
-                for row, content in enumerate(_images(file, path, number, column), first):
+                for row, content in enumerate(_images(file, number, column), first):
                     if row in own:
                         yield row, content or b""
             first = after
@@ -182,17 +158,11 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[ParquetFile]:
     """The file; whatever the library finds damaged in it is an error that names it."""
-    import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    # Other allocators reserve a gigabyte in advance, which the memory limit would count.
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
         # Opening it here refuses a pipe, for which the library would wait.
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(open_regular(path))
-            with bounded(str(path), _MOST_METADATA):
-                file = stack.enter_context(ParquetFile(path))
+        with open_regular(path), ParquetFile(path) as file:
             yield file
     except HpctrainError:
         raise
@@ -271,9 +241,7 @@ def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
 
 
 def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
-    with bounded(str(path), _MOST_LABELS):
-        _require_packed(file, group, column)
-        labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
+    labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
     for row, label in enumerate(labels):
         if label is None or (isinstance(label, int) and label < 0):
             raise HpctrainError(
@@ -286,20 +254,6 @@ def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]
                 label=label,
             )
     return labels
-
-
-def _require_packed(file: ParquetFile, group: int, column: str) -> None:
-    """Refuse a column that unpacks to far more than the file has, by what the file says."""
-    import pyarrow
-
-    row_group = file.metadata.row_group(group)
-    for number in range(row_group.num_columns):
-        chunk = row_group.column(number)
-        if chunk.path_in_schema.partition(".")[0] != column:
-            continue
-        unpacked, most = chunk.total_uncompressed_size, _UNPACKED + _UNPACKED_TIMES * chunk.total_compressed_size
-        if unpacked > most:
-            raise pyarrow.ArrowInvalid(f"the column {column!r} unpacks to {unpacked} bytes, where {most} are the most")
 
 
 def _classes(
@@ -374,15 +328,7 @@ def _name(path: Path) -> str:
     return short_key("_".join(path.with_suffix("").parts).replace(".", "_"), _NAME_BYTES)
 
 
-def _images(file: ParquetFile, path: Path, group: int, column: str) -> Iterator[bytes | None]:
-    with bounded(str(path), _MOST_METADATA):
-        _require_packed(file, group, column)
-        batches = file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column])
-    while True:
-        with bounded(str(path), _MOST_BATCH):
-            batch = next(batches, None)
-            values = [] if batch is None else batch.column(0).to_pylist()
-        if batch is None:
-            return
-        for value in values:
+def _images(file: ParquetFile, group: int, column: str) -> Iterator[bytes | None]:
+    for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column]):
+        for value in batch.column(0).to_pylist():
             yield value.get("bytes") if isinstance(value, dict) else value

@@ -6,7 +6,6 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
@@ -15,7 +14,6 @@ from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.own import OwnImages, OwnText
 from hpctrain.common.shards.archives import find_source
-from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.decoding import MOST_BYTES, BrokenImageError, look
 from hpctrain.common.shards.folders import holds_text
 from hpctrain.common.shards.listing import ClassFolder, ImageFile
@@ -61,11 +59,11 @@ def survey(folder: Path, share: float) -> Survey:
         _require_classes(folder, manifest.classes)
         require("train", "imagenet")
         counts = {split: manifest.splits[split].samples for split in SPLITS}
-        side = _median(folder, call_confined(_sides_of_shards, folder))
+        side = _median(folder, _sides_of_shards(folder))
         return Survey(data=OwnImages(classes=len(manifest.classes), side=side, **counts), made=True)
     require("train", "imagenet")
     whole = not split_folders(folder)
-    source = call_confined(partial(find_source, divided=not whole), folder)
+    source = find_source(folder, divided=not whole)
     if not all(isinstance(part, ClassFolder) for parts in source.parts.values() for part in parts):
         raise HpctrainError(
             "HT-recipe-data-not-shards",
@@ -78,7 +76,7 @@ def survey(folder: Path, share: float) -> Survey:
     if whole:
         listed = dict(divided(folder, source.classes, listed["train"], share))
     images = {split: [image for part in parts for image in part] for split, parts in listed.items()}
-    side = _median(folder, call_confined(_sides_of_files, _spread(images["train"])))
+    side = _median(folder, _sides_of_files(_spread(images["train"])))
     counts = {split: len(images[split]) for split in SPLITS}
     return Survey(data=OwnImages(classes=len(source.classes), side=side, **counts), whole=whole)
 

@@ -19,15 +19,12 @@ from typing import Any
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.shards.bounded import memory_limit
 from hpctrain.common.shards.read import Shards
 from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
 
 # The most bytes of a task or a result, each of which a SOCK_SEQPACKET socket keeps in one piece.
 _MESSAGE_BYTES = 1 << 16
 _POLL_SECONDS = 2.0
-# A worker's own memory beyond what it begins with, in bytes; the largest photograph that is decoded takes a quarter.
-_MOST_MEMORY = 1 << 32
 # The longest text of a failure, for which JSON takes up to 12 bytes a character, and the most bytes of its values.
 _FAILURE_CHARACTERS = 2000
 _VALUES_BYTES = 8000
@@ -157,5 +154,4 @@ def _bounded(failure: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    with memory_limit(_MOST_MEMORY):
-        main(*sys.argv[1:])
+    main(*sys.argv[1:])

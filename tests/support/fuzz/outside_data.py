@@ -1,4 +1,4 @@
-"""Readers of data sets, their archives and photographs, of tokenisers, and of checkpoints."""
+"""Readers of data sets, their archives and photographs, and of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import functools
 import gzip
 import hashlib
 import io
-import json
-import signal
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -172,133 +169,6 @@ def _tar() -> bytes:
     return buffer.getvalue()
 
 
-# Of processor time for a damaged file of some kilobytes, and of memory beyond what its process has.
-_SECONDS = 2
-_MEMORY = 500_000_000
-_END = "<|end|>"
-
-
-def _limited(read: Callable[[Path], object], path: Path) -> None:
-    """Read in this process with the limits; the signal at the end of the time is no fault of a library."""
-    from hpctrain.common.shards.bounded import memory_limit
-
-    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
-    try:
-        with memory_limit(_MEMORY):
-            read(path)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _confined(read: Callable[[Path], object], path: Path) -> None:
-    """Read as the commands do, in another process: what ends it within its limits is an error that names the file."""
-    from hpctrain.common.shards.confined import call_confined
-
-    try:
-        call_confined(_limited, read, path)
-    except HpctrainError as error:
-        if error.exit_code == 1:
-            raise AssertionError(error.message) from error
-        raise
-
-
-def read_image_set(folder: Path) -> None:
-    """A folder of Parquet files: all that a set of shards takes of it."""
-    from hpctrain.common.shards.archives import find_source
-    from hpctrain.common.shards.listing import list_part
-    from hpctrain.common.shards.parquet import read_rows
-
-    for part in find_source(folder).parts["train"]:
-        for member in list_part(part)[:3]:
-            for _ in read_rows(Path(member.file), "image", [member.offset]):
-                pass
-
-
-def _parquet(content: bytes, folder: Path) -> None:
-    """A Parquet file of train, beside one of val."""
-    clear(folder)
-    write(folder, "val.parquet", next(iter(_parquets())))
-    write(folder, "train.parquet", content)
-    _confined(read_image_set, folder)
-
-
-@functools.cache
-def _parquets() -> Iterable[bytes]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    images = [bytes([number]) * 20 for number in range(6)]
-    names = {"huggingface": json.dumps({"info": {"features": {"label": {"names": ["cat", "dog"]}}}})}
-    numbers = pa.array([0, 1, 0, 1, 1, 0], pa.int64())
-    structs = pa.array([{"bytes": image, "path": "a"} for image in images])
-    tables = [
-        pa.table({"image": pa.array(images, pa.binary()), "label": numbers}),
-        pa.table({"image": structs, "label": numbers}).replace_schema_metadata(names),
-        pa.table({"image": pa.array(images, pa.large_binary()), "label": numbers.cast(pa.int8())}),
-        pa.table({"image": pa.array(images, pa.binary()), "label": pa.array([*"010110"]).dictionary_encode()}),
-    ]
-    ways: list[dict[str, Any]] = [
-        {"compression": "none"},
-        {"compression": "snappy", "row_group_size": 2},
-        {"compression": "zstd", "data_page_version": "2.0", "use_dictionary": False},
-        {"compression": "gzip", "write_page_index": True, "write_page_checksum": True},
-    ]
-    buffers = []
-    for table in tables:
-        for way in ways:
-            parquet.write_table(table, buffer := io.BytesIO(), **way)
-            buffers.append(buffer.getvalue())
-    return buffers
-
-
-def encode_some_texts(path: Path) -> None:
-    """Read a tokenizer.json, and use it."""
-    from hpctrain.common.shards.text.tokenizer import open_tokenizer
-
-    open_tokenizer(str(path), _END).tokens(
-        ["", "the quick brown fox", f"a\tB{_END} \u4e2d\u6587 \U0001f600 0123 don't"]
-    )
-
-
-def _tokenizer(content: bytes, folder: Path) -> None:
-    _confined(encode_some_texts, write(folder, "tokenizer.json", content))
-
-
-def _tokenizers() -> Iterable[bytes]:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-
-    letters = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz \u0120")}
-    scores = [("<unk>", 0.0), *((letter, -float(number)) for letter, number in letters.items())]
-    pairs = {**letters, "th": 40, "the": 41}
-    for model, normal, cut, after in (
-        (models.WordLevel({"the": 0, "fox": 1, "?": 2}, "?"), normalizers.NFKC(), pre_tokenizers.Whitespace(), None),
-        (models.BPE(pairs, [("t", "h"), ("th", "e")]), None, pre_tokenizers.ByteLevel(), processors.ByteLevel()),
-        (
-            models.BPE(pairs, [("t", "h")], unk_token="a", byte_fallback=True, dropout=None),
-            normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_"), normalizers.Strip()]),
-            pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.Split("o", "isolated")]),
-            None,
-        ),
-        (models.Unigram(scores, 0), normalizers.Lowercase(), pre_tokenizers.Metaspace(), None),
-        (
-            models.WordPiece({**letters, "[UNK]": 50, "##e": 51}, unk_token="[UNK]"),
-            normalizers.BertNormalizer(),
-            pre_tokenizers.BertPreTokenizer(),
-            processors.TemplateProcessing("$A", None, []),
-        ),
-    ):
-        tokenizer = Tokenizer(model)
-        if normal:
-            tokenizer.normalizer = normal
-        tokenizer.pre_tokenizer = cut
-        if after:
-            tokenizer.post_processor = after
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens([AddedToken(_END, special=True)])
-        tokenizer.add_tokens([AddedToken("quick", lstrip=True, single_word=True)])
-        yield tokenizer.to_str().encode()
-
-
 READERS: Mapping[str, Reader] = {
     "shards": Reader(
         read=_manifest, seeds=lambda: [_shard_files()[name] for name in ("manifest.json", "train-index.npy")]
@@ -306,7 +176,5 @@ READERS: Mapping[str, Reader] = {
     "archive": Reader(read=_archive, seeds=lambda: [*_archives(), _tar()]),
     "devkit": Reader(read=_devkit, seeds=_kits),
     "jpeg": Reader(read=_jpeg, seeds=_photographs),
-    "parquet": Reader(read=_parquet, seeds=_parquets),
-    "tokenizer": Reader(read=_tokenizer, seeds=_tokenizers),
     "checkpoint": Reader(read=_checkpoint, seeds=lambda: _checkpoints().values()),
 }

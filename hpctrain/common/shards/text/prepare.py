@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.files.whole import remove_leftovers, write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
-from hpctrain.common.shards.confined import call_confined
 from hpctrain.common.shards.manifest import MANIFEST, SplitName
 from hpctrain.common.shards.processes import Map
 from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest
@@ -33,7 +32,7 @@ from hpctrain.common.shards.text.manifest import (
     TokenSplit,
     command,
 )
-from hpctrain.common.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer, tokenizer_settings
+from hpctrain.common.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer
 
 RECORDS = "records"
 # The limit for a record, which has a line for each of two files.
@@ -104,7 +103,7 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
         listing=listing_digest(files),
         tokenizer_file=BYTES if preparation.tokenizer == BYTES else str(Path(preparation.tokenizer).absolute()),
         separator=preparation.separator,
-        tokenizer=call_confined(tokenizer_settings, preparation.tokenizer, preparation.separator),
+        tokenizer=open_tokenizer(preparation.tokenizer, preparation.separator).settings,
         validation_share=preparation.validation_share,
         seed=preparation.seed,
         part_bytes=preparation.part_bytes,
@@ -153,7 +152,7 @@ def _require_same(folder: Path, begun: TextSettings, wanted: TextSettings) -> No
 
 def _work(tasks: Sequence[PartTask], run: Map, say: Callable[[str], None]) -> None:
     made = 0
-    for number, fresh in enumerate(run(partial(call_confined, make_part), tasks), 1):
+    for number, fresh in enumerate(run(make_part, tasks), 1):
         made += fresh
         say(f"{number} of {len(tasks)} parts are done, {made} of them made now")
 

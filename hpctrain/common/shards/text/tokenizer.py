@@ -16,7 +16,6 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import require
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.shards.bounded import bounded
 
 BYTES = "bytes"
 # The most tokens that 16 bits can number.
@@ -27,12 +26,6 @@ _BATCH_CHARACTERS = 1 << 20
 # The limit for a tokenizer.json; with 65,536 tokens it has less than 10 MB.
 _MOST_BYTES = 1 << 26
 _MOST_CHARACTERS = 300
-# The memory for reading such a file, and for encoding texts, besides a multiple of their size.
-_MOST_READING = _MOST_ENCODING = 1 << 31
-_TIMES = 512
-# The slowest encoding that is accepted, per second of processor time; ordinary tokenisers encode a million.
-_BYTES_PER_SECOND = 1 << 14
-_SECONDS = 60
 
 
 class TokenizerSettings(FrozenModel):
@@ -98,7 +91,7 @@ class FileTokenizer:
                 path=path,
                 reason=error.strerror,
             ) from error
-        with bounded(str(path), _MOST_READING), self._naming("is not a tokeniser"):
+        with self._naming("is not a tokeniser"):
             self._library = Library.from_buffer(content)
             self._library.no_truncation()
             self._library.no_padding()
@@ -133,12 +126,7 @@ class FileTokenizer:
     def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
         found = []
         for batch in _batches(documents):
-            size = sum(map(len, batch))
-            memory, seconds = _MOST_ENCODING + _TIMES * size, _SECONDS + size / _BYTES_PER_SECOND
-            with (
-                bounded(f"{self._path}, encoding a text", memory, seconds),
-                self._naming("cannot encode a text"),
-            ):
+            with self._naming("cannot encode a text"):
                 encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
                 found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in encoded]
         return found
@@ -177,10 +165,5 @@ def _batches(documents: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def open_tokenizer(name: str, separator: str) -> Tokenizer:
-    """The tokeniser that a command names: ``bytes``, or a file; its library is best used in a confined process."""
+    """The tokeniser that a command names: ``bytes``, or a file."""
     return ByteTokenizer() if name == BYTES else FileTokenizer(Path(name), separator)
-
-
-def tokenizer_settings(name: str, separator: str) -> TokenizerSettings:
-    """:attr:`Tokenizer.settings` of :func:`open_tokenizer`, as a function for other processes."""
-    return open_tokenizer(name, separator).settings

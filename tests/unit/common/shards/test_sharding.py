@@ -24,14 +24,13 @@ from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import archives
 from hpctrain.common.shards import make as sharding
-from hpctrain.common.shards.confined import end_all
 from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.make import ShardRequest, cut_shards, make_shards
 from hpctrain.common.shards.manifest import ShardManifest, Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
-from hpctrain.common.shards.processes import Map
+from hpctrain.common.shards.processes import Map, worker_processes
 from hpctrain.common.shards.read import open_shards
 from support.refusals import codes, refused
 
@@ -385,15 +384,12 @@ def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path
 def test_a_file_that_cannot_grow_leaves_nothing_half_written(source: Path, whole: Path, tmp_path: Path):
     folder = tmp_path / "shards"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # A process that was started before has no such limit.
-    end_all()
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
         with refused("HT-file-unwritable", path=folder / "train-000000.tar", reason="File too large"):
             _make(source, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        end_all()
     assert not list(folder.glob("*.tar")) + list(folder.glob(".*.part")) + list(folder.glob("manifest.json"))
     _make(source, folder)
     assert _contents(folder) == _contents(whole)
@@ -404,3 +400,8 @@ def test_one_process_at_a_time_makes_a_folder(source: Path, shards: Path, capsys
         assert main(["data", "shard", str(source), str(shards), "--shard-samples", "20"]) == 1
     said = capsys.readouterr().err
     assert codes(said) == ["HT-folder-in-use"] and str(shards) in said
+
+
+def test_a_process_that_is_killed_is_named():
+    with refused("HT-process-killed"), worker_processes(2) as run:
+        list(run(os._exit, [3, 3]))

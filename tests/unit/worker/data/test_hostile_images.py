@@ -12,8 +12,8 @@ from sklearn.datasets import load_sample_images
 
 import hpctrain
 from hpctrain.common.shards import decoding
-from hpctrain.common.shards.decoding import BrokenImageError, _scans, decode, fault, look
-from support.hostile_files import cost_of, eps, jpeg_of_segments, png, progressive_jpeg, webp, wide_jpeg
+from hpctrain.common.shards.decoding import BrokenImageError, decode, fault, look
+from support.hostile_files import cost_of, eps, png, progressive_jpeg, webp, wide_jpeg
 
 FLOWER = Image.fromarray(load_sample_images().images[1])
 LARGE = FLOWER.resize((2600, 1700))
@@ -93,32 +93,9 @@ def test_no_program_is_started_for_postscript(monkeypatch: pytest.MonkeyPatch) -
     assert not started
 
 
-@pytest.mark.parametrize(
-    ("content", "scans"),
-    [
-        (encoded(FLOWER, "JPEG"), 1),
-        (encoded(FLOWER, "JPEG", progressive=True), 10),
-        (encoded(FLOWER.convert("L"), "JPEG", progressive=True), 6),
-        (encoded(FLOWER.convert("L"), "JPEG"), 1),
-        (encoded(FLOWER.convert("CMYK"), "JPEG"), 1),
-        (progressive_jpeg(16, 16, 7), 17),
-        # A thumbnail in a segment is no scan, and neither is what comes after the end.
-        (encoded(FLOWER, "JPEG", progressive=True, comment=encoded(FLOWER.resize((40, 40)), "JPEG")), 10),
-        (encoded(FLOWER, "JPEG", progressive=True) + 500 * b"\xff\xda", 10),
-    ],
-)
-def test_scans_are_counted(content: bytes, scans: int) -> None:
-    assert _scans(content)[0] == scans
-    assert fault(content) is None
-
-
 REFUSED = {
-    "a JPEG file of many scans": lambda: progressive_jpeg(13000, 13000, 20000),
-    "a small JPEG file of many scans": lambda: progressive_jpeg(400, 300, 91),
-    "a JPEG file with too many scans for its pixels": lambda: progressive_jpeg(8192, 8192, 7),
     "a JPEG file of many pixels": lambda: wide_jpeg(16000, 12000),
     "a progressive JPEG file of many pixels": lambda: progressive_jpeg(9000, 9000, 0),
-    "a JPEG file of many segments": lambda: jpeg_of_segments(1 << 15),
     "a PNG file of many pixels": lambda: png(13300, 13400, 1, 0),
     "an RGBA file of many pixels": lambda: png(8200, 8200),
     "a WebP file of many pixels": lambda: webp(16383, 16383),

@@ -35,7 +35,7 @@ from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.loader import ImageNet, WorkerPool
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.data.sampling import cut, epoch_order, global_batches, share
-from hpctrain.worker.data.worker import _MOST_MEMORY, DecodingTask, _Worker
+from hpctrain.worker.data.worker import DecodingTask, _Worker
 from support.refusals import check, refused
 
 BROKEN_KEY = "n00000001_broken"
@@ -355,16 +355,6 @@ def test_a_worker_keeps_the_memory_that_it_freed(folder):
             counts.append(int(stat[7]))
     # An image of 224 pixels has 37 pages, and its photograph 137.
     assert counts[3] - counts[2] < 29 * 5
-
-
-def test_the_memory_of_a_worker_is_limited(kept):
-    next(kept.stream(cut(np.arange(29), 3), 0))
-    end = time.monotonic() + 60
-    for pid in kept._pool.pids:
-        # The other one may have made the first images before this one has begun.
-        while (limit := psutil.Process(pid).rlimit(psutil.RLIMIT_DATA)[0]) < 0 and time.monotonic() < end:
-            time.sleep(0.05)
-        assert _MOST_MEMORY < limit < 2 * _MOST_MEMORY
 
 
 def test_signals_of_the_run_are_not_the_workers(folder):
