@@ -103,7 +103,9 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
                 "HT-plan-not-utf8", "{text!r} is not UTF-8, and plan.json can hold no other text", hint, text=text
             )
     divided = parse_mesh(training.mesh) if training.mesh is not None else Mesh()
-    return training.tracked(Script(path=path, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults))
+    return training.tracked(
+        Script(path=path, name=work, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults)
+    )
 
 
 def _refuse_arguments(recipe: str, arguments: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,9 +27,8 @@ def files(folder: Path) -> dict[str, str]:
     return {each.name: each.read_text() for each in folder.iterdir() if each.is_file()}
 
 
-def by_torchrun(folder: Path, program: Path) -> tuple[bool, dict[str, str]]:
-    folder.mkdir()
-    command = [*TORCHRUN, str(program)]
+def by_torchrun(folder: Path, program: str) -> tuple[bool, dict[str, str]]:
+    command = [*TORCHRUN, program, "a b"]
     result = subprocess.run(
         command, check=False, cwd=folder, capture_output=True, timeout=300, stdin=subprocess.DEVNULL
     )
@@ -37,9 +37,13 @@ def by_torchrun(folder: Path, program: Path) -> tuple[bool, dict[str, str]]:
 
 @pytest.mark.parametrize("program", ["ends", "fails", "meets", "named"])
 def test_exit_status_and_files_are_those_of_torchrun(hpctrain: Launch, tmp_path: Path, program: str) -> None:
-    path = PROGRAMS / f"{program}.py"
-    result = hpctrain("run", str(path), "-np", "2", "--run-dir", "run")
-    assert (result.returncode == 0, files(tmp_path)) == by_torchrun(tmp_path / "reference", path), result.stdout
+    name = f"{program}.py"
+    for folder in (tmp_path, tmp_path / "reference"):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(PROGRAMS / name, folder)
+    result = hpctrain("run", name, "-np", "2", "--run-dir", "run", "--", "a b")
+    reference = by_torchrun(tmp_path / "reference", name)
+    assert (result.returncode == 0, files(tmp_path)) == reference, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ for step in range(20):
     [
         # Known long before the limit.
         ("break", 1, "HT-ranks-in-different-places", r"rank 1 on \S+ at the end of its script"),
-        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 20 s for rank 1"),
+        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 40 s for rank 1"),
     ],
 )
 def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
@@ -98,6 +102,6 @@ def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
 ) -> None:
     """DDP waits in C++, where an error of a collective has to arrive too."""
     (tmp_path / "script.py").write_text(LOOP.format(halt=halt))
-    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="20")
+    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="40")
     assert (result.returncode, code in codes(result.stdout)) == (status, True), result.stdout
     assert re.search(named, result.stdout)

@@ -29,6 +29,7 @@ class Script(FrozenModel):
     """A user's own training script."""
 
     path: Path
+    name: str = Field("", description="as it was given, which is its own sys.argv[0]")
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
     fault_tolerance: FaultTolerance = Field(

@@ -63,15 +63,22 @@ def distribute(
     compression: Compression = "none",
     guard_every: int = 100,
 ) -> tuple[keras.Model, keras.optimizers.Optimizer]: ...
-def distribute(model: Any, optimizer: Any, **settings: Any) -> tuple[Any, Any]:
+def distribute(model: Any, optimizer: Any = None, **settings: Any) -> tuple[Any, Any]:
     """Make a model and its optimizer use the run's communicator; returns both.
 
     See :func:`hpctrain.worker.adapters.torch.distribute` and :func:`hpctrain.worker.adapters.keras.distribute` for the
     settings.
 
     Raises:
-        HpctrainError: the model is neither a PyTorch module nor a Keras model, or its framework has no such setting.
+        HpctrainError: the model is neither a PyTorch module nor a Keras model, its optimizer is missing, or its
+            framework has no such setting.
     """
+    if optimizer is None:
+        raise HpctrainError(
+            "HT-distribute-without-optimizer",
+            "ht.distribute got no optimizer, which has to wait for the gradients of all ranks",
+            "model, optimizer = ht.distribute(model, optimizer)",
+        )
     return _call("distribute", _MODEL, model, optimizer, **settings)  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ over ``mpi``.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from types import ModuleType
@@ -19,6 +20,9 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.comm.torchrun import torchrun_variables
 
+_CONNECTORS = [
+    f"{name}.trainer.connectors.accelerator_connector" for name in ("lightning.pytorch", "pytorch_lightning")
+]
 _GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
@@ -41,7 +45,7 @@ def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
         elif not (launcher and launcher.name == TORCHRUN):
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
-    change_after_import({_GROUPS: _give_default_group})
+    change_after_import({_GROUPS: _give_default_group, **dict.fromkeys(_CONNECTORS, _give_devices)})
     if plan.ranks > 1 and rank == 0:
         change_after_import({_SPAWN: functools.partial(_mention_spawn, plan.ranks)})
 
@@ -71,6 +75,25 @@ def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
         # Accelerate distributes on CPUs only when asked; both would choose GPUs, which these backends cannot use.
         variables |= {"PL_TRAINER_ACCELERATOR": "cpu", "ACCELERATE_USE_CPU": "true"}
     return variables
+
+
+def _give_devices(module: ModuleType) -> None:
+    """Make Lightning take its devices from the run where a script leaves the choice to it, as LightningCLI does."""
+    connector = module._AcceleratorConnector
+    original = connector.__init__
+    free = {"devices": "auto", "num_nodes": 1, "accelerator": "auto"}
+
+    @functools.wraps(original)
+    def choosing(self: Any, *arguments: Any, **settings: Any) -> None:
+        bound = inspect.signature(original).bind(self, *arguments, **settings)
+        bound.apply_defaults()
+        for name, left_free in free.items():
+            value = os.environ.get(f"PL_TRAINER_{name.upper()}")
+            if value and bound.arguments[name] == left_free:
+                bound.arguments[name] = int(value) if value.isdigit() else value
+        original(*bound.args, **bound.kwargs)
+
+    connector.__init__ = choosing
 
 
 def _give_default_group(module: ModuleType) -> None:

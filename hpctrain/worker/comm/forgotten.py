@@ -95,6 +95,8 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten
     if _has_own_group or _has_group() or others_imported() or "TF_CONFIG" in os.environ:
         return None
     strategy = " Strategies of tf.distribute need --backend multi_worker." if "tensorflow" in sys.modules else ""
+    if "lightning.pytorch" in sys.modules:
+        strategy = " Lightning's Trainer takes its devices from the run unless devices, or --trainer.devices, is given."
     text = (
         f"the script never called ht.init(), nor torch.distributed's init_process_group(): unless it joins the other "
         f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "

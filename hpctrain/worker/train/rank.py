@@ -5,17 +5,19 @@ Each rank keeps its own log and record, so that nothing depends on how a launche
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import faulthandler
 import functools
+import io
 import os
-import runpy
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import psutil
@@ -311,11 +313,10 @@ def _run_script(script: Script) -> None:
 
     Returns only in the rank: a process that the script has forked ends here.
     """
-    sys.argv = [str(script.path), *script.arguments]
+    sys.argv = [script.name or str(script.path), *script.arguments]
     sys.path.insert(0, str(script.path.parent))
     try:
-        # Kept alive to the end of a fork, so that it does not destroy objects that its parent still uses.
-        _variables = runpy.run_path(str(script.path), run_name="__main__")
+        _execute(script.path)
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised)
@@ -326,6 +327,17 @@ def _run_script(script: Script) -> None:
             raise
     if forks.is_fork():
         _leave_fork(None)
+
+
+def _execute(path: Path) -> None:
+    """Execute a file as the module ``__main__``, which stays that to the end of this process."""
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    with io.open_code(str(path)) as file:
+        code = compile(file.read(), str(path), "exec", dont_inherit=True)
+    exec(code, main.__dict__)  # noqa: S102 - the user's own program
 
 
 def _leave_fork(error: BaseException | None) -> None:

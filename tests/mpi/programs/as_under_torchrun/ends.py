@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 
 log = open(f"log-{os.environ['RANK']}.csv", "w")
 
@@ -12,3 +13,4 @@ def write(text):
 
 write("step 1, loss 0.5\n")
 atexit.register(write, "from an exit handler\n")
+write(f"{sys.argv}\n")

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
+from hpctrain.worker.adapters import torchrun_scripts
 from hpctrain.worker.adapters.torchrun_scripts import script_variables
 from hpctrain.worker.comm import forks
 from support import needs
@@ -192,3 +194,19 @@ def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypat
     assert made == [(1, 2)]
     with refused("HT-call-in-fork"):
         default_group.init_process_group(original, "gloo")
+
+
+def test_lightning_takes_from_the_run_what_a_script_leaves_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LightningCLI passes the defaults by name, for which Lightning reads no variable."""
+
+    class Connector:
+        def __init__(self, devices: object = "auto", num_nodes: int = 1, accelerator: object = "auto") -> None:
+            self.found = devices, num_nodes, accelerator
+
+    module = ModuleType("lightning")
+    module._AcceleratorConnector = Connector
+    torchrun_scripts._give_devices(module)
+    for name, value in {"DEVICES": "4", "NUM_NODES": "2", "ACCELERATOR": "cpu"}.items():
+        monkeypatch.setenv(f"PL_TRAINER_{name}", value)
+    assert Connector(devices="auto", num_nodes=1, accelerator="auto").found == (4, 2, "cpu")
+    assert Connector(1, accelerator="gpu").found == (1, 2, "gpu")
