@@ -40,6 +40,7 @@ from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
+from hpctrain.worker.adapters.whole_files import save_whole_files
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.places import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
@@ -215,6 +216,8 @@ def _attempt(
                 comm.watch()
                 serve_torchrun_scripts(plan, rank, port_of(held.named.path))
                 serve_tensorflow_scripts(plan)
+                if plan.processes > 1:
+                    save_whole_files()
                 program_end.begin(script, directory.stop, plan.ranks)
                 with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan, conclude))):
                     _run_script(script)

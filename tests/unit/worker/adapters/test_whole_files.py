@@ -1,0 +1,41 @@
+"""Files that several ranks save under one name are whole at any moment."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpctrain.worker.adapters.whole_files import _whole, replacing
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "model.pt"
+    target.write_text("old")
+    target.chmod(0o640)
+    link = tmp_path / "link.pt"
+    link.symlink_to(target)
+    with replacing(link) as path:
+        path.write_text("new")
+        assert (path.name, target.read_text()) == ("model.pt", "old")
+    assert (target.read_text(), target.stat().st_mode & 0o777, link.is_symlink()) == ("new", 0o640, True)
+    with pytest.raises(ValueError), replacing(target) as path:
+        path.write_text("half")
+        raise ValueError
+    assert target.read_text() == "new"
+    assert {each.name for each in tmp_path.iterdir()} == {"link.pt", "model.pt"}
+
+
+def test_paths_are_replaced_and_other_places_left_to_the_library(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    save = _whole(np.save, "file")
+    save(file, np.ones(2))
+    save(tmp_path / "a", arr=np.ones(2))
+    _whole(lambda f: Path(f).write_text("a"), "f")(os.devnull)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(io.BytesIO(file.getvalue())))
+    with pytest.raises(FileNotFoundError):
+        save(file=tmp_path / "no" / "a", arr=np.ones(2))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.npy"]
