@@ -15,7 +15,7 @@ VALIDATION_FOLDERS = ("val", "valid", "validation")
 # A word of a file's or folder's name says of which split it is.
 _WORD = re.compile(r"(?:^|[^a-z])(train|val|test)")
 # The number of a file among those of its split, as `datasets` names them: train-00000-of-00294.parquet.
-_OF = re.compile(r"(?P<set>.*?)(?P<number>[0-9]{1,9})[-_]of[-_](?P<count>[0-9]{1,9})(?![0-9])")
+_OF = re.compile(r"(?P<set>.*?)(?P<number>[0-9]{1,9})(?P<of>[-_]of[-_][0-9]{1,9})(?![0-9])")
 
 
 def split_folders(folder: Path) -> dict[SplitName, Path]:
@@ -73,23 +73,23 @@ def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
 
 def _require_all(paths: Iterable[Path]) -> None:
     """Refuse sets of files whose names count more than there are: a download that stopped."""
-    numbers: dict[tuple[Path, str, int], set[int]] = {}
+    numbers: dict[tuple[Path, str, str], set[int]] = {}
     for path in paths:
         if match := _OF.match(path.name):
-            numbers.setdefault((path.parent, match["set"], int(match["count"])), set()).add(int(match["number"]))
-    for (folder, name, count), there in numbers.items():
+            numbers.setdefault((path.parent, match["set"], match["of"]), set()).add(int(match["number"]))
+    for (folder, name, of), there in numbers.items():
+        count = int(re.sub("[^0-9]", "", of))
         # Some programs count from 1.
         first = int(count in there)
         if missing := [number for number in range(first, first + count) if number not in there]:
             raise HpctrainError(
                 "HT-source-file-missing",
-                "{folder} lacks {missing} of the {count} files {name}…-of-…: number {first} is not there",
+                "{folder} lacks {missing} of {count} files: {name} is not there",
                 "download what is missing, or rename the files if they are all that is wanted",
                 folder=folder,
                 missing=len(missing),
                 count=count,
-                name=name,
-                first=missing[0],
+                name=f"{name}{missing[0]:0{len(of.lstrip('-_of'))}}{of}",
             )
 
 

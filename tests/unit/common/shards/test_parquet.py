@@ -281,15 +281,21 @@ def _twice(path: Path) -> None:
         (lambda source: next(source.rglob("val*")).unlink(), "HT-parquet-bad-label", {"label": -1}),
         (
             lambda source: next(source.rglob("train-00001*")).unlink(),
-            *("HT-source-file-missing", {"folder": Path("data"), "missing": 1, "count": 2, "first": 1}),
+            *(
+                "HT-source-file-missing",
+                {"folder": Path("data"), "missing": 1, "count": 2, "name": "train-00001-of-00002"},
+            ),
         ),
         (
             lambda source: next(source.rglob("train-00000*")).unlink(),
-            *("HT-source-file-missing", {"missing": 1, "count": 2, "first": 0}),
+            *("HT-source-file-missing", {"missing": 1, "count": 2, "name": "train-00000-of-00002"}),
         ),
         (
             lambda source: write(source / "train" / "0001_of_0294-ab12.parquet", IMAGES[:1], [0]),
-            *("HT-source-file-missing", {"folder": Path("train"), "missing": 293, "count": 294, "first": 0}),
+            *(
+                "HT-source-file-missing",
+                {"folder": Path("train"), "missing": 293, "count": 294, "name": "0000_of_0294"},
+            ),
         ),
         (
             lambda source: write(source / "data" / "more" / "train-x.parquet", IMAGES[:1], [0]),

@@ -60,5 +60,5 @@ def test_what_is_no_image_with_its_class(files: dict[str, bytes], code: str, tmp
     with refused(code):
         make(tmp_path / "source", tmp_path / "shards")
     (tmp_path / "source" / "train-0.tar").rename(tmp_path / "source" / "train-0-of-2.tar")
-    with refused("HT-source-file-missing", missing=1, first=1):
+    with refused("HT-source-file-missing", missing=1, name="train-1-of-2"):
         make(tmp_path / "source", tmp_path / "shards")
