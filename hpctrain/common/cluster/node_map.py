@@ -230,16 +230,16 @@ def _known_node(numa: int | None) -> int | None:
 
 def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     """The NUMA node of each rank: its GPU's while that has a core for every rank there."""
-    nodes = node_map.numa_nodes
-    room = {node.index: len(node.cores) for node in nodes if node.cores}
+    room = {node.index: len(node.cores) for node in node_map.numa_nodes if node.cores}
     only = next(iter(room)) if node_map.whole and len(room) == 1 else None
     wanted = [None if gpu is None else only if gpu.numa is None else gpu.numa for gpu in gpus]
-    # What is not known is not lent either: it could be on another socket.
-    known = {node.index for node in nodes if node.complete}
-    cut = len(known) < len(nodes) or not known.issuperset(numa for gpu, numa in zip(gpus, wanted, strict=True) if gpu)
+    # A rank whose node is not known is lent none of another, which could be on another socket.
+    known = {node.index for node in node_map.numa_nodes if node.complete}
+    cut = len(known) < len(node_map.numa_nodes)
+    bound = [gpu is None or numa in known for gpu, numa in zip(gpus, wanted, strict=True)]
     if not room or (cut and None in gpus):
         return wanted
-    if len(gpus) > sum(room.values()) and not cut:
+    if sum(bound) > sum(room.values()) and not cut:
         raise HpctrainError(
             "HT-ranks-more-than-cores",
             "{ranks} ranks for {cores} cores: every rank needs a core of its own",
@@ -254,7 +254,7 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     for rank, (gpu, numa) in enumerate(zip(gpus, wanted, strict=True)):
         if numa in room and used[numa] < room[numa]:
             used[numa] += 1
-        elif gpu is None or not cut:
+        elif gpu is None or (bound[rank] and not cut):
             lent.append(rank)
         homes.append(numa)
     spare = []
