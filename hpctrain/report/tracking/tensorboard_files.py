@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
-
-from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
-from tensorboard.compat.proto.event_pb2 import SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+from typing import TYPE_CHECKING
 
 from hpctrain.common.files.private import make_folder, private
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tracking.curves import Curves
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
 # TensorBoard recognises an event file by the beginning, and reads the files of a folder in the order of their names.
 _FILE_NAME = "events.out.tfevents.{:010d}.hpctrain"
@@ -26,11 +27,14 @@ class TensorBoardFiles:
     repeated after a resume TensorBoard shows the last, because the file says where a session begins.
 
     It uses a ``RecordWriter`` because TensorBoard's own ``EventFileWriter`` imports TensorFlow if that is installed.
+    TensorBoard is imported at the first scalar, since it imports boto3, which takes longer than a short script.
     """
 
     place = "tensorboard"
 
     def __init__(self, directory: RunDirectory, *, whole: bool) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ModuleNotFoundError("No module named 'tensorboard'", name="tensorboard")
         self._directory = directory
         self._records: RecordWriter | None = None
         self._curves = Curves()
@@ -43,6 +47,10 @@ class TensorBoardFiles:
             point = self._curves.point(event)
             if point is None:
                 continue
+            from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
             if self._begins and isinstance(event, StepEvent | LogEvent):
                 session = SessionLog(status=SessionLog.START)
                 self._append(TensorBoardEvent(wall_time=point.time, step=point.iteration, session_log=session))
@@ -56,6 +64,9 @@ class TensorBoardFiles:
 
     def _append(self, entry: TensorBoardEvent) -> None:
         if self._records is None:
+            from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+            from tensorboard.summary.writer.record_writer import RecordWriter
+
             make_folder(self._directory.tensorboard, within=self._directory.path)
             if self._whole:
                 for old in self._directory.tensorboard.glob("events.out.tfevents.*.hpctrain"):
