@@ -166,6 +166,13 @@ RANKS_ALONE = Setting(
     purpose="1: each rank of a script is meant to train by itself, or the script joins them in a way of its own, such "
     "as its own sockets, so that the run ends as done.",
 )
+NOT_FINITE = Setting(
+    name="HPCTRAIN_NOT_FINITE",
+    valid="1 or 0",
+    parse=_FLAG.get,
+    default=False,
+    purpose="1: a script may end with parameters that are NaN or infinite, and its run as done.",
+)
 VERIFY = Setting[bool | None](
     name="HPCTRAIN_VERIFY",
     valid="1 or 0",

@@ -16,7 +16,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.pieces import Box
-from hpctrain.common.errors import TransientError
+from hpctrain.common.errors import HpctrainError, TransientError
+from hpctrain.common.settings import NOT_FINITE
 from hpctrain.worker.adapters.replicas import Checksums, Replicas, ReplicasOfPieces
 from hpctrain.worker.comm.base import Communicator
 
@@ -45,6 +46,7 @@ class Guard:
         values: returns a parameter by its place in ``names``.
         version: returns a value that changes when somebody writes to the parameters, as far as that can be known. It
             has to be cheap, because each step calls it.
+        not_finite: gives the name of a parameter with numbers that are NaN or infinite; "" if there is none.
         boxes: where parameters are divided over ranks, the elements that this rank holds of each of its ``names``. Only
             pieces that several ranks hold are compared. Collective then.
 
@@ -64,6 +66,7 @@ class Guard:
         *,
         every: int,
         version: Callable[[], object] = lambda: None,
+        not_finite: Callable[[], str] = lambda: "",
         boxes: Sequence[Box] | None = None,
     ) -> None:
         self._comm = comm
@@ -74,7 +77,7 @@ class Guard:
             self._replicas = ReplicasOfPieces(comm, names, boxes)
         # A single rank has no other to differ from.
         self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
-        self._values = values
+        self._values, self._not_finite, self._mentioned = values, not_finite, False
         self._every = every
         self._trained_version = self._version()
         self._sealed = False
@@ -85,6 +88,7 @@ class Guard:
         comm.distributed = True
         if comm.size > 1:
             comm.add_last_check(self.check_last)
+            comm.add_last_check(self.require_finite)
 
     def step_done(self) -> None:
         """Count one finished step, and check if it is time.
@@ -141,8 +145,27 @@ class Guard:
             "dropped them, not in the same way on all ranks"
         )
 
+    def require_finite(self) -> None:
+        """Refuse to end with parameters that are not finite. A script may still restore them before that.
+
+        Raises:
+            HpctrainError: a parameter is not finite.
+        """
+        if self.steps and not NOT_FINITE.read() and (name := self._not_finite()):
+            raise HpctrainError(
+                "HT-parameters-not-finite",
+                "after step {step} parameter {name!r} has numbers that are NaN or infinite",
+                "a lower learning rate, or gradients that are clipped, may keep them finite; "
+                f"{NOT_FINITE.name}=1 hpctrain run … accepts them",
+                exit_code=1,
+                step=self.steps,
+                name=name,
+            )
+
     def release(self) -> None:
         """Release the parameters, and keep the checksums that :meth:`check_last` compares."""
+        name = self._not_finite()
+        self._not_finite = lambda: name
         # Before the first step there is nothing to prove.
         own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)
         self.checksums = lambda: own
@@ -162,7 +185,10 @@ class Guard:
         self.steps = self._checked = 0
 
     def check(self) -> None:
-        """Compare the parameters and the settings now."""
+        """Compare the parameters and the settings now, and say once that numbers are not finite."""
+        if not self._mentioned and (name := self._not_finite()):
+            self._mentioned = True
+            self._comm.say(f"after step {self.steps} parameter {name!r} has numbers that are NaN or infinite")
         text = repr(sorted(self.settings().items())) if self._comm.size > 1 else ""
         if error := self._find_difference(
             self.steps, self.checksums(), xxhash.xxh3_64_intdigest(text.encode()) - (1 << 63)

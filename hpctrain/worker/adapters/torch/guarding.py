@@ -56,6 +56,10 @@ def guard_over(
         values: Values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
         return values
 
+    def not_finite() -> str:
+        own = ((name, part(tensor, slices)) for name, tensor, slices, _ in held)
+        return next((name for name, values in own if not torch.isfinite(values).all()), "")
+
     return Guard(
         comm,
         [name for name, _, _, _ in held],
@@ -63,6 +67,7 @@ def guard_over(
         values,
         every=every,
         version=lambda: _version(local_tensor(tensor) for tensor, _ in parts),
+        not_finite=not_finite,
         boxes=[box for _, _, _, box in held] if divided else None,
     )
 

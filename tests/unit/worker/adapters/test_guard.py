@@ -16,7 +16,7 @@ from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.common.errors import TransientError
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.comm.single import SingleCommunicator
-from support.refusals import check
+from support.refusals import check, refused
 
 DIFFER = "HT-parameters-differ"
 
@@ -351,3 +351,25 @@ def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
         return said
 
     assert on_ranks(2, work) == [[(6, DIFFER)]] * 2
+
+
+def test_numbers_that_are_not_finite_are_said_and_refused_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = ["weight"]
+    own = np.zeros(1, np.int64)
+    guard = Guard(
+        SingleCommunicator("test"), ["weight"], own.copy, lambda index: own, every=2, not_finite=lambda: found[0]
+    )
+    guard.require_finite()
+    for _ in range(3):
+        guard.step_done()
+    assert capsys.readouterr().err.count("after step 1 parameter 'weight' has numbers that are NaN") == 1
+    with refused("HT-parameters-not-finite", step=3, name="weight"):
+        guard.require_finite()
+    monkeypatch.setenv("HPCTRAIN_NOT_FINITE", "1")
+    guard.require_finite()
+    monkeypatch.delenv("HPCTRAIN_NOT_FINITE")
+    # The script has gone back to what it saved.
+    found[0] = ""
+    guard.require_finite()
