@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ class Options:
         seeded: leave dropout out.
         folder: where the runs' directories go.
         summarise: gives the content of a run's ``summary.json``.
+        begun: when, in seconds since 1970.
     """
 
     steps: int
@@ -51,6 +53,7 @@ class Options:
     seeded: bool
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
+    begun: float = field(default_factory=time.time)
 
 
 @dataclass(kw_only=True)
@@ -218,6 +221,7 @@ def _alone(request: TrainingRequest) -> TrainingRequest:
 def _run(request: TrainingRequest, name: str, options: Options, perturb: float | None) -> _Ran:
     """Run the work in a directory of its own. The script's own files go where it writes them."""
     settings = {"steps": options.steps, "perturb": perturb, "seeded": options.seeded, "float64": options.double}
+    settings["begun"] = options.begun
     environment = {
         **{key: value for key, value in _WAITS.items() if key not in os.environ},
         VERIFY.name: "1",
@@ -322,7 +326,13 @@ def _compare_twin(verdict: Verdict, one: _Ran, twin: _Ran) -> None:
     first = next(iter(found.different), None)
     if first and (verdict.first is None or first.step <= verdict.first.step):
         verdict.equal, verdict.first = False, first
+        twice = f"one process does not compute the same twice: {first.kind} {first.name} differs at step {first.step}. "
+        if files := twin.ranks[0][0].continued:
+            verdict.cause = (
+                f"{twice}It went on from {', '.join(files[:3])}, which the run before it wrote: remove that, and let "
+                "the script write no checkpoint where HPCTRAIN_VERIFY is set"
+            )
+            return
         verdict.cause = (
-            f"one process does not compute the same twice: {first.kind} {first.name} differs at step {first.step}. "
-            "Give the script a seed for all that it draws (torch.manual_seed, numpy.random.seed, random.seed)"
+            f"{twice}Give the script a seed for all that it draws (torch.manual_seed, numpy.random.seed, random.seed)"
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
@@ -26,6 +28,7 @@ from hpctrain.worker.comm.after_import import change_after_import
 _TYPES = ("float64", "float32", "float16", "bfloat16")
 # More samples of a step say nothing new.
 _MOST_SAMPLES = 2**16
+_MOST_FILES = 8
 # A script that accumulates gradients has several backward passes to a step.
 _PASSES_PER_STEP = 64
 
@@ -84,6 +87,8 @@ class Recorder:
         Raises:
             SystemExit: it was, and this is the main thread, which another one interrupts.
         """
+        if self.facts.complete:  # The script caught the end, and goes on.
+            end_work()
         samples = np.concatenate([np.zeros(0), *self._samples])
         self._files.add(StepRecord(optimizer=optimizer, losses=tuple(self._losses), samples=samples, kept=tuple(kept)))
         self._losses, self._samples = [], []
@@ -100,6 +105,23 @@ class Recorder:
     def passes_end(self) -> bool:
         """Whether so many backward passes went by without a step that none will come."""
         return not self.stepped and self.facts.backward_passes >= self._steps * _PASSES_PER_STEP
+
+
+def _watch_files(facts: RankFacts, begun: float, run: Path) -> None:
+    """Note what the work reads that was written since ``begun`` and before this process: by a run before this one."""
+    here, known = time.time(), ("/proc/", str(run))
+
+    def opened(event: str, given: tuple[Any, ...]) -> None:
+        if event != "open" or len(facts.continued) >= _MOST_FILES or given[2] & os.O_ACCMODE != os.O_RDONLY:
+            return
+        with contextlib.suppress(OSError, TypeError, ValueError):  # a number, or a file that is not there
+            name = os.fspath(given[0])
+            if name.startswith(known) or name.endswith(".pyc") or name in facts.continued:
+                return
+            if begun < Path(name).stat().st_mtime < here:
+                facts.continued.append(name)
+
+    sys.addaudithook(opened)
 
 
 def end_work() -> None:
@@ -125,7 +147,9 @@ def record_steps(plan: Plan, directory: RunDirectory, rank: int) -> None:
     # before it joins the others waits for ever.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    recorder = Recorder(directory, rank, plan.processes, json.loads(text))
+    settings = json.loads(text)
+    recorder = Recorder(directory, rank, plan.processes, settings)
+    _watch_files(recorder.facts, settings["begun"], directory.path)
 
     def watch_torch(module: Any) -> None:
         from hpctrain.worker.verify.torch_steps import TorchSteps
