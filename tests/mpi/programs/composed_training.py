@@ -135,6 +135,10 @@ class Training:
                     schedule.step(*[metric] if self.composition.schedule == "plateau" else [])
         if self.average is not None:
             self.world.note({name: full(value) for name, value in self.average.named_parameters()})
+            self.average.eval()
+            with torch.no_grad():
+                x = data_of(self.composition, 5, 12).tensors[0]
+                self.world.note({"outputs of the average": full(self._logits(x, self.average.module))})
 
     def train_epoch(self) -> None:
         every, batches = self.composition.accumulate, len(self.train_loader)
@@ -216,8 +220,8 @@ class Training:
                 seen += (y != IGNORED).sum().item()
         return self.world.mean(total / max(seen, 1), seen)
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.model(x)
+    def _logits(self, x: torch.Tensor, model: nn.Module | None = None) -> torch.Tensor:
+        found = (model or self.model)(x)
         kinds = {"tensor": lambda: found, "dict": lambda: found["logits"], "tuple": lambda: found[0]}
         return kinds.get(self.composition.output, lambda: found.logits)()
 

@@ -7,12 +7,11 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
@@ -20,6 +19,7 @@ from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
@@ -98,11 +98,12 @@ class Division:
                 share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
             return
         assert self._rewiring is not None
+        form = form_of(self._model)
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
+        let_copy(self._model, form)
         self._rewiring.apply([self._model])
         self._rewiring = None
         explain_divided_tensors()
-        explain_copies(self._model)
         if is_sharded(self._model):
             syncing.add(self._model)
             gathered = Gathered(self._model)
@@ -225,24 +226,4 @@ def of_divided_tensors(error: BaseException) -> str:
         "call the model or modules in it, which gather their parameters, rather than functions of their weights; in a "
         "penalty, take p.full_tensor() if hasattr(p, 'full_tensor') else p for each p of model.parameters(); "
         "plan=ht.ParallelPlan(zero=1) keeps whole parameters"
-    )
-
-
-def explain_copies(model: nn.Module) -> None:
-    """Make a copy of a divided model raise HpctrainError, which says what to write instead."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]
-
-
-def _refuse_copy(model: nn.Module, _: Any) -> NoReturn:
-    raise HpctrainError(
-        "HT-model-divided-copy",
-        "{model} is divided over the ranks and cannot be copied, as copy.deepcopy and "
-        "torch.optim.swa_utils.AveragedModel do",
-        "average its parameters: averages = [p.detach().clone() for p in model.parameters()], and after each step "
-        "average.lerp_(p.detach(), 0.001) for each of them; or plan=ht.ParallelPlan(zero=1), which keeps the model "
-        "whole",
-        exit_code=1,
-        model=type(model).__name__.removeprefix("FSDP"),
     )
