@@ -19,8 +19,8 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
-from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
+from hpctrain.common.recipes.optimizers import SCALARS
 from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.worker.models.torch_resnet import resnet50
 from hpctrain.worker.train.torch_rules import make_optimizer
@@ -57,7 +57,8 @@ def one_by_one(settings: Optimizer, optimizer: torch.optim.Optimizer) -> Callabl
         for group in optimizer.param_groups:
             rule = Rule(settings=settings, kind=group["kind"], ops=_ONE_BY_ONE)
             for each in group["params"]:
-                empty = {slot: each.new_zeros(() if slot in rules.SCALARS else each.shape) for slot in rule.slots}
+                slots = settings.rule.slots(settings)
+                empty = {slot: each.new_zeros(() if slot in SCALARS else each.shape) for slot in slots}
                 state = states.setdefault(each, empty)
                 change, new = rule.update(UpdateStep(rate=group["lr"], sgd_share=0.5), each, each.grad, state)
                 each.sub_(change)

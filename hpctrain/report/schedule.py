@@ -103,7 +103,7 @@ def schedule(recipe: Recipe) -> dict[str, Any]:
 
 def momentum(optimizer: Optimizer) -> float:
     """The decay of the mean of past gradients; for Adam and similar optimizers the first of ``betas``."""
-    return optimizer.betas[0] if optimizer.name in ("adam", "adamw", "lamb") else optimizer.momentum
+    return optimizer.betas[0] if optimizer.rule.averages else optimizer.momentum
 
 
 def table(found: dict[str, Any]) -> Table:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.common.recipes.sections import Kind, Optimizer, OptimizerName
+from hpctrain.common.recipes.optimizers import OptimizerName
+from hpctrain.common.recipes.sections import Kind, Optimizer
 
 # The norms of a residual network's projected shortcuts are a kind of their own: some sources decay those.
 ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
@@ -18,12 +19,9 @@ ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
 Array = Any
 State = dict[str, Array]
 
-# These states are numbers; all others are arrays of the parameter's shape.
-SCALARS = frozenset({"previous_rate", "updates"})
 # How many numbers are updated together in PyTorch, by the kind of device. On a CPU they stay in its cache from one
 # operation to the next.
 TOGETHER = {"cpu": 1 << 19, "cuda": 1 << 24}
-_EPSILONS: dict[OptimizerName, float] = {"lars": 0.0, "lamb": 1e-6}
 # The kinds of parameters that each name in a recipe covers.
 _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
     "norm": frozenset({"norm", "shortcut_norm"}),
@@ -77,26 +75,9 @@ class Rule:
         """Whether lars and lamb use a trust ratio for the kind."""
         return adapted(self.settings, self.kind)
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """The names of a parameter's state; all values are zero at first."""
-        return slots(self.settings)
-
     def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
         """The change to subtract from ``w``, and the new state."""
         return _RULES[self.settings.name](self, step, w, g, state)
-
-
-def slots(settings: Optimizer) -> tuple[str, ...]:
-    """The names of each parameter's state, of every optimizer but adam and adamw."""
-    momentum = ("momentum",) if settings.momentum else ()
-    match settings.name:
-        case "lamb":
-            return ("mean", "square", "updates")
-        case "rmsprop_to_sgd":
-            return ("square", *momentum)
-        case _:
-            return (*momentum, *(("previous_rate",) if momentum and settings.momentum_correction else ()))
 
 
 def decay(settings: Optimizer, kind: ParameterKind) -> float:
@@ -120,8 +101,8 @@ def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
 
 
 def epsilon(settings: Optimizer) -> float:
-    """The recipe's epsilon, or the optimizer's default: PyTorch's for adam and adamw, as Keras's differs."""
-    return _EPSILONS.get(settings.name, 1e-8) if settings.epsilon is None else settings.epsilon
+    """The recipe's epsilon, or the optimizer's default."""
+    return settings.rule.epsilon if settings.epsilon is None else settings.epsilon
 
 
 def sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:

@@ -11,6 +11,7 @@ from pydantic_core import InitErrorDetails
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.recipes.mesh import FILL, Axis, Pipeline, Sharding
+from hpctrain.common.recipes.optimizers import UPDATE_RULES
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schedule import Schedule
@@ -39,15 +40,7 @@ OWN_KEYS: _Owners = (
     (
         "optimizer",
         "optimizer.name",
-        {
-            "sgd": "momentum nesterov decoupled_decay rate_in_momentum momentum_correction",
-            "adam": "betas epsilon",
-            "adamw": "betas epsilon",
-            "lars": "momentum nesterov rate_in_momentum epsilon trust_coefficient trust_denominator trust_decay "
-            "trust_clip unadapted",
-            "lamb": "betas bias_correction epsilon unadapted",
-            "rmsprop_to_sgd": "momentum epsilon transition",
-        },
+        {name: rule.keys for name, rule in UPDATE_RULES.items()},
     ),
     (
         "schedule",

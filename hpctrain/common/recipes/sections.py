@@ -13,6 +13,7 @@ from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasin
 from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.mesh import Mesh, Pipeline, Sharding
+from hpctrain.common.recipes.optimizers import UPDATE_RULES, OptimizerName, UpdateRule
 from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.sync import Sync, in_one_word
@@ -277,8 +278,6 @@ class Batch(Section):
 # network's projected shortcuts, and any other layer's bias.
 Kind = Literal["norm", "main_path_norm", "bias"]
 
-OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
-
 
 class Transition(Section):
     """The transition from RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
@@ -326,6 +325,11 @@ class Optimizer(Section):
         "the first that matches counts (torch only)",
     )
     clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
+
+    @property
+    def rule(self) -> UpdateRule:
+        """What is known of the update rule."""
+        return UPDATE_RULES[self.name]
 
 
 class Communication(Section):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hpctrain.common.recipes.augmentation import Averaging, Mixing
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Batch, Images, Optimizer, OptimizerName, Transition
+from hpctrain.common.recipes.sections import Batch, Images, Optimizer, Transition
 
 EPOCHS = 3
 # Images in each split of imagenet.
@@ -22,7 +22,6 @@ _GHOST = 2
 _SMALLEST_GROUP = 2
 # The decay of the parameters' average.
 _DECAY = 0.5
-_ADAPTIVE: tuple[OptimizerName, ...] = ("adam", "adamw", "lamb", "lars")
 # The sizes of a GPT: two blocks for each of two pipeline stages, and every size divides by two.
 _GPT = {"layers": 4, "heads": 4, "width": 64, "context": 64}
 # The bytes and a separator, padded as GPT-2's vocabulary is to a multiple of 64.
@@ -85,7 +84,7 @@ def _usual_batch(recipe: Recipe) -> int:
 
 def _factor(recipe: Recipe) -> float:
     ratio = _BATCH / _usual_batch(recipe)
-    if recipe.optimizer.name not in _ADAPTIVE:
+    if not recipe.optimizer.rule.adapts:
         return ratio
     narrower = recipe.model.width / _GPT["width"] if recipe.model.name == "gpt" else 1.0
     return math.sqrt(ratio) * narrower

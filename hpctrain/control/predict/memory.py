@@ -14,7 +14,7 @@ from typing import Literal
 
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.rules import SCALARS, TOGETHER, slots
+from hpctrain.common.optim.rules import TOGETHER
 from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.common.workloads.workload import Layer, Workload, buckets
 
@@ -191,7 +191,7 @@ def _resident(workload: Workload, batch: int, settings: MemorySettings) -> Memor
         moment="",
         parameters=workload.parameters * item,
         gradients=0,
-        optimizer_state=state_elements(settings.optimizer) * workload.parameters * item,
+        optimizer_state=settings.optimizer.rule.state_elements(settings.optimizer) * workload.parameters * item,
         model_buffers=workload.buffers * 4,
         buckets=engine,
         inputs=batch * sample * (min(input_bytes, item) if workload.sample.dtype.startswith("float") else input_bytes),
@@ -201,13 +201,6 @@ def _resident(workload: Workload, batch: int, settings: MemorySettings) -> Memor
         margin=0,
         context=0,
     )
-
-
-def state_elements(optimizer: Optimizer) -> int:
-    """Elements of the optimizer's state for each element of a parameter."""
-    if optimizer.name in ("adam", "adamw"):
-        return 2
-    return sum(slot not in SCALARS for slot in slots(optimizer))
 
 
 def _update(workload: Workload, settings: MemorySettings, resident: Memory) -> Memory:
@@ -222,23 +215,9 @@ def _update(workload: Workload, settings: MemorySettings, resident: Memory) -> M
         temporary = workload.parameters if needed else 0
     else:
         largest = max((elements for elements, _ in workload.registered), default=0)
-        temporary = _rule_arrays(optimizer) * max(largest, min(TOGETHER["cuda"], workload.parameters))
+        temporary = optimizer.rule.temporary(optimizer) * max(largest, min(TOGETHER["cuda"], workload.parameters))
     gradients = sum(_unbucketed_gradients(workload, settings))
     return replace(resident, moment="update", gradients=gradients, temporary=temporary * item)
-
-
-def _rule_arrays(optimizer: Optimizer) -> int:
-    """How many arrays an update by one of :mod:`hpctrain.common.optim.rules` holds at most for the parameters that it
-    updates together, as MemTracker counts them.
-    """
-    match optimizer.name:
-        case "rmsprop_to_sgd":
-            return 2 if optimizer.weight_decay else 1
-        case "sgd":
-            # What Nesterov's momentum adds is not multiplied by the kernels.
-            return int(optimizer.rate_in_momentum and optimizer.nesterov)
-        case _:
-            return 1
 
 
 def _unbucketed_gradients(workload: Workload, settings: MemorySettings) -> list[int]:

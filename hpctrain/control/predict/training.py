@@ -11,8 +11,9 @@ import numpy as np
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.optimizers import UPDATE_RULES, OptimizerName
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Batch, Communication, Optimizer, OptimizerName
+from hpctrain.common.recipes.sections import Batch, Communication, Optimizer
 from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.workloads.workload import Workload, load_workload
@@ -122,9 +123,7 @@ class Training:
     @property
     def state(self) -> int:
         """Numbers that the optimizer keeps of each parameter."""
-        if self.optimizer.name in ("adam", "adamw", "lamb", "rmsprop_to_sgd"):
-            return 2
-        return 1 if self.optimizer.momentum else 0
+        return self.optimizer.rule.state_elements(self.optimizer)
 
     def batch(self, ranks: int) -> int:
         """Samples of a step over so many ranks."""
@@ -264,11 +263,8 @@ def script_training(
         HpctrainError: an unknown name.
     """
     require_known(optimizer, precision)
-    own: dict[str, Any] = {"name": optimizer, "learning_rate": 0.1}
-    if optimizer in ("sgd", "lars", "rmsprop_to_sgd"):
-        own["momentum"] = 0.9
-    if optimizer == "rmsprop_to_sgd":
-        own["transition"] = {"center": 10.0, "period": 5.0, "rmsprop_rate": 1.0}
+    name = cast(OptimizerName, optimizer)
+    own: dict[str, Any] = {"name": name, "learning_rate": 0.1, **UPDATE_RULES[name].example}
     return Training(
         workload=workload,
         largest=workload,

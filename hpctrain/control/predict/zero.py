@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpctrain.common.recipes.sections import Optimizer
-from hpctrain.control.predict.memory import state_elements
 
 Stage = Literal[0, 1, 2, 3]
 
@@ -35,7 +34,8 @@ class StateBytes:
 
 def bytes_of_parameter(optimizer: Optimizer) -> StateBytes:
     """One parameter's bytes: itself, its gradient and the optimizer's state are float32 with every precision."""
-    return StateBytes(parameters=_FLOAT32, gradients=_FLOAT32, optimizer=_FLOAT32 * state_elements(optimizer))
+    elements = optimizer.rule.state_elements(optimizer)
+    return StateBytes(parameters=_FLOAT32, gradients=_FLOAT32, optimizer=_FLOAT32 * elements)
 
 
 def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int) -> StateBytes:

@@ -10,6 +10,7 @@ from keras import layers, ops
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
+from hpctrain.common.recipes.optimizers import SCALARS
 from hpctrain.common.recipes.sections import Optimizer
 
 _NORMALISATIONS = (
@@ -113,8 +114,8 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         super().build(variables)
         self._rules = [Rule(settings=self._settings, kind=kind, ops=_OPERATIONS) for kind in self._kinds]
         self._states = [
-            {name: self._slot(variable, name) for name in rule.slots}
-            for rule, variable in zip(self._rules, variables, strict=True)
+            {name: self._slot(variable, name) for name in self._settings.rule.slots(self._settings)}
+            for variable in variables
         ]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -135,6 +136,6 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         return {**super().get_config(), "settings": self._settings.model_dump(mode="json"), "kinds": list(self._kinds)}
 
     def _slot(self, variable: Any, name: str) -> Any:
-        if name in rules.SCALARS:
+        if name in SCALARS:
             return self.add_variable((), dtype=variable.dtype, name=name)
         return self.add_variable_from_reference(variable, name=name)

@@ -24,6 +24,7 @@ from torch.optim.sgd import sgd
 
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import ParameterKind
+from hpctrain.common.recipes.optimizers import SCALARS
 from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.worker.adapters.torch.pieces import is_dtensor, laid_out, local_tensor
 
@@ -83,7 +84,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         if settings.transition:
             defaults["sgd_share"] = 1.0
         super().__init__(groups, defaults)
-        self._settings, self._names = settings, rules.slots(settings)
+        self._settings, self._names = settings, settings.rule.slots(settings)
         self._step_supports_amp_scaling = masked and not settings.momentum_correction
 
     @overload
@@ -132,7 +133,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         state: State = self.state[parameter]
         for name in self._names:
             if name not in state:
-                state[name] = _number(parameter, name) if name in rules.SCALARS else torch.zeros_like(parameter)
+                state[name] = _number(parameter, name) if name in SCALARS else torch.zeros_like(parameter)
         return state
 
 
@@ -160,7 +161,7 @@ class _Update:
         # This rank's parts.
         self._w = [local_tensor(each) for each in parameters]
         self._g = [_gradient(each) for each in parameters]
-        self._slots = {name: self._slot(name) for name in rules.slots(settings)}
+        self._slots = {name: self._slot(name) for name in settings.rule.slots(settings)}
         self._fused = takes_fused(self._w)
         # What depends on a fault stays on its device.
         self._readable = fault is None and all(map(_is_readable, self._w))
@@ -340,7 +341,7 @@ class _Update:
         found = []
         for state, w in zip(self._states, self._w, strict=True):
             value = local_tensor(state[name])
-            if name not in rules.SCALARS and value is state[name]:
+            if name not in SCALARS and value is state[name]:
                 # A state that was loaded may be laid out as the parameter was when it was saved.
                 value = state[name] = laid_out(value, w)
             found.append(value)

@@ -10,6 +10,7 @@ import pytest
 
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
+from hpctrain.common.recipes.optimizers import SCALARS
 from hpctrain.common.recipes.sections import Optimizer
 
 torch = pytest.importorskip("torch")
@@ -72,8 +73,8 @@ def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, step: Up
             state = states.setdefault(
                 name,
                 {
-                    each: torch.zeros(() if each in rules.SCALARS else parameter.shape).to(parameter)
-                    for each in rule.slots
+                    each: torch.zeros(() if each in SCALARS else parameter.shape).to(parameter)
+                    for each in chosen.rule.slots(chosen)
                 },
             )
             gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
