@@ -86,11 +86,6 @@ class EventsFile:
         """The number of lines."""
         return self._index.lines
 
-    @property
-    def length(self) -> int:
-        """Their length in bytes."""
-        return self._index.length
-
     def __iter__(self) -> Iterator[Event]:
         if not self.lines:
             return
