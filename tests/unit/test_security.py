@@ -43,11 +43,13 @@ _ALLOWED: dict[str, dict[str, str]] = {
     },
     "runpy": {
         "hpctrain/worker/programs/trace.py": "the user's own script is what the user wants traced",
-        "hpctrain/worker/train/rank.py": "the user's own script is what the user wants executed",
         "tests/support/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
         "tests/support/comers/scripts/all.py": "the scripts beside it",
         "tests/gpu/programs/on_gpu.py": "the program that a rank was started to run",
         "tests/support/warm_interpreters.py": "the program that a rank was started to run",
+    },
+    "text executed": {
+        "hpctrain/worker/train/rank.py": "the user's own script is what the user wants executed",
     },
     "text for a shell": {
         "tests/support/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",

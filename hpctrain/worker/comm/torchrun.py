@@ -72,6 +72,6 @@ def set_torchrun_variables(comm: Communicator) -> None:
 
 def _free_port() -> int:
     with socket.socket() as found:
-        found.bind(("", 0))
+        found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
