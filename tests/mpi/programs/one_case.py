@@ -94,8 +94,8 @@ def spoil(program: ModuleType, wrong: str) -> None:
         program.loss_of = lambda *given: ranks * loss_of(*given)
         return
 
-    def with_rate(*given: Any) -> Any:
-        model, optimizer = build(*given)
+    def with_rate(*given: Any, **named: Any) -> Any:
+        model, optimizer = build(*given, **named)
         for group in optimizer.param_groups:
             group["lr"] *= ranks
         return model, optimizer
