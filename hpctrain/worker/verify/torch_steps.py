@@ -158,7 +158,7 @@ class TorchSteps:
                 self._recorder.facts.batches = True
             received = running.asks and own.requires_grad  # from another stage of a pipeline
             if own.grad_fn is None and not received:
-                self._recorder.samples(own.detach().double().cpu().numpy())
+                self._recorder.samples(_numbers(own.detach()))
             return
 
     @contextlib.contextmanager
@@ -375,8 +375,9 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _numbers(part: torch.Tensor) -> NDArray[Any]:
-    wide = torch.view_as_real(part).reshape(-1).double() if part.is_complex() else part.double()
-    found: NDArray[Any] = wide.cpu().numpy()
+    real = torch.view_as_real(part).reshape(-1) if part.is_complex() else part
+    # A copy, since FSDP2 could not free the memory of a tensor that NumPy has seen.
+    found: NDArray[Any] = real.to("cpu", torch.float64, copy=True).numpy()
     return found
 
 
