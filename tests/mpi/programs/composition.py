@@ -191,7 +191,7 @@ def _ruled_out(chosen: dict[str, Any], layout: Layout) -> dict[str, Any]:
 
 
 def _compiles(chosen: dict[str, Any], layout: Layout) -> bool:
-    """Whether a call of the whole model can be compiled, as PyTorch 2.13 cannot with recomputed layers of tp."""
-    if layout.size("tp") > 1 and chosen["recompute"]:
+    """Whether PyTorch 2.13 can compile a call of the whole model."""
+    if layout.size("tp") > 1 and (chosen["recompute"] or chosen["lengths"]):
         return False
     return layout.size("pp") == 1 and chosen["calls"] != "parts" and chosen["recompute"] != "reentrant"

@@ -8,6 +8,7 @@ ranks that of the batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communi
             "give what this rank's part of the sum is divided by, such as its number of tokens",
             count=own,
         )
-    return _over_ranks(comm, "ht.mean_loss", total, count)
+    return _eagerly(comm, "ht.mean_loss", total, count)
 
 
 def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor:
@@ -42,7 +43,7 @@ def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.
 
     See :func:`hpctrain.sum_loss`.
     """
-    return _over_ranks(comm or current(), "ht.sum_loss", total, None)
+    return _eagerly(comm or current(), "ht.sum_loss", total, None)
 
 
 def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor | float | None) -> torch.Tensor:
@@ -82,6 +83,10 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
     if running.rows is not None:
         running.rows.ranks.losses += 1
     return result
+
+
+# Dynamo would trace into the engine, and cannot.
+_eagerly: Callable[..., torch.Tensor] = torch.compiler.disable(_over_ranks)
 
 
 def _number(value: torch.Tensor | float) -> float:
