@@ -330,7 +330,7 @@ def _compare_twin(verdict: Verdict, one: _Ran, twin: _Ran) -> None:
         if files := twin.ranks[0][0].continued:
             verdict.cause = (
                 f"{twice}It went on from {', '.join(files[:3])}, which the run before it wrote: remove that, and let "
-                "the script write no checkpoint where HPCTRAIN_VERIFY is set"
+                f"the script write no checkpoint where {VERIFY.name} is set"
             )
             return
         verdict.cause = (

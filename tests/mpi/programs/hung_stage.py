@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import hpctrain as ht
-from hpctrain.worker.adapters.torch.parallel.schedules import rank_of, stages_per_rank
+from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, rank_of
 
 backend, schedule = sys.argv[1:]
 WIDTH, MICRO = 4, 4
 comm = ht.init(backend)
 mesh = ht.mesh(pp=comm.size)
-COUNT = comm.size * stages_per_rank(schedule, comm.size)
+COUNT = comm.size * SCHEDULES[schedule][1]
 STAGE = next(stage for stage in reversed(range(COUNT)) if rank_of(schedule, stage, comm.size) == 1)
 step = 0
 

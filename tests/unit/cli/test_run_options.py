@@ -463,7 +463,9 @@ def test_what_a_dry_run_prints_runs_as_printed(capfd: pytest.CaptureFixture[str]
     log = directory.log(0)
     arguments = ("$HOME", "it's")
     assert f"hello {[*arguments]}\n" in log.read_text()
-    assert read_model(directory.plan, Plan).script == Script(path=script.absolute(), arguments=arguments)
+    assert read_model(directory.plan, Plan).script == Script(
+        path=script.absolute(), name="it's.py", arguments=arguments
+    )
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     # Once: another run's plan is not written over, and nothing is started.
     before = log.read_text()

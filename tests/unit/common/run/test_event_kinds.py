@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Ignoring unsupported")
 KINDS: list[type[BaseEvent]] = sorted(get_args(KnownEvent), key=lambda kind: kind.__name__)
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
     max_leaves=5,
 )

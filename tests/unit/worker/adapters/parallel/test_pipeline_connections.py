@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of, stages_per_rank
+from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of
 
 RANKS = 8
 
@@ -32,7 +32,7 @@ def test_all_pairs_meet(pairs):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("pp", range(2, RANKS + 1))
 def test_neighbouring_stages_of_each_schedule_meet(schedule, pp):
-    stages = range(pp * stages_per_rank(schedule, pp) - 1)
+    stages = range(pp * SCHEDULES[schedule][1] - 1)
     pairs = [(rank_of(schedule, stage, pp), rank_of(schedule, stage + 1, pp)) for stage in stages]
     found = met(pairs)
     assert all(one == other or (min(one, other), max(one, other)) in found for one, other in pairs)
