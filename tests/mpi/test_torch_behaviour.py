@@ -94,11 +94,11 @@ def test_distributing_a_model_twice_reduces_once(ranks):
 
 
 def test_wrong_settings_name_the_valid_ones(ranks):
-    compression, bucket, model, *optimizers = ranks[0]["settings_are_checked"]
+    compression, bucket, model, missing, optimizers = ranks[0]["settings_are_checked"]
     check(compression, "HT-compression-unknown", compression="fp8")
     check(bucket, "HT-bucket-bad-size", bucket_mb=0)
-    for optimizer in optimizers:
-        check(optimizer, "HT-optimizer-not-of-torch")
+    check(missing, "HT-distribute-without-optimizer")
+    check(optimizers, "HT-optimizer-not-of-torch")
     check(model, "HT-call-wrong-object", kind="str")
 
 

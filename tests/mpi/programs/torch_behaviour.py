@@ -183,7 +183,7 @@ def settings_are_checked():
     return [
         refusal(lambda: ht.distribute(*pair, compression="fp8")),
         refusal(lambda: ht.distribute(*pair, bucket_mb=0)),
-        refusal(lambda: ht.distribute("model", None)),
+        refusal(lambda: ht.distribute("model", pair[1])),
         refusal(lambda: ht.distribute(pair[0], None)),
         refusal(lambda: ht.distribute(pair[0], [])),
     ]

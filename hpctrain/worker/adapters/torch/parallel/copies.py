@@ -6,7 +6,7 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ def let_copy(model: nn.Module, form: nn.Module | None) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             type(module).__deepcopy__ = _copied  # type: ignore[attr-defined]
+            type(module).__reduce_ex__ = _refuse_to_pickle  # type: ignore[assignment, method-assign]
     AveragedModel.update_parameters = _averaged  # type: ignore[assignment, method-assign]
 
 
@@ -71,6 +72,16 @@ def _copied(module: nn.Module, _: Any) -> nn.Module:
             if buffer is not None:
                 part._buffers[name] = made.setdefault(id(buffer), buffer.detach().clone())
     return found
+
+
+def _refuse_to_pickle(module: nn.Module, _: Any) -> NoReturn:
+    raise HpctrainError(
+        "HT-model-divided-copy",
+        "{model} is divided over the ranks and cannot be pickled",
+        "copy.deepcopy(model) on all ranks makes a whole one, which torch.save can save",
+        exit_code=1,
+        model=type(module).__name__.removeprefix("FSDP"),
+    )
 
 
 def _averaged(averaged: AveragedModel, model: nn.Module) -> None:
