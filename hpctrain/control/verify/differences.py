@@ -92,15 +92,22 @@ def compare(one: list[StepRecord], noisy: list[StepRecord], ranks: Sequence[list
         ranks: of each rank.
     """
     found = Comparison(steps=min([len(one), len(noisy), *(len(steps) for steps in ranks if steps)]))
+    # Of each tensor the most until now: one step's may happen to be small, in types of 16 bits above all.
+    most: dict[tuple[str, str], float] = {}
     for number in range(found.steps):
         step, other = one[number], noisy[number]
         present = {rank: steps[number] for rank, steps in enumerate(ranks) if len(steps) > number}
-        _compare_step(found, number + 1, step, other, present)
+        _compare_step(found, number + 1, step, other, present, most)
     return found
 
 
 def _compare_step(
-    found: Comparison, number: int, one: StepRecord, noisy: StepRecord, ranks: dict[int, StepRecord]
+    found: Comparison,
+    number: int,
+    one: StepRecord,
+    noisy: StepRecord,
+    ranks: dict[int, StepRecord],
+    most: dict[tuple[str, str], float],
 ) -> None:
     kept = {each.key: each for each in one.kept if each.kind != "own"}
     noises = {each.key: each for each in noisy.kept}
@@ -122,7 +129,7 @@ def _compare_step(
             if key[0] == "parameter" and key[1] not in found.missing:
                 found.missing.append(key[1])
             continue
-        noise = _distance(noises.get(key), tensor)
+        noise = _noise(noises.get(key), tensor, most)
         allowed = _allowed(tensor, noise) + _TIMES_PRECISION * precision(tensor.dtype) * largest[key[0]]
         first = min(theirs)
         for rank, their in theirs.items():
@@ -141,6 +148,15 @@ def _compare_step(
     found.samples.append(_samples(one.samples, [step.samples for step in ranks.values()]))
     means = [_mean(step.losses) for step in ranks.values()]
     found.losses.append((_mean(one.losses), _mean(means)))
+
+
+def _noise(noisy: Kept | None, tensor: Kept, most: dict[tuple[str, str], float]) -> float:
+    """The norm of what rounding errors make of a tensor, now or at a step before."""
+    noise = _distance(noisy, tensor)
+    if not (0 < tensor.norm < math.inf and noise < math.inf):
+        return noise
+    most[tensor.key] = max(most.get(tensor.key, 0.0), noise / tensor.norm)
+    return most[tensor.key] * tensor.norm
 
 
 def _allowed(tensor: Kept, noise: float) -> float:
