@@ -57,7 +57,8 @@ def guard_over(
         return values
 
     def not_finite() -> str:
-        own = ((name, part(tensor, slices)) for name, tensor, slices, _ in held)
+        # A frozen one may be a mask of infinities.
+        own = ((name, part(tensor, slices)) for name, tensor, slices, _ in held if tensor.requires_grad)
         return next((name for name, values in own if not torch.isfinite(values).all()), "")
 
     return Guard(
