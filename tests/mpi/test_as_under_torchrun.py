@@ -105,3 +105,21 @@ def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
     result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="40")
     assert (result.returncode, code in codes(result.stdout)) == (status, True), result.stdout
     assert re.search(named, result.stdout)
+
+
+@pytest.mark.long
+def test_what_an_error_about_a_divided_tensor_means_is_said_once(hpctrain: Launch, tmp_path: Path) -> None:
+    script = """\
+import torch
+import hpctrain as ht
+ht.init()
+model = torch.nn.Linear(3, 5)
+ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
+model(torch.ones(2, 3)).sum().backward()
+model.weight.grad.reshape(-1)
+"""
+    (tmp_path / "flat.py").write_text(script)
+    result = hpctrain("run", "flat.py", "-np", "2", "--run-dir", "run")
+    assert result.returncode == 1, result.stdout
+    logs = [(tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert max(log.count("t.full_tensor()") for log in logs) == 1, logs

@@ -187,9 +187,14 @@ def knows_others() -> bool:
 
 
 def leave_errors_to_caller() -> None:
-    """Leave an uncaught exception of the script to the caller, who ends every rank after its exit handlers."""
+    """Leave an uncaught exception of the script to the caller, who explains it, and ends every rank afterwards."""
     global _ends_ranks
     _ends_ranks = True
+
+
+def errors_are_explained() -> bool:
+    """Whether the program that runs this script says what an uncaught exception means to it."""
+    return _ends_ranks
 
 
 def watch() -> None:

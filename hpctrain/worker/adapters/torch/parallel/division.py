@@ -31,7 +31,7 @@ from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import syncing
 from hpctrain.worker.adapters.torch.references import optimizers_in
 from hpctrain.worker.adapters.torch.steps import reduced_elsewhere
-from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm import Communicator, errors_are_explained
 
 Optimizers = Sequence[torch.optim.Optimizer]
 
@@ -189,11 +189,11 @@ def watch_steps(
 
 
 def explain_divided_tensors() -> None:
-    """From now on, an uncaught error about a divided tensor says what to write. Idempotent.
+    """From now on, an uncaught error about a divided tensor says what to write, as ``hpctrain run`` does. Idempotent.
 
     PyTorch 2.13 raises it in C++, where Python cannot replace it.
     """
-    if _hooked:
+    if _hooked or errors_are_explained():
         return
     show = sys.excepthook
     _hooked.append(show)
