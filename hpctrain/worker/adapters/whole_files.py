@@ -65,8 +65,9 @@ def _whole(save: Callable[..., Any], place: str) -> Callable[..., Any]:
 def replacing(path: Path) -> Iterator[Path]:
     """A context manager for the path of a file that takes another's place at its end, unless there is an error."""
     target = path.resolve()
-    if not target.parent.is_dir() or (target.exists() and not target.is_file()):
-        # Whatever there is to say, or a device.
+    writable = target.parent.is_dir() and os.access(target.parent, os.W_OK)
+    if not writable or (target.exists() and not target.is_file()):
+        # Whatever there is to say, a device, or a file in a folder that takes no others.
         yield path
         return
     # A folder, since the name is a part of what PyTorch writes.
