@@ -220,8 +220,13 @@ def _alone(request: TrainingRequest) -> TrainingRequest:
 
 def _run(request: TrainingRequest, name: str, options: Options, perturb: float | None) -> _Ran:
     """Run the work in a directory of its own. The script's own files go where it writes them."""
-    settings = {"steps": options.steps, "perturb": perturb, "seeded": options.seeded, "float64": options.double}
-    settings["begun"] = options.begun
+    settings = {
+        "steps": options.steps,
+        "perturb": perturb,
+        "seeded": options.seeded,
+        "float64": options.double,
+        "begun": options.begun,
+    }
     environment = {
         **{key: value for key, value in _WAITS.items() if key not in os.environ},
         VERIFY.name: "1",

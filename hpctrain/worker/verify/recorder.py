@@ -112,11 +112,15 @@ def _watch_files(facts: RankFacts, begun: float, run: Path) -> None:
     here, known = time.time(), ("/proc/", str(run))
 
     def opened(event: str, given: tuple[Any, ...]) -> None:
-        if event != "open" or len(facts.continued) >= _MOST_FILES or given[2] & os.O_ACCMODE != os.O_RDONLY:
+        if event != "open" or len(facts.continued) >= _MOST_FILES:
             return
-        with contextlib.suppress(OSError, TypeError, ValueError):  # a number, or a file that is not there
-            name = os.fspath(given[0])
-            if name.startswith(known) or name.endswith(".pyc") or name in facts.continued:
+        # A number, a file that is not there, or an event of the script's own.
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            path, _, flags = given
+            name = os.fspath(path)
+            if flags & os.O_ACCMODE != os.O_RDONLY or name.endswith(".pyc") or name in facts.continued:
+                return
+            if name.startswith(known):
                 return
             if begun < Path(name).stat().st_mtime < here:
                 facts.continued.append(name)
