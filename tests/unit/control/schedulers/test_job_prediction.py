@@ -64,8 +64,7 @@ def test_the_lines_are_those_of_predict(capsys: pytest.CaptureFixture[str]) -> N
     assert found[: len(plan)] == plan
     title = "mlperf-resnet50@8192 on h100-sxm, 8 a node, nccl, 256 samples a rank"
     assert plan[0] == title
-    suggested = "suggested: --time 1:"
-    assert found[len(plan)].startswith(suggested)
+    assert found[len(plan)].startswith("suggested: --time ")
 
 
 def test_a_language_model_on_its_mesh(capsys: pytest.CaptureFixture[str]) -> None:
