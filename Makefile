@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: train check test thorough test-setup lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/train.stamp
-	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
+	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir hpctrain-runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
 
 # After each change: lint, and the quick unit tests.
 check: lint
@@ -93,11 +93,11 @@ fuzz: .fuzz/installed.stamp
 	.fuzz/bin/python -m pip install --editable '.[imagenet,parquet,text]' 'atheris>=3' pytest
 	touch $@
 
-# What only a machine with GPUs shows, as runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has PyTorch
+# What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has PyTorch
 # with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
 # sections out, each of which is bounded by the minutes in tests/support/gpu_sections.py.
 gpu: .gpu/installed.stamp
-	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=runs/gpu GPU_ONLY=$(ONLY) PATH="$(CURDIR)/.gpu/bin:$$PATH" \
+	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=hpctrain-runs/gpu GPU_ONLY=$(ONLY) PATH="$(CURDIR)/.gpu/bin:$$PATH" \
 		.gpu/bin/python -m pytest tests/gpu
 
 # Packages of another Python are seen through a path file, which works for one in an environment of its own too. What is

@@ -65,8 +65,8 @@ def test_first_run(folder: Path) -> None:
     losses = dict(re.findall(r"ranks: (\d), loss: ([\d.]+)", printed))
     assert float(losses["2"]) == pytest.approx(float(losses["1"]), abs=2e-4)
     assert "epoch 20/20" in printed
-    assert (folder / "runs/first/report.html").exists()
-    assert list((folder / "runs/first/tensorboard").iterdir())
+    assert (folder / "hpctrain-runs/first/report.html").exists()
+    assert list((folder / "hpctrain-runs/first/tensorboard").iterdir())
 
 
 def test_topology(folder: Path) -> None:

@@ -31,7 +31,7 @@ RunOrCheckpoint = Annotated[
     Path,
     typer.Argument(
         metavar="RUN_DIR|CHECKPOINT|last",
-        help="A run's directory, a folder in its checkpoints/, or the last run in runs/.",
+        help="A run's directory, a folder in its checkpoints/, or the last run in hpctrain-runs/.",
         parser=_named,
     ),
 ]
@@ -41,7 +41,9 @@ RunOrCheckpoint = Annotated[
 def list_checkpoints(
     run_dir: Annotated[
         Path,
-        typer.Argument(metavar="RUN_DIR|last", help="The directory of a run, or the last run in runs/.", parser=_named),
+        typer.Argument(
+            metavar="RUN_DIR|last", help="The directory of a run, or the last run in hpctrain-runs/.", parser=_named
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -14,6 +14,7 @@ from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.cluster.host_list import fold_hosts
+from hpctrain.common.run.directory import RUNS
 from hpctrain.report.say import answer_json, tell, terminal
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def doctor(
     hosts: NamedHosts,
     run_dir: Annotated[
         Path, typer.Option(metavar="DIR", help="Where runs will write, on a file system that all hosts share.")
-    ] = Path("runs"),
+    ] = RUNS,
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:

@@ -21,7 +21,7 @@ def report(
         str,
         typer.Argument(
             metavar="[RUN_DIR|JOBID|last]",
-            help="The directory or job of a run, a series or an array, ended or not; by default the last run in runs/.",
+            help="The directory or job of a run, a series or an array, ended or not; by default the last run.",
             show_default=False,
         ),
     ] = "last",

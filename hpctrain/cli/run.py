@@ -50,7 +50,7 @@ def run(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Where the run's files go; by default runs/NAME-TIME. With --resume, `last` is the last run in runs/.",
+            help="Where the run's files go; by default hpctrain-runs/NAME-TIME. With --resume, also `last`.",
         ),
     ] = None,
     resume: Annotated[

@@ -86,7 +86,9 @@ class ShardJob:
     ] = None
     run_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the job's files go; by default runs/NAME-TIME.", rich_help_panel=_JOB),
+        typer.Option(
+            metavar="DIR", help="Where the job's files go; by default hpctrain-runs/NAME-TIME.", rich_help_panel=_JOB
+        ),
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the job; submit and write nothing.", rich_help_panel=_JOB)

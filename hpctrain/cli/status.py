@@ -25,7 +25,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="[RUN_DIR|JOBID|last]",
-        help="A run's directory, or a job: 12, or 12_3; by default the last run in runs/.",
+        help="A run's directory, or a job: 12, or 12_3; by default the last run in hpctrain-runs/.",
         show_default=False,
     ),
 ]
@@ -36,12 +36,12 @@ def status(
         str | None,
         typer.Argument(
             metavar="[RUN_DIR|JOBID|last]",
-            help="A run's directory, a job (12, or 12_3), or the last run in runs/; by default all of them are listed.",
+            help="A run's directory, a job (12, or 12_3), or the last in hpctrain-runs/; by default all are listed.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON with stable keys.")] = False,
 ) -> None:
-    """Show a run's state, step, loss, speed and remaining time. Without a run, list those in runs/."""
+    """Show a run's state, step, loss, speed and remaining time. Without a run, list those in hpctrain-runs/."""
     if target is None:
         _show_runs(as_json=as_json)
         return

@@ -47,7 +47,7 @@ def submit(
     script: ScriptOptions,
     list_clusters: ListClusters = False,
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default runs/NAME-TIME.")
+        Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default hpctrain-runs/NAME-TIME.")
     ] = None,
     repeat: Repeat = None,
     gpu: PredictedGpu = None,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, RunEvent
 from support.comers import cells
@@ -62,7 +63,7 @@ def test_what_comers_submit_has_the_losses_of_one_process(slurm: SlurmOnHosts, t
         (tmp_path / "sweep.py").write_text(scripts()["sweep.py"])
         status, output = cells.in_slurm(slurm)([cells.HPCTRAIN, *words], tmp_path, {})
         assert status == 0, output
-        logs = [path.read_text() for path in (tmp_path / "runs").rglob("rank-0.log")]
+        logs = [path.read_text() for path in (tmp_path / RUNS).rglob("rank-0.log")]
         assert sorted(text.splitlines()[-1] for text in logs) == [f"trained with {10.0**-task:g}" for task in (2, 1, 0)]
     else:
         cells.execute(words, cells.in_slurm(slurm), tmp_path)

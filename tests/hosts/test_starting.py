@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpctrain
+from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.streams import without_marks
 from support.hosts.local_hosts import LocalHosts
@@ -113,7 +114,7 @@ def test_a_bridge_with_one_address_on_all_hosts_is_passed_over(
     assert result.returncode == 0, result.stdout
     assert re.search("eth0: docker0 ", result.stdout)
     assert "together: h1 h2" in result.stdout
-    (directory,) = (tmp_path / "runs").iterdir()
+    (directory,) = (tmp_path / RUNS).iterdir()
     assert json.loads((directory / "plan.json").read_text())["environment"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
@@ -261,7 +262,7 @@ def test_a_host_that_cannot_take_part_is_named(fault, changed: LocalHosts, hosts
     assert remedy in said[number + 1]
     assert not list(tmp_path.glob("said-*")), "a rank was started"
     # The name is free for the next try, and no probe is left.
-    assert not list(tmp_path.glob("runs/*")) and not list(tmp_path.glob(".hpctrain*"))
+    assert not list(tmp_path.glob("hpctrain-runs/*")) and not list(tmp_path.glob(".hpctrain*"))
     require_nothing_left(changed)
 
 

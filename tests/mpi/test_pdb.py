@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.run.directory import RUNS
 from support.launching import AS_ROOT
 from support.refusals import codes
 
@@ -121,4 +122,4 @@ def test_it_needs_a_script_and_a_terminal(
     assert main(["run", *arguments, "--pdb"]) == 2
     assert codes(capsys.readouterr().err) == ["HT-run-pdb-not-here"]
     with contextlib.suppress(FileNotFoundError):
-        assert not [*(tmp_path / "runs").iterdir()]
+        assert not [*(tmp_path / RUNS).iterdir()]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.common.run.directory import RUNS
 from support.launching import Launch
 from support.slurm.local_slurm import LocalSlurm
 
@@ -64,7 +65,7 @@ def test_a_recipes_name(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -
     recipe.write_text(re.sub(r"^name: .*$", lambda _: f"name: {json.dumps(name)}", shown, flags=re.MULTILINE))
     done = slurm_main("submit", str(recipe), "--cluster", "generic", "--time", "5", "--sbatch", "hold")
     assert done.returncode == 0, done.stdout
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / RUNS).iterdir()
     assert json.loads((run / "plan.json").read_text())["recipe"]["name"] == name
     assert run.name.startswith("x'; touch pwned; $(touch pwned) \"")
     slurm.run("scancel", *json.loads((run / "submission.json").read_text())["jobs"])
@@ -75,4 +76,4 @@ def test_a_job_name_that_is_no_line_is_refused(text: str, slurm_main: Launch, tm
     done = slurm_main("submit", "digits", "--cluster", "generic", "--job-name", text)
     assert done.returncode == 2
     assert "--job-name" in done.stdout
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / RUNS).exists()

@@ -16,7 +16,10 @@ _SHELL = re.compile(r"^```(?:bash|console|sh|shell)\n(.*?)^```$", re.MULTILINE |
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 # Files of the package are named from there on, too.
 _PACKAGE = ROOT / "hpctrain"
-_FOLDERS = {path.name for parent in (ROOT, _PACKAGE) for path in parent.iterdir() if path.is_dir()} - {"site", "runs"}
+_FOLDERS = {path.name for parent in (ROOT, _PACKAGE) for path in parent.iterdir() if path.is_dir()} - {
+    "site",
+    "hpctrain-runs",
+}
 _CODE = re.compile(r"`([^`]+)`")
 
 

@@ -20,7 +20,7 @@ _WRONG_PLACE = frozenset(
 ANOTHER_RUN = "choose another place with --run-dir"
 """How a user writes a run directory elsewhere."""
 
-NO_RUN_HINT = "is this a run directory? `hpctrain status` lists those in runs/"
+NO_RUN_HINT = "is this a run directory? `hpctrain status` lists those in hpctrain-runs/"
 
 
 def disk_error(error: OSError, path: Path | None, elsewhere: str = ANOTHER_RUN) -> HpctrainError:

@@ -58,8 +58,9 @@ _CODES = {
 # Below the ports that Linux and Kubernetes assign.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-# Where `run` and `submit` make run directories unless they are told where.
-RUNS = Path("runs")
+# Where `run` and `submit` make run directories unless they are told where. Scripts write to and delete `runs`, the
+# default of TensorBoard's SummaryWriter(), so it is another name.
+RUNS = Path("hpctrain-runs")
 
 
 def port_of(path: Path) -> int:

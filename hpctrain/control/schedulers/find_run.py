@@ -17,7 +17,7 @@ from hpctrain.control.schedulers.places import refuse_kubernetes_job
 from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
 from hpctrain.control.schedulers.slurm.submission import Submission
 
-_RUNS_HINT = "`hpctrain status` lists the runs in runs/; `squeue --me` lists jobs"
+_RUNS_HINT = "`hpctrain status` lists the runs in hpctrain-runs/; `squeue --me` lists jobs"
 
 # Names the newest run.
 LAST = "last"
@@ -52,7 +52,7 @@ class FoundRun:
 
 
 def no_runs_hint() -> str:
-    """What to do where the current folder has no ``runs/`` with a run in it."""
+    """What to do where the current folder has no ``hpctrain-runs/`` with a run in it."""
     if Path("plan.json").exists():
         return "this folder is a run itself: hpctrain status . shows it"
     if any(Path().glob("*/plan.json")):
@@ -61,7 +61,7 @@ def no_runs_hint() -> str:
 
 
 def last_run() -> Path:
-    """The directory of the run in ``runs/`` that was begun or recorded something last; of an array, the array's.
+    """The directory of the run in ``hpctrain-runs/`` that began or recorded something last; of an array, the array's.
 
     Raises:
         HpctrainError: there is none.

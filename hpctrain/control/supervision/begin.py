@@ -69,7 +69,7 @@ def _resume(request: TrainingRequest, output: Output) -> int:
         raise HpctrainError(
             "HT-run-resume-without-directory",
             "--resume: which run?",
-            "--run-dir last is the last one in runs/; `hpctrain status` lists them",
+            "--run-dir last is the last one in hpctrain-runs/; `hpctrain status` lists them",
         )
     directory = RunDirectory(request.run_dir)
     if request.submitted and pod_index() and not request.dry_run:
@@ -89,7 +89,7 @@ def _resume(request: TrainingRequest, output: Output) -> int:
             raise HpctrainError(
                 "HT-run-not-found",
                 "{path} holds no run",
-                "`hpctrain status` lists the runs in runs/; a recipe or a script is started there",
+                "`hpctrain status` lists the runs in hpctrain-runs/; a recipe or a script is started there",
                 path=directory.path,
             )
         return _begin(request, output)

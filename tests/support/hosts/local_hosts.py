@@ -453,7 +453,7 @@ def _kill(process: psutil.Process) -> None:
 
 _TRY = """\
 # python tests/support/hosts/local_hosts.py on h1 .venv/bin/hpctrain doctor -H {hosts}
-# python tests/support/hosts/local_hosts.py on h1 .venv/bin/hpctrain run digits -H {hosts} --run-dir runs/on-hosts
+# python tests/support/hosts/local_hosts.py on h1 .venv/bin/hpctrain run digits -H {hosts} --run-dir on-hosts
 # python tests/support/hosts/local_hosts.py cut h3
 # make hosts-stop
 """

@@ -12,7 +12,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.common.cluster import machine
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.run.directory import new_directory
+from hpctrain.common.run.directory import RUNS, new_directory
 from hpctrain.control.horovod import check
 from hpctrain.control.horovod.fingerprint import BuildFingerprint
 from hpctrain.control.horovod.installed import Installed
@@ -232,7 +232,7 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "2", "--backend", "horovod"]) == 2
     assert codes(capsys.readouterr().err) == ["HT-horovod-not-built"]
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
     for others in (["-np", "1"], ["-np", "2"], ["-np", "2", "--backend", "gloo"]):
         assert main(["run", "digits", *others, "--dry-run"]) == 0
 
@@ -329,9 +329,12 @@ def test_an_option_that_is_none_of_these(arguments: list[str], words: str, capsy
 
 def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos").mkdir()
-    Path("runs/one").mkdir(parents=True)
-    Path("runs/one/plan.json").touch()
-    for work, command in (("photos", "recipes new NAME --data photos"), ("runs/one", "--resume --run-dir runs/one")):
+    Path("hpctrain-runs/one").mkdir(parents=True)
+    Path("hpctrain-runs/one/plan.json").touch()
+    for work, command in (
+        ("photos", "recipes new NAME --data photos"),
+        ("hpctrain-runs/one", "--resume --run-dir hpctrain-runs/one"),
+    ):
         for options in ([], ["--resume"]):
             assert main(["run", work, *options]) == 2
             said = capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_a_printed_command_is_one(command, tmp_path, monkeypatch):
         "hpctrain bench step --model vgg",
         "hpctrain data shard ARCHIVES",
         "hpctrain recipes check a.yaml b.yaml",
-        ".venv/bin/hpctrain status runs/one --jsn | jq",
+        ".venv/bin/hpctrain status hpctrain-runs/one --jsn | jq",
         "hpctrain submit digit --wait",
         "hpctrain plan digits --set epoch=5",
         "hpctrain run digits --backend mpich",

@@ -64,7 +64,7 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
     given = "".join(text if text.startswith("---") else f"---\n{text}" for _, text in calls)
     assert [*yaml.safe_load_all(given)] == [*yaml.safe_load_all(shown)]
     printed = capsys.readouterr()
-    assert printed.out == "/hpctrain/runs/digits\njob/digits\n"
+    assert printed.out == "/hpctrain/hpctrain-runs/digits\njob/digits\n"
     assert "logs -f" in printed.err and "-l app.kubernetes.io/instance=digits" in printed.err
     assert "-n default" in printed.err
     configuration, _, job = yaml.safe_load_all(given)
@@ -156,7 +156,7 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--topology", "gpu"], "HT-kubernetes-option-of-slurm"),
         (["--mount", "/data"], "HT-kubernetes-option-of-slurm"),
         (["--sbatch", "mail-type=END"], "HT-kubernetes-option-of-slurm"),
-        (["--run-dir", "runs/one"], "HT-run-directory-on-no-volume"),
+        (["--run-dir", "hpctrain-runs/one"], "HT-run-directory-on-no-volume"),
         (["--backend", "gloo", "--framework", "keras"], "HT-backend-of-other-framework"),
         (["--env", "MY_TOKEN"], "HT-kubernetes-secret-in-manifest"),
     ],

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
-from hpctrain.common.run.directory import RunDirectory, write_json
+from hpctrain.common.run.directory import RUNS, RunDirectory, write_json
 from hpctrain.control.schedulers.find_run import last_run, last_run_or_series
 from hpctrain.control.supervision.repeats import create_series
 from hpctrain.report.runs import RunRow, list_runs, runs_text
@@ -30,18 +30,22 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two that began at one time, one of them further, and a script's that never began."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    done = write_run(Path("runs/done"), recipe_plan(), run_events())
+    done = write_run(Path("hpctrain-runs/done"), recipe_plan(), run_events())
     write_json(done.summary, {"status": "done"})
-    write_run(Path("runs/half"), recipe_plan(), run_events(epochs=2))
-    plan = write_run(Path("runs/script[red]"), script_plan(), None).plan
+    write_run(Path("hpctrain-runs/half"), recipe_plan(), run_events(epochs=2))
+    plan = write_run(Path("hpctrain-runs/script[red]"), script_plan(), None).plan
     os.utime(plan, (1_600_000_000, 1_600_000_000))
-    return tmp_path / "runs"
+    return tmp_path / RUNS
 
 
 def test_a_line_each_with_the_newest_last(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [shlex.split(line)[0] for line in lines] == ["runs/script[red]", "runs/half", "runs/done"]
+    assert [shlex.split(line)[0] for line in lines] == [
+        "hpctrain-runs/script[red]",
+        "hpctrain-runs/half",
+        "hpctrain-runs/done",
+    ]
     cells = [re.split(" {2,}", line)[1:4] for line in lines]
     assert [each[0] for each in cells] == ["not started", "stopped", "done"]
     assert [re.findall("[0-9]+", each[1]) for each in cells[1:]] == [["8", "12"], ["12", "12"]]
@@ -60,10 +64,10 @@ def test_a_run_takes_one_line_and_its_path_is_whole(
     rows = [
         RunRow(name=name, run_dir="", state="done", message=said, step=step, time=1.0) for name, said, step in found
     ]
-    lines = runs_text(rows, Path("runs"), width).split("\n") if rows else []
+    lines = runs_text(rows, RUNS, width).split("\n") if rows else []
     assert len(lines) == len(rows)
     for line, each in zip(reversed(lines), rows, strict=True):
-        path = shlex.quote(f"runs/{each.name}")
+        path = shlex.quote(f"hpctrain-runs/{each.name}")
         assert line.startswith(path)
         assert width is None or len(line) <= max(width, len(path) + 1)
 
@@ -78,30 +82,30 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
         assert main(arguments) == 0, arguments
         capsys.readouterr()
     assert (newest / "report.html").exists() and not (runs / "done" / "report.html").exists()
-    assert last_run() == last_run_or_series() == Path("runs/half")
+    assert last_run() == last_run_or_series() == Path("hpctrain-runs/half")
     os.utime(runs / "done" / "events.jsonl", (2_100_000_000, 2_100_000_000))
     assert main(["run", "--resume", "--run-dir", "last", "--dry-run"]) == 0
-    assert "runs/done" in capsys.readouterr().out
+    assert "hpctrain-runs/done" in capsys.readouterr().out
     assert main(["run", "--resume", "--run-dir", "./last", "--dry-run"]) == 2
     assert main(["report", "./last"]) == 2
     shutil.copytree(runs / "half", "last")
     assert main(["report", "./last"]) == 0
     assert Path("last/report.html").exists() and not (runs / "done" / "report.html").exists()
-    seed = create_series(Path("runs/seeds"), {1: recipe_plan()}).runs[1]
+    seed = create_series(Path("hpctrain-runs/seeds"), {1: recipe_plan()}).runs[1]
     os.utime(seed.plan, (2_200_000_000, 2_200_000_000))
-    assert (last_run(), last_run_or_series()) == (seed.path, Path("runs/seeds"))
+    assert (last_run(), last_run_or_series()) == (seed.path, Path("hpctrain-runs/seeds"))
     shutil.rmtree(runs / "seeds")
     shutil.rmtree(runs / "done")
     (runs / "array").mkdir()
     newest.rename(runs / "array" / "task-1")
     write_submission(RunDirectory(runs / "array"), "12")
-    assert last_run() == Path("runs/array")
+    assert last_run() == Path("hpctrain-runs/array")
 
 
 @pytest.mark.parametrize("command", ["logs", "cancel", "report"])
 def test_where_there_is_no_run_there_is_no_last(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with refused("HT-run-none-yet", path=tmp_path / "runs"):
+    with refused("HT-run-none-yet", path=tmp_path / RUNS):
         last_run()
     assert main([command]) == 2
 
@@ -110,7 +114,7 @@ def test_where_there_is_no_run_there_is_no_last(command: str, tmp_path: Path, mo
 def test_a_run_without_its_folder(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "done"]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-not-directory-or-job"] and "did you mean runs/done?" in said
+    assert codes(said) == ["HT-run-not-directory-or-job"] and "did you mean hpctrain-runs/done?" in said
 
 
 def test_the_runs_of_another_folder(
@@ -160,7 +164,7 @@ def test_slurm_is_asked_once_and_only_where_there_was_a_job(runs: Path, monkeypa
 def test_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["status"]) == 0
-    assert str(tmp_path / "runs") in capsys.readouterr().err
+    assert str(tmp_path / RUNS) in capsys.readouterr().err
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"runs": []}
 

@@ -20,7 +20,7 @@ from hpctrain.common.files.regular import read_text
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.directory import default_directory
+from hpctrain.common.run.directory import RUNS, default_directory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
 from hpctrain.common.run.request import FRAMEWORKS, TrainingRequest, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
@@ -102,7 +102,7 @@ def prepare_pods(
     assert kubernetes is not None and asked.work is not None
     title = asked.work.name if isinstance(asked.work, Recipe) else asked.work.path.name
     called = object_name(name if name is not None else default_directory(title).name)
-    folder = PurePosixPath(kubernetes.runs.path, "runs", called)
+    folder = PurePosixPath(kubernetes.runs.path, RUNS, called)
     if asked.run_dir is not None:
         folder = PurePosixPath(asked.run_dir)
         _require_on_volume(folder, kubernetes)
@@ -243,7 +243,7 @@ def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> 
         raise HpctrainError(
             "HT-run-directory-on-no-volume",
             "--run-dir {folder} is on no volume that the pods share and write to",
-            f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/runs/one",
+            f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/{RUNS}/one",
             folder=folder,
         )
 

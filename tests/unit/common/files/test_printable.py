@@ -48,8 +48,8 @@ def test_answers_remarks_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_answer_for_programs_is_read_by_strict_readers(capsys: pytest.CaptureFixture[str]) -> None:
-    answer_json({"path": "runs/\udcff", "loss": float("nan")})
-    assert from_json(capsys.readouterr().out, allow_inf_nan=False) == {"path": "runs/\\udcff", "loss": None}
+    answer_json({"path": "hpctrain-runs/\udcff", "loss": float("nan")})
+    assert from_json(capsys.readouterr().out, allow_inf_nan=False) == {"path": "hpctrain-runs/\\udcff", "loss": None}
 
 
 def test_keys_of_others_are_not_repeated_at_any_length() -> None:

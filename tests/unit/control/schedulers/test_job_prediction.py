@@ -13,6 +13,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster.gpu_models import gpus
+from hpctrain.common.run.directory import RUNS
 from hpctrain.control.schedulers.profiles import load_profile, profile_names
 from support import needs
 from support.golden import check_text
@@ -143,7 +144,7 @@ def test_a_gpu_that_nobody_knows(command: str, capsys: pytest.CaptureFixture[str
     assert main([command, "digits", *options, "--gpu", "gh200"]) == 2
     said = capsys.readouterr()
     assert codes(said.err) == ["HT-gpu-unknown"] and "gh200" in said.err and " h200" in said.err
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
 
 
 def test_the_run_directory_has_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:

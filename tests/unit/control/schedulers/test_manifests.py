@@ -327,12 +327,12 @@ def test_a_script_goes_with_the_plan_unless_it_is_on_a_volume(tmp_path: Path) ->
 def test_run_directories() -> None:
     (template,) = templates(pod_run(run_directory=Path("/runs/$(HOME)/it's")))
     assert "--run-dir=/runs/$$(HOME)/it's" in template["spec"]["containers"][0]["command"]
-    assert pod_run(GPUS).run_directory == PurePosixPath("/runs/runs/digits")
+    assert pod_run(GPUS).run_directory == PurePosixPath("/runs/hpctrain-runs/digits")
     assert pod_run(GPUS, run_directory=Path("/runs/one")).run_directory == PurePosixPath("/runs/one")
     for elsewhere in ("/data/one", "one", "/runs/../etc", "/runsx"):
         with refused("HT-run-directory-on-no-volume", folder=elsewhere) as caught:
             pod_run(GPUS, run_directory=Path(elsewhere))
-        assert caught.value.hint.endswith("--run-dir /runs/runs/one")
+        assert caught.value.hint.endswith("--run-dir /runs/hpctrain-runs/one")
 
 
 @pytest.mark.parametrize(

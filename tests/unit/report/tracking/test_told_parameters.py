@@ -54,8 +54,8 @@ def test_the_newest_facts() -> None:
 
 
 def test_a_runs_name_is_its_own() -> None:
-    assert title(recipe_plan(), RunDirectory(Path("runs/digits-20260101-120000"))) == "digits-20260101-120000"
-    assert title(script_plan("train.py"), RunDirectory(Path("runs/seed-3"))) == "train.py seed-3"
+    assert title(recipe_plan(), RunDirectory(Path("hpctrain-runs/digits-20260101-120000"))) == "digits-20260101-120000"
+    assert title(script_plan("train.py"), RunDirectory(Path("hpctrain-runs/seed-3"))) == "train.py seed-3"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.staging import plan_staging
@@ -49,7 +50,7 @@ def test_the_directory_holds_plan_script_and_submission(
     assert submit(*asked, "--env", "A=b c", "--interface", "ib0") == 0
     path, job = capsys.readouterr().out.splitlines()
     directory = Path(path)
-    assert directory.is_absolute() and directory.parent == tmp_path / "here" / "runs"
+    assert directory.is_absolute() and directory.parent == tmp_path / "here" / RUNS
     plan = Plan.model_validate_json((directory / "plan.json").read_bytes())
     assert (plan.ranks, plan.hosts, plan.start.environment) == (6, (), {"A": "b c"})
     assert plan.recipe and plan.recipe.epochs == 2
@@ -117,7 +118,7 @@ def test_arguments_of_a_script_in_an_array(programs: Programs, capsys: pytest.Ca
 def test_an_array_of_the_same_training_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--array", "0-3", "--set", "epochs=3") == 2
     assert "%a" in capsys.readouterr().err
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
 
 
 @pytest.mark.parametrize("accepted", [0, 2])
@@ -131,7 +132,7 @@ def test_what_sbatch_refuses_leaves_nothing_behind(
     assert submit("digits", "--cluster", "generic", "--chain", "3") == 2
     said = capsys.readouterr().err
     assert codes(said) == ["HT-slurm-sbatch-refused"] and "Invalid qos" in said
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
     cancelled = [call.arguments for call in programs.calls("scancel")]
     assert cancelled == ([["101", "102"]] if accepted else [])
 
@@ -252,13 +253,13 @@ def test_the_directory_goes_where_nothing_can_be_cancelled_either(
     programs.add("sbatch", f"{COUNT.format(notes=notes)}\nif count > 1: sys.exit(1)")
     (programs.folder / "scancel").unlink()
     submit("digits", "--cluster", "generic", "--chain", "2")
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
 
 
 def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.j2").write_text("#!/bin/bash\n{{ nothing }}\n")
     assert submit("digits", "--cluster", "generic", "--template", "mine.j2") == 2
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
 
 
 @needs.pytorch
@@ -294,7 +295,7 @@ def test_a_dry_run_needs_no_slurm(
     assert submit("digits", "--cluster", "generic", "--dry-run") == 0
     assert submit("digits", "--cluster", "generic") == 2
     assert codes(capsys.readouterr().err) == ["HT-program-not-found"]
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
 
 
 @pytest.mark.parametrize(
@@ -324,7 +325,7 @@ def test_misuse(arguments: list[str], code: str, programs: Programs, capsys: pyt
     assert submit("digits", *cluster, *arguments) == 2
     assert codes(capsys.readouterr().err) == [code]
     assert programs.calls("sbatch") == []
-    assert not Path("runs").exists()
+    assert not RUNS.exists()
 
 
 @pytest.mark.long
