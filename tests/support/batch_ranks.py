@@ -97,7 +97,7 @@ def threads_as_ranks() -> Iterator[None]:
         mock.patch.object(derivatives, "known_ranks", lambda: getattr(_own, "ranks", None)),
         mock.patch.object(elementwise, "is_reduced", lambda tensor: hasattr(tensor, "reduced")),
     ):
-        derivatives.average_asked_gradients()
+        derivatives.watch_engine()
         derivatives.gather_for_own_functions()
         try:
             yield

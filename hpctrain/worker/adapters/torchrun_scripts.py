@@ -101,7 +101,7 @@ def _give_default_group(module: ModuleType) -> None:
     # The last has them already where something imported PyTorch before this rank's program, as a sitecustomize.py may.
     others = map(sys.modules.get, ("torch.distributed", "torch.distributed.device_mesh"))
     namespaces = [module, *(other for other in others if other is not None)]
-    for name in ("init_process_group", "get_backend", "get_backend_config", "new_group"):
+    for name in ("init_process_group", "get_backend", "new_group"):
         wrapped = _through_default_group(name, getattr(module, name))
         for namespace in namespaces:
             if hasattr(namespace, name):

@@ -21,12 +21,8 @@ from typing import Any
 
 from hpctrain.worker.comm.after_import import change_after_import
 
-# The functions that save, by module, with the name of the argument that is a path; and the packages that have them too.
-_SAVING = {
-    "torch.serialization": {"save": "f"},
-    "safetensors.torch": {"save_file": "filename"},
-    "numpy": {"save": "file", "savez": "file", "savez_compressed": "file"},
-}
+# The functions that save, by module, with the name of the argument that is a path; and a package that has one too.
+_SAVING = {"torch.serialization": ("save", "f"), "safetensors.torch": ("save_file", "filename")}
 _PACKAGES = {"torch.serialization": "torch"}
 
 
@@ -36,13 +32,12 @@ def save_whole_files() -> None:
 
 
 def _change(module: ModuleType) -> None:
-    # The package has them already where it was imported before.
-    package = sys.modules.get(_PACKAGES.get(module.__name__, ""))
-    for name, place in _SAVING[module.__name__].items():
-        wrapped = _whole(getattr(module, name), place)
-        for namespace in (module, package):
-            if namespace is not None and hasattr(namespace, name):
-                setattr(namespace, name, wrapped)
+    name, place = _SAVING[module.__name__]
+    wrapped = _whole(getattr(module, name), place)
+    # The package has it already where it was imported before.
+    for namespace in (module, sys.modules.get(_PACKAGES.get(module.__name__, ""))):
+        if namespace is not None and hasattr(namespace, name):
+            setattr(namespace, name, wrapped)
 
 
 def _whole(save: Callable[..., Any], place: str) -> Callable[..., Any]:
@@ -72,10 +67,8 @@ def replacing(path: Path) -> Iterator[Path]:
         return
     # A folder, since the name is a part of what PyTorch writes.
     with tempfile.TemporaryDirectory(prefix=".hpctrain-", dir=target.parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder) / target.name
-        # NumPy may have added a suffix.
-        for each in Path(folder).iterdir():
-            before = target.with_name(each.name)
-            if before.exists():
-                shutil.copymode(before, each)
-            each.replace(before)
+        path = Path(folder) / target.name
+        yield path
+        if target.exists():
+            shutil.copymode(target, path)
+        path.replace(target)

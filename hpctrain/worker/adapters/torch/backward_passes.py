@@ -6,9 +6,8 @@ reached that part. In the inner pass, autograd gives a hook no sign of the outer
 
 from __future__ import annotations
 
-import functools
 import weakref
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,7 +15,7 @@ from hpctrain.common.errors import HpctrainError
 
 
 class BackwardWatcher(Protocol):
-    """Is notified at the beginning of each call of ``torch.autograd.backward``."""
+    """Is notified at the beginning of each backward pass that adds to gradients."""
 
     def backward_begins(self, *, within: bool) -> None:
         """A backward pass is about to begin.
@@ -26,27 +25,13 @@ class BackwardWatcher(Protocol):
         """
 
 
-_watchers: weakref.WeakSet[BackwardWatcher] = weakref.WeakSet()
-_installed: list[object] = []
+watchers: weakref.WeakSet[BackwardWatcher] = weakref.WeakSet()
 
 
-def watch_backward(watcher: BackwardWatcher) -> None:
-    """Notify ``watcher`` of every backward pass from now on, for as long as it lives."""
-    _watchers.add(watcher)
-    if _installed:
-        return
-    backward = torch.autograd.backward
-    _installed.append(backward)
-
-    # Replaced because PyTorch calls no hook before a backward pass.
-    @functools.wraps(backward)
-    def watched(*arguments: Any, **settings: Any) -> None:
-        if not torch.compiler.is_compiling():
-            for each in list(_watchers):
-                each.backward_begins(within=in_backward())
-        backward(*arguments, **settings)
-
-    torch.autograd.backward = watched
+def notify_watchers() -> None:
+    """Tell all watchers that a backward pass begins."""
+    for each in list(watchers):
+        each.backward_begins(within=in_backward())
 
 
 def in_backward() -> bool:

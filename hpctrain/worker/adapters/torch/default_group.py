@@ -108,11 +108,6 @@ def get_backend(original: Callable[..., str], *arguments: Any, **settings: Any) 
     return dist.Backend(shown.get(found, found))
 
 
-def get_backend_config(original: Callable[..., str], *arguments: Any, **settings: Any) -> str:
-    """``get_backend_config``: with the same name."""
-    return original(*arguments, **settings).replace(NAME, _named or "mpi")
-
-
 def new_group(original: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """``new_group``: of the run's own kind where the script asks for the one that its default group seems to be."""
     bound = inspect.signature(original).bind(*arguments, **settings)

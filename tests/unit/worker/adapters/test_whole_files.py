@@ -6,8 +6,8 @@ import io
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 
 from hpctrain.worker.adapters.whole_files import _whole, replacing
 
@@ -30,15 +30,16 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_paths_are_replaced_and_other_places_left_to_the_library(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    save = _whole(np.save, "file")
-    save(file, np.ones(2))
-    save(tmp_path / "a", arr=np.ones(2))
+    file, saved = io.BytesIO(), torch.ones(2)
+    save = _whole(torch.save, "f")
+    save(saved, file)
+    save(saved, f=tmp_path / "a.pt")
     _whole(lambda f: Path(f).write_text("a"), "f")(os.devnull)
-    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(io.BytesIO(file.getvalue())))
-    with pytest.raises(FileNotFoundError):
-        save(file=tmp_path / "no" / "a", arr=np.ones(2))
-    assert [each.name for each in tmp_path.iterdir()] == ["a.npy"]
+    file.seek(0)
+    assert torch.equal(torch.load(tmp_path / "a.pt"), torch.load(file))
+    with pytest.raises(RuntimeError):
+        save(saved, tmp_path / "no" / "a.pt")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.pt"]
 
 
 def test_a_file_in_a_folder_that_takes_no_others_is_written_in_place(

@@ -1,14 +1,13 @@
 """Backward passes that begin at batches, and gradients that a script asks autograd for.
 
 ``torch.autograd.grad`` has to return the true gradient: for a plain tensor, such as a parameter, the mean over the
-ranks. No hook tells its call from that of ``backward()``, after which the reducer averages, so the function through
-which both start PyTorch's engine is replaced.
+ranks. No hook tells its call from that of ``backward()``, after which the reducer averages, and none is called before
+either. So the function through which both start PyTorch's engine is replaced.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.adapters.torch.backward_passes import in_backward
+from hpctrain.worker.adapters.torch.backward_passes import in_backward, notify_watchers
 from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
@@ -109,8 +108,12 @@ def gather_for_own_functions() -> None:
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
 
 
-def average_asked_gradients() -> None:
-    """Make ``torch.autograd.grad`` return the mean over the ranks of gradients for plain tensors. Idempotent."""
+def watch_engine() -> None:
+    """Replace the function that starts PyTorch's engine. Idempotent.
+
+    ``torch.autograd.grad`` returns the mean over the ranks of gradients for plain tensors from now on, and a backward
+    pass notifies its watchers.
+    """
     engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     if hasattr(engine, "__wrapped__"):
         return
@@ -120,6 +123,7 @@ def average_asked_gradients() -> None:
         if torch.compiler.is_compiling():
             return engine(*args, accumulate_grad=accumulate_grad, **kwargs)
         if accumulate_grad:
+            notify_watchers()
             return engine(*_below_sum(*args), accumulate_grad=True, **kwargs)
         found, ranks = engine(*args, accumulate_grad=False, **kwargs), known_ranks()
         # In a backward pass it is a hook within a model that asks for gradients of this rank's rows.
@@ -130,7 +134,7 @@ def average_asked_gradients() -> None:
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
 
 
-_backward = inspect.unwrap(torch.autograd.backward).__code__
+_backward = torch.autograd.backward.__code__
 
 
 def _below_sum(roots: Any, gradients: Any, *others: Any) -> tuple[Any, ...]:

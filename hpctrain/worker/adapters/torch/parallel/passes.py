@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.adapters.torch.backward_passes import in_backward, refuse_ended, watch_backward
+from hpctrain.worker.adapters.torch.backward_passes import in_backward, refuse_ended, watchers
+from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 
 
 class BackwardPasses:
@@ -20,13 +21,14 @@ class BackwardPasses:
 
     def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
         self._at_begin, self._at_end = at_begin, at_end
-        # Not 0, because a backward function that was imported before hpctrain does not report its passes.
+        # Not 0, because a pass of which a script calls the engine by itself is not reported.
         self._begun = 1
         # The number of the pass that reached the parameters and has not ended.
         self._running = 0
         # Whether it has made a gradient: a pass through other models has not, although a pass within it was joined.
         self._made = False
-        watch_backward(self)
+        watch_engine()
+        watchers.add(self)
 
     def backward_begins(self, *, within: bool) -> None:
         """Count a new pass; one within another joins the outer pass, which still needs the parameters at its end."""
