@@ -93,8 +93,8 @@ fuzz: .fuzz/installed.stamp
 	.fuzz/bin/python -m pip install --editable '.[imagenet,parquet,text]' 'atheris>=3' pytest
 	touch $@
 
-# What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has PyTorch
-# with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
+# What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has
+# PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
 # sections out, each of which is bounded by the minutes in tests/support/gpu_sections.py.
 gpu: .gpu/installed.stamp
 	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=hpctrain-runs/gpu GPU_ONLY=$(ONLY) PATH="$(CURDIR)/.gpu/bin:$$PATH" \

@@ -33,6 +33,8 @@ _COMMANDS = {
     "status": ("hpctrain.cli.status", "status", "Show the state of a run or its job."),
     "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
     "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),
+    "compare": ("hpctrain.cli.compare", "compare", "Set runs side by side: metrics, and settings that differ."),
+    "remove": ("hpctrain.cli.remove", "remove", "Delete the directories of runs that have ended."),
     "checkpoint": ("hpctrain.cli.checkpoint", "app", "See, check and export the checkpoints of a run."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
@@ -67,7 +69,15 @@ _MEANT = {name: f"--tracking {name}" for name in ("tensorboard", "mlflow", "wand
 _PACKAGE = Path(__file__).parents[1]
 
 # What commands are called elsewhere.
-_OTHER_WORDS = {"train": "run", "launch": "run", "start": "run", "list": "status", "ps": "status", "stop": "cancel"}
+_OTHER_WORDS = {
+    "train": "run",
+    "launch": "run",
+    "start": "run",
+    "list": "status",
+    "ps": "status",
+    "stop": "cancel",
+    "rm": "remove",
+}
 
 # Their first word is a recipe, whose name is completed without importing the command.
 _OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))

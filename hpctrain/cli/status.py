@@ -11,7 +11,7 @@ import typer
 from hpctrain.cli.tables import table_width
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RUNS
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.say import answer, answer_json, duration, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
@@ -39,11 +39,21 @@ def status(
             help="A run's directory, a job (12, or 12_3), or the last in hpctrain-runs/; by default all are listed.",
         ),
     ] = None,
+    newest: Annotated[
+        int | None, typer.Option("-n", min=1, metavar="N", help="List so many of the newest runs.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="List runs in this state alone: done, running, failed …")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON with stable keys.")] = False,
 ) -> None:
-    """Show a run's state, step, loss, speed and remaining time. Without a run, list those in hpctrain-runs/."""
+    """Show a run's state, step, loss, speed and remaining time. Without a run, list those in hpctrain-runs/.
+
+    The list has a line for each run: its state, steps, newest metric, last event, duration, and why it is in its state
+    or in which settings it differs from the other runs of its script or recipe.
+    """
     if target is None:
-        _show_runs(as_json=as_json)
+        _show_runs(newest, state, as_json=as_json)
         return
     from hpctrain.control.schedulers.find_run import find_run
     from hpctrain.report.status import ArrayStatus, read_status
@@ -59,17 +69,18 @@ def status(
         answer(_table(found))
 
 
-def _show_runs(*, as_json: bool) -> None:
+def _show_runs(newest: int | None, state: str | None, *, as_json: bool) -> None:
     from hpctrain.report.runs import list_runs, runs_text
 
-    rows, problem = list_runs(RUNS)
+    every, problem = list_runs(RUNS)
+    rows = [row for row in every if state in (None, row.state)][:newest]
     if problem:
         tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
         answer_json({"runs": [row.model_dump(mode="json") for row in rows]})
     elif rows:
         answer(runs_text(rows, RUNS, table_width()))
-    else:
+    elif not every:
         from hpctrain.control.schedulers.find_run import no_runs_hint
 
         tell(f"hpctrain: there is no run in {RUNS.absolute()}; {no_runs_hint()}")
@@ -102,7 +113,7 @@ def _table(run: RunStatus) -> str:
         ("", f"and {more:,} more values" if (more := len(run.logged) - _MOST_VALUES) > 0 else None),
         ("throughput", None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s"),
         ("energy", energy_line(run.energy_kwh, run.energy_covers, run.slurm_energy_kwh)),
-        ("elapsed", _duration(run.elapsed_s)),
+        ("elapsed", duration(run.elapsed_s)),
         ("remaining", _remaining(run)),
         ("last event", _last_event(run)),
         ("survived", run.survived),
@@ -129,7 +140,7 @@ def _array(array: ArrayStatus) -> str:
     for run in array.tasks:
         loss = _figure(run.step_loss, "{:.4g}") or ""
         speed = "" if run.samples_per_s is None else f"{run.samples_per_s:,.0f}"
-        remaining = _duration(run.remaining_s) or ""
+        remaining = duration(run.remaining_s) or ""
         rows.append([str(run.task), run.state, _of(run.step, run.steps) or "", loss, speed, remaining, run.message])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -153,28 +164,14 @@ def _hosts(run: RunStatus) -> str:
 
 
 def _remaining(run: RunStatus) -> str | None:
-    parts = [_duration(run.remaining_s)]
+    parts = [duration(run.remaining_s)]
     if run.job_remaining_s is not None:
-        parts.append(f"the job ends in {_duration(max(0.0, run.job_remaining_s))}")
+        parts.append(f"the job ends in {duration(max(0.0, run.job_remaining_s))}")
     if run.more_jobs:
         parts.append(f"{run.more_jobs} more job{'s' if run.more_jobs > 1 else ''} needed")
     return "; ".join(part for part in parts if part) or None
 
 
 def _last_event(run: RunStatus) -> str | None:
-    ago = _duration(run.last_event_s)
+    ago = duration(run.last_event_s)
     return f"{ago} ago{': the run is silent' if run.silent else ''}" if ago else None
-
-
-def _duration(seconds: float | None) -> str | None:
-    """A duration in its two largest units; None for None."""
-    if seconds is None:
-        return None
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"

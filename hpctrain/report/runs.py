@@ -1,24 +1,30 @@
-"""The runs in a folder, newest first."""
+"""The runs in a folder, newest first, and what differs between runs."""
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.files.printable import shell_word, shortened
+from hpctrain.common.recipes.difference import settings
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
 from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
 from hpctrain.report.record import Progress
-from hpctrain.report.status import run_status
+from hpctrain.report.say import duration
+from hpctrain.report.status import RunStatus, run_status
 
 # The list appears without Slurm's answer if that takes longer.
 _SLURM_SECONDS = 10.0
+_LONGEST_NAME = 24
 
 Jobs = Callable[[], tuple[Sequence[JobState], str | None]]
 
@@ -31,6 +37,9 @@ class RunRow(BaseModel):
         title: the name of the recipe or script.
         state: see :class:`hpctrain.report.status.RunStatus`; or ``damaged``.
         message: why it is in that state; empty where there is nothing to say.
+        metric: the newest of what it measures: the test accuracy, or the loss, or what a script logs last.
+        seconds: from the beginning of the last attempt to its last event, or until now.
+        differs: the settings in which the runs of this title differ, by dotted key.
         time: the time of the last event, in seconds since the epoch.
     """
 
@@ -43,15 +52,22 @@ class RunRow(BaseModel):
     message: str = ""
     step: int | None = None
     steps: int | None = None
+    metric: tuple[str, float] | None = None
+    seconds: float | None = None
+    differs: dict[str, Any] = {}
     time: float
+    plan: Plan | None = Field(None, exclude=True)
 
 
-def list_runs(folder: Path) -> tuple[list[RunRow], str | None]:
+def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
     """Every run in the folder, including arrays and series; and Slurm's error if it does not answer.
 
     Slurm is asked at most once, for the jobs that live.
+
+    Args:
+        name: a pattern of the names in the folder.
     """
-    plans = [plan for pattern in ("*/plan.json", "*/*/plan.json") for plan in folder.glob(pattern)]
+    plans = [plan for pattern in (f"{name}/plan.json", f"{name}/*/plan.json") for plan in folder.glob(pattern)]
     asked: list[tuple[Sequence[JobState], str | None]] = []
 
     def jobs() -> tuple[Sequence[JobState], str | None]:
@@ -60,7 +76,32 @@ def list_runs(folder: Path) -> tuple[list[RunRow], str | None]:
         return asked[0]
 
     rows = [_row(RunDirectory(plan.parent.resolve()), str(plan.parent.relative_to(folder)), jobs) for plan in plans]
-    return sorted(rows, key=lambda row: row.time, reverse=True), asked[0][1] if asked else None
+    rows = sorted(_with_differences(rows), key=lambda row: row.time, reverse=True)
+    return rows, asked[0][1] if asked else None
+
+
+def differing(plans: Sequence[Plan]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all plans, by dotted key: a value for each plan, None where it has none."""
+    tables = [
+        {
+            **settings(plan.work),
+            **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
+            **{f"versions.{name}": version for name, version in plan.versions.items()},
+        }
+        for plan in plans
+    ]
+    rows = {key: [table.get(key) for table in tables] for key in {key: None for table in tables for key in table}}
+    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+
+
+def _with_differences(rows: Sequence[RunRow]) -> list[RunRow]:
+    found = [row for row in rows if row.plan is None]
+    for title in {row.title for row in rows if row.plan}:
+        alike = [(row, row.plan) for row in rows if row.plan and row.title == title]
+        values = differing([plan for _, plan in alike])
+        for number, (row, _) in enumerate(alike):
+            found.append(row.model_copy(update={"differs": {key: each[number] for key, each in values.items()}}))
+    return found
 
 
 def _jobs(folder: Path) -> tuple[Sequence[JobState], str | None]:
@@ -80,6 +121,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
         numbers = {*found.submitted_jobs(), *progress.jobs}
         known, problem = jobs() if numbers else ([], None)
         own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
+        plan = read_model(directory.plan, Plan)
         status = run_status(directory, found, progress, own, task, problem is None)
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
@@ -93,8 +135,16 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
         message=status.message,
         step=status.step,
         steps=status.steps,
+        metric=_metric(status),
+        seconds=status.elapsed_s,
         time=progress.last_time or made,
+        plan=plan,
     )
+
+
+def _metric(run: RunStatus) -> tuple[str, float] | None:
+    found = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
+    return next(((name, value) for name, value in found.items() if value is not None), None)
 
 
 def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
@@ -109,13 +159,33 @@ def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
             shell_word(folder / row.name),
             row.state,
             "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}",
+            _metric_text(row),
             _when(row.time),
-            row.message.partition("\n")[0],
+            duration(row.seconds) or "",
+            row.message.partition("\n")[0] or differences_text(row.differs),
         )
         for row in reversed(rows)
     ]
     widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
+
+
+def _metric_text(row: RunRow) -> str:
+    if row.metric is None:
+        return ""
+    name, value = row.metric
+    return f"{shortened(value_text(name), _LONGEST_NAME)} {value:.4g}"
+
+
+def differences_text(values: Mapping[str, Any]) -> str:
+    """Settings in one line."""
+    return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
+
+
+def value_text(value: Any) -> str:
+    """A value in one line: a list as words of a command line."""
+    text = shlex.join(map(str, value)) if isinstance(value, list | tuple) else "—" if value is None else str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def _when(moment: float) -> str:

@@ -35,6 +35,20 @@ def say(text: str, stream: TextIO) -> None:
     print(printable(text), file=Patient(stream), flush=True)
 
 
+def duration(seconds: float | None) -> str | None:
+    """A duration in its two largest units; None for None."""
+    if seconds is None:
+        return None
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes} min"
+
+
 def terminal(**settings: Any) -> Console:
     """Rich's console with these settings, which writes control characters for styles only, none of the content."""
     # Rich takes a tenth of a second to import, which most commands do not need.

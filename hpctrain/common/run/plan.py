@@ -195,15 +195,16 @@ class Plan(FrozenModel):
     @property
     def asked_mesh(self) -> Mesh:
         """The mesh that the recipe or the command line names."""
-        return self._work.mesh
+        return self.work.mesh
 
     @property
     def trackers(self) -> tuple[Tracker, ...]:
         """Where the run's curves go."""
-        return DEFAULT if self._work.tracking is None else self._work.tracking
+        return DEFAULT if self.work.tracking is None else self.work.tracking
 
     @property
-    def _work(self) -> Recipe | Script:
+    def work(self) -> Recipe | Script:
+        """What is trained."""
         work = self.recipe or self.script
         assert work is not None
         return work
@@ -231,7 +232,7 @@ class Plan(FrozenModel):
     @property
     def fault_tolerance(self) -> FaultTolerance:
         """What it does when a rank dies, and when hosts come or come back."""
-        return self._work.fault_tolerance
+        return self.work.fault_tolerance
 
     @property
     def fault_tolerant(self) -> bool:

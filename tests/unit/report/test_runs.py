@@ -21,7 +21,7 @@ from hpctrain.control.schedulers.find_run import last_run, last_run_or_series
 from hpctrain.control.supervision.repeats import create_series
 from hpctrain.report.runs import RunRow, list_runs, runs_text
 from support.refusals import codes, refused
-from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
+from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission
 
 
@@ -62,7 +62,8 @@ def test_a_run_takes_one_line_and_its_path_is_whole(
     found: list[tuple[str, str, int | None]], width: int | None
 ) -> None:
     rows = [
-        RunRow(name=name, run_dir="", state="done", message=said, step=step, time=1.0) for name, said, step in found
+        RunRow(name=name, run_dir="", state="done", message=said, step=step, metric=(name, 1.0), time=1.0)
+        for name, said, step in found
     ]
     lines = runs_text(rows, RUNS, width).split("\n") if rows else []
     assert len(lines) == len(rows)
@@ -127,6 +128,31 @@ def test_the_runs_of_another_folder(
         assert main(["logs"]) == 2
         said = capsys.readouterr().err
         assert codes(said) == ["HT-run-none-yet"] and command in said
+
+
+def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(
+        runs / "other", recipe_plan(ranks=4, recipe=digits().model_copy(update={"seed": 8})), run_events(epochs=2)
+    )
+    assert main(["status", "--state", "done"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split(maxsplit=1)[0] == "hpctrain-runs/done" and re.search(r"accuracy 0\.9 .* s  .*seed=", line)
+    assert main(["status", "-n", "1", "--json"]) == 0
+    (newest,) = json.loads(capsys.readouterr().out)["runs"]
+    assert newest["metric"] == ["accuracy", 0.9] and newest["seconds"] > 0 and "plan" not in newest
+    assert newest["differs"] == {"seed": digits().seed, "ranks": 2}
+
+
+def test_runs_side_by_side(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(runs / "other", recipe_plan(ranks=4), run_events(epochs=2))
+    both = ["hpctrain-runs/half", "hpctrain-runs/other"]
+    assert main(["compare", *both, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] == [str(Path(each).resolve()) for each in both]
+    assert found["differences"] == {"ranks": [2, 4]} and found["figures"]["test_accuracy"] == [0.85, 0.85]
+    assert main(["compare", *both, "hpctrain-runs/script[red]"]) == 0
+    table = capsys.readouterr().out
+    assert re.search("half +other +script\\[red\\]", table) and re.search(r"arguments +— +— +--lr 0\.1", table)
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
