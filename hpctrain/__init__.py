@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hpctrain.worker.adapters import average_statistics as average_statistics
     from hpctrain.worker.adapters import distribute as distribute
     from hpctrain.worker.adapters import gather as gather
-    from hpctrain.worker.adapters import lightning as lightning
     from hpctrain.worker.adapters import log as log
     from hpctrain.worker.adapters import mean as mean
     from hpctrain.worker.adapters import mean_loss as mean_loss
@@ -63,7 +62,7 @@ _HOME = {
     "sum_loss": "hpctrain.worker.adapters",
     "trace": "hpctrain.worker.tracing.trace",
 }
-_MODULES = ("keras", "lightning")
+_MODULES = ("keras",)
 # What other libraries have as functions of their module.
 _OF_INIT = (
     "allgather_object",
@@ -89,7 +88,6 @@ __all__ = [
     "gather",
     "init",
     "keras",
-    "lightning",
     "log",
     "mean",
     "mean_loss",

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support.framework_scripts import (
-    REPORT,
     SCRIPTS,
     TOLERANCE,
     VARIABLES,
@@ -23,7 +19,6 @@ from support.framework_scripts import (
 )
 from support.launching import Launch
 from support.refusals import check, codes
-from support.startup import warm_start
 
 pytest.importorskip("torch")
 if reason := missing():
@@ -99,60 +94,14 @@ def test_a_killed_rank_under_lightning_resumes_from_its_checkpoint(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("launcher", "backend"), [("mpirun", "hpctrain"), ("torchrun", "gloo")])
-def test_the_strategy_among_ranks_that_were_started_by_hand(
-    mpirun: Launch, tmp_path: Path, alone: Alone, launcher: str, backend: str
-) -> None:
-    name = "digits_fabric.py"
-    script = tmp_path / name
-    script.write_text(SCRIPTS[name] + REPORT)
-    output = mpirun(script, 2, cwd=tmp_path, **LIMITED).stdout if launcher == "mpirun" else _torchrun(script)
-    assert losses(output) == pytest.approx(alone[name], rel=0, abs=TOLERANCE)
-    group = f"group of 2 over {backend}"
-    assert group in output
-
-
-def _torchrun(script: Path) -> str:
-    process = subprocess.Popen(
-        # Both ranks would write into one pipe, and in the midst of each other's lines.
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--local-ranks-filter",
-            "0",
-            script.name,
-        ],
-        cwd=script.parent,
-        env={**os.environ, **warm_start.READ_AT_IMPORT, **LIMITED},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        # It ends its ranks with it.
-        process.terminate()
-        process.wait(timeout=100)
-    assert process.returncode == 0, output
-    return output
-
-
 @pytest.mark.long
 def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--backend", "mpi", "--", str(tmp_path), **LIMITED)
     assert result.returncode == 0, result.stdout
-    devices = ("HT-lightning-wrong-devices", {"devices": 3, "ranks": "2 ranks"})
     wanted = {
-        "strategy": devices,
-        "nodes": ("HT-lightning-wrong-nodes", {"nodes": 2, "hosts": "1 host"}),
-        "fabric": devices,
-        # Lightning's own.
-        "ddp": ("ValueError", {}),
+        # Lightning's and Fabric's own.
+        "trainer": ("ValueError", {}),
+        "fabric": ("ValueError", {}),
         "size": ("HT-group-different-settings", {"name": "world_size", "value": 5, "found": 2}),
         "nccl": ("HT-backend-not-on-gpu", {"asked": "nccl"}),
         "twice": ("HT-gradients-reduced-twice", {}),
@@ -165,21 +114,9 @@ def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_strategy_outside_of_a_run_says_how_to_start_one(tmp_path: Path) -> None:
-    script = "import hpctrain as ht, lightning\nlightning.Trainer(strategy=ht.lightning.Strategy(), devices=2)\n"
-    command = [sys.executable, "-c", script]
-    environment = {**os.environ, **LIMITED}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode != 0
-    assert codes(done.stderr) == ["HT-lightning-wrong-devices"]
-
-
-@pytest.mark.long
 def test_a_backend_without_process_groups_names_those_that_have_some(hpctrain: Launch, tmp_path: Path) -> None:
     pytest.importorskip("horovod")
-    (tmp_path / "digits_fabric.py").write_text(SCRIPTS["digits_fabric.py"])
-    result = hpctrain("run", "digits_fabric.py", "-np", "2", "--backend", "horovod", **LIMITED)
+    (tmp_path / "digits_accelerate.py").write_text(SCRIPTS["digits_accelerate.py"])
+    result = hpctrain("run", "digits_accelerate.py", "-np", "2", "--backend", "horovod", **LIMITED)
     assert result.returncode == 2, result.stdout
     assert "HT-backend-no-process-groups" in codes(result.stdout)

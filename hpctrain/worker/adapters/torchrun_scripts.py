@@ -15,14 +15,17 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hpctrain.common.cluster.launcher import TORCHRUN, detect
+from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.comm.after_import import change_after_import
-from hpctrain.worker.comm.torchrun import torchrun_variables
 
-_CONNECTORS = [
-    f"{name}.trainer.connectors.accelerator_connector" for name in ("lightning.pytorch", "pytorch_lightning")
-]
+# The classes that choose the devices of a Trainer and of Fabric, by their modules.
+_CONNECTORS = {
+    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "lightning.fabric.connector": "_Connector",
+    "lightning_fabric.connector": "_Connector",
+}
 _GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
@@ -45,31 +48,44 @@ def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
         elif not (launcher and launcher.name == TORCHRUN):
             # torchrun's own variables stay: they say where its store is.
             os.environ[name] = value
-    change_after_import({_GROUPS: _give_default_group, **dict.fromkeys(_CONNECTORS, _give_devices)})
+    connectors = {module: functools.partial(_give_devices, name) for module, name in _CONNECTORS.items()}
+    change_after_import({_GROUPS: _give_default_group, **connectors})
     if plan.ranks > 1 and rank == 0:
         change_after_import({_SPAWN: functools.partial(_mention_spawn, plan.ranks)})
 
 
 def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
-    """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves."""
+    """torchrun's variables for a rank of a plan, and what the frameworks would not find out by themselves.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+    """
     homes = [(node, local) for node, host in enumerate(plan.hosts) for local in range(host.slots)]
     node, local_rank = homes[rank]
     local_size, nodes = plan.hosts[node].slots, len(plan.hosts)
     if plan.start.share_gpus:
         # Each rank sees one GPU, so that it is to a framework like the only rank of a node.
         local_rank, local_size, node, nodes = 0, 1, rank, plan.ranks
-    variables = torchrun_variables(
-        rank=rank,
-        size=plan.ranks,
-        local_rank=local_rank,
-        local_size=local_size,
-        node=node,
-        nodes=nodes,
-        address=(plan.hosts[0].host, port),
-    )
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(plan.ranks),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(plan.ranks),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # The agent's store is torchrun's own.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "MASTER_ADDR": plan.hosts[0].host,
+        "MASTER_PORT": str(port),
+        TORCHRUN_MARK: AS_TORCHRUN,
+    }
     if plan.capabilities is None or not (plan.capabilities.joins_ranks and plan.capabilities.has_meshes):
         return variables
-    # Defaults of Lightning's Trainer where the script names none. Its own would be one CPU, or all GPUs.
+    # Where a script of Lightning or Fabric names none. Theirs would be one CPU, or all GPUs.
     variables |= {"PL_TRAINER_DEVICES": str(local_size), "PL_TRAINER_NUM_NODES": str(nodes)}
     if plan.backend in _IN_HOST_MEMORY:
         # Accelerate distributes on CPUs only when asked; both would choose GPUs, which these backends cannot use.
@@ -77,9 +93,9 @@ def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
     return variables
 
 
-def _give_devices(module: ModuleType) -> None:
-    """Make Lightning take its devices from the run where a script leaves the choice to it, as LightningCLI does."""
-    connector = module._AcceleratorConnector
+def _give_devices(name: str, module: ModuleType) -> None:
+    """Make Lightning or Fabric take its devices from the run where a script leaves the choice to it."""
+    connector = getattr(module, name)
     original = connector.__init__
     free = {"devices": "auto", "num_nodes": 1, "accelerator": "auto"}
 

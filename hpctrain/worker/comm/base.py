@@ -140,14 +140,11 @@ class Communicator(ABC):
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
         has_xla_kernel: whether XLA can compile the reduction of TensorFlow gradients.
         strategy: the tf.distribute strategy of backends that are one.
-        store_address: host and port of the store of torch.distributed's default group; None without one, and where
-            torchrun provides the store.
     """
 
     in_host_memory = False
     has_xla_kernel = False
     strategy: tf.distribute.Strategy | None = None
-    store_address: tuple[str, int] | None = None
     backend: str
     rank: int
     size: int

@@ -66,7 +66,7 @@ class MpiCommunicator(MpiControl):
         return self._tensorflow
 
     def process_group(self) -> None:
-        self.store_address = self.process_groups().join() or self.store_address
+        self.process_groups().join()
 
     def process_groups(self) -> Groups:
         """Make torch.distributed's backend ``hpctrain`` available, and return its groups. Collective."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The store that all ranks reach, with its address; the ranks' hosts, this rank's place, and its host's address."""
+    """The store that all ranks reach; the ranks' hosts, this rank's place, and its host's address."""
 
     store: TCPStore
     hosts: Sequence[str]
@@ -35,7 +35,6 @@ class Rendezvous:
     local_rank: int
     local_size: int
     address: str
-    store_address: tuple[str, int]
 
 
 def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
@@ -59,7 +58,6 @@ def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
         local_rank=hosts[: world.rank].count(host),
         local_size=hosts.count(host),
         address=address,
-        store_address=ranks.endpoints[0],
     )
 
 

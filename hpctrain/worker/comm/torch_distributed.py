@@ -97,7 +97,6 @@ class TorchDistributedCommunicator(CheckedControl):
         self.rank, self.size = met.rank, met.size
         self.local_rank, self.local_size = met.local_rank, met.local_size
         self._address: str | None = met.address
-        self.store_address = met.store_address
         with listening_at(met.address):
             self._make_group(met.store, limit, [f"rank {rank} on {host}" for rank, host in enumerate(met.hosts)])
 

@@ -18,11 +18,8 @@ import hpctrain as ht
 CPU = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
-def fit(**settings: object) -> None:
-    lightning.Trainer(**CPU, max_steps=1, **settings).fit(BoringModel())
-
-
 def wrapped_twice() -> None:
+    dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -35,10 +32,8 @@ def ask_anew(backend: str, **settings: int) -> None:
 
 
 CASES: dict[str, Callable[[], object]] = {
-    "strategy": lambda: fit(strategy=ht.lightning.Strategy(), devices=3),
-    "nodes": lambda: fit(strategy="hpctrain", num_nodes=2),
-    "fabric": lambda: lightning.Fabric(accelerator="cpu", devices=3, strategy="hpctrain"),
-    "ddp": lambda: fit(strategy="ddp", devices=3),
+    "trainer": lambda: lightning.Trainer(**CPU, max_steps=1, strategy="ddp", devices=3).fit(BoringModel()),
+    "fabric": lambda: lightning.Fabric(accelerator="cpu", devices=3, strategy="ddp").launch(),
     "twice": wrapped_twice,
     "nccl": lambda: ask_anew("nccl"),
     "size": lambda: ask_anew("gloo", world_size=5),

@@ -124,7 +124,11 @@ def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
     def values(index: int) -> Values:
         return np.asarray(variables[index].value.numpy())
 
-    guard = Guard(comm, [variable.path for variable in variables], numbers, values, every=every)
+    def not_finite() -> str:
+        return next((each.path for index, each in enumerate(variables) if not np.isfinite(values(index)).all()), "")
+
+    names = [variable.path for variable in variables]
+    guard = Guard(comm, names, numbers, values, every=every, not_finite=not_finite)
     guard.settings = lambda: _settings(getattr(model, "optimizer", None))
     return guard
 

@@ -19,7 +19,6 @@ from hpctrain.worker.comm import Communicator, current, forks
 from hpctrain.worker.comm.forgotten import note_own_group
 from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
-from hpctrain.worker.comm.torchrun import set_torchrun_variables
 
 # The groups of --backend nccl, whose collectives are NCCL's or Gloo's by the device of a tensor.
 _ON_BOTH = "cpu:gloo,cuda:nccl"
@@ -30,13 +29,13 @@ _asked = False
 _named: str | None = None
 
 
-def join_default_group(asked: str | None = None) -> Communicator:
+def _join_default_group(asked: str | None) -> Communicator:
     """Join the run, and create torch.distributed's default group of its ranks unless there is one. Collective.
 
-    It also sets torchrun's variables for this rank, and records the steps of the first optimizer.
+    It also records the steps of the first optimizer.
 
     Args:
-        asked: the backend of torch.distributed that the caller asked for.
+        asked: the backend of torch.distributed that the script asked for; None if it named none.
 
     Raises:
         HpctrainError: a backend without process groups, or one for the CPU's memory though the caller is on GPUs.
@@ -53,7 +52,6 @@ def join_default_group(asked: str | None = None) -> Communicator:
             backend=comm.backend,
         )
     require_default_group(comm)
-    set_torchrun_variables(comm)
     _record_steps(comm)
     if comm.backend == "mpi":
         from hpctrain.worker.adapters.torch import alone
@@ -66,7 +64,8 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     """``init_process_group``: one for all ranks joins the run's default group, others are PyTorch's ``original``.
 
     Raises:
-        HpctrainError: another rank or number of ranks than the run has; or as :func:`join_default_group`.
+        HpctrainError: another rank or number of ranks than the run has; a backend without process groups, or one
+            for the CPU's memory though the script is on GPUs.
     """
     global _asked, _named
     _asked = _asked and dist.is_initialized()
@@ -84,7 +83,7 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     if limit is not None:
         os.environ[TIMEOUT.name] = f"{limit.total_seconds():g}"
     _named = None if backend is None else str(backend)
-    comm = join_default_group(_named)
+    comm = _join_default_group(_named)
     _asked = True
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):

@@ -60,23 +60,19 @@ class Groups:
             _keep_handles_of_join()
         _groups = self
 
-    def join(self) -> tuple[str, int] | None:
+    def join(self) -> None:
         """Make a default group of all ranks, if torch.distributed has none. Collective.
-
-        Returns:
-            Host and port of the group's store; None if there was a group already.
 
         Raises:
             HpctrainError: the default group consists of other ranks.
         """
         if dist.is_initialized():
             require_ranks(self._world.rank, self._world.size)
-            return None
+            return
         limit = timedelta(seconds=self._timeout.seconds + _MARGIN_SECONDS)
         # A store at which groups over other backends of these ranks, such as Gloo, can meet too.
         met = rendezvous(self._world, self._host, limit)
         make_default_group(NAME, met.store, self._world.rank, self._world.size, limit)
-        return met.store_address
 
     def make(self, ranks: list[int], name: str) -> HpctrainGroup:
         """A group of some ranks. Collective over them."""

@@ -17,7 +17,7 @@ from hpctrain.worker.adapters import torchrun_scripts
 from hpctrain.worker.adapters.torchrun_scripts import script_variables
 from hpctrain.worker.comm import forks
 from support import needs
-from support.refusals import codes, refused
+from support.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -156,28 +156,6 @@ def test_a_group_of_ones_own_is_left_alone() -> None:
     assert done.stderr.count("backend single") == 1
 
 
-MISSING = """
-import sys
-from importlib.abc import MetaPathFinder
-
-class Hide(MetaPathFinder):
-    def find_spec(self, fullname, path=None, target=None):
-        if fullname == "lightning":
-            raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
-
-sys.meta_path.insert(0, Hide())
-import hpctrain as ht
-ht.lightning
-"""
-
-
-@needs.pytorch
-@pytest.mark.long
-def test_without_lightning_its_strategies_name_the_extra() -> None:
-    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=120, check=False)
-    assert "HT-package-not-installed" in codes(done.stderr) and "hpctrain[lightning]" in done.stderr
-
-
 @needs.pytorch
 def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     from hpctrain.worker.adapters.torch import default_group
@@ -205,7 +183,7 @@ def test_lightning_takes_from_the_run_what_a_script_leaves_to_it(monkeypatch: py
 
     module = ModuleType("lightning")
     module._AcceleratorConnector = Connector
-    torchrun_scripts._give_devices(module)
+    torchrun_scripts._give_devices("_AcceleratorConnector", module)
     for name, value in {"DEVICES": "4", "NUM_NODES": "2", "ACCELERATOR": "cpu"}.items():
         monkeypatch.setenv(f"PL_TRAINER_{name}", value)
     assert Connector(devices="auto", num_nodes=1, accelerator="auto").found == (4, 2, "cpu")

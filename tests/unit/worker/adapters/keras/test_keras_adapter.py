@@ -15,7 +15,7 @@ tf = pytest.importorskip("tensorflow")
 
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
 from hpctrain.worker.adapters.keras import parts  # noqa: E402
-from hpctrain.worker.adapters.keras.variables import checksums  # noqa: E402
+from hpctrain.worker.adapters.keras.variables import checksums, guard_of  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 
@@ -242,3 +242,20 @@ def test_an_error_within_a_layer_is_the_users_own():
 
     with refused("HT-of-test", size=3):
         Refusing()(np.ones((2, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_not_finite_are_refused_at_the_end(dtype, capsys):
+    frozen = keras.layers.Dense(2, trainable=False)
+    model = keras.Sequential([keras.Input((2,)), frozen, keras.layers.Dense(1, name="head", dtype=dtype)])
+    frozen.bias.assign([-np.inf, 0])  # a mask
+    guard = guard_of(SingleCommunicator("test"), model, every=1)
+    guard.step_done()
+    guard.require_finite()
+    assert not capsys.readouterr().err
+    model.layers[1].bias.assign([np.nan])
+    guard.step_done()
+    assert "head/bias" in capsys.readouterr().err
+    with refused("HT-parameters-not-finite", step=2):
+        guard.require_finite()
