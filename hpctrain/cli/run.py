@@ -12,7 +12,7 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
-from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.option_groups import given, with_groups
 from hpctrain.cli.run_options import PredictedGpu, Repeat, StartOptions, StopOptions, WorkOptions, require_gpu
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
@@ -99,7 +99,7 @@ def run(
         )
     request = TrainingRequest(
         host_options=HostOptions(**hosts.given()),
-        start=Start(**start.changes()),
+        start=Start(**start.changes(), **given(oversubscribe=oversubscribe or None)),
         stop=Stop(**stop.changes()),
         work=_work(work, arguments or [], training, resume=resume),
         overrides=() if work else tuple(training.overrides or ()),
@@ -113,7 +113,6 @@ def run(
         submitted=submitted,
         repeat=repeat,
         dry_run=dry_run,
-        oversubscribe=oversubscribe,
     )
     # Imported last: without them, a misspelt recipe is reported in two thirds of the time.
     from hpctrain.cli.run_output import Terminal

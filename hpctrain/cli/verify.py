@@ -95,8 +95,7 @@ def verify(
             backend=training.backend,
             framework=training.framework,
             host_options=HostOptions(**hosts.given()),
-            start=Start(**start.changes()),
-            oversubscribe=oversubscribe or (ranks or _RANKS) > (os.cpu_count() or 1),
+            start=Start(**start.changes(), oversubscribe=oversubscribe or (ranks or _RANKS) > (os.cpu_count() or 1)),
         )
     from hpctrain.control.verify.runs import Options
     from hpctrain.control.verify.runs import verify as verify_work

@@ -147,6 +147,16 @@ def test_streams_of_rank_0_stay_apart(launcher: tuple[str, ...], tmp_path: Path)
     assert -1 not in places and places == sorted(places)
 
 
+def test_a_script_starts_processes_by_mpi(hpctrain: Launch, tmp_path: Path) -> None:
+    """They need slots, and TCP to their rank, where the ranks have all cores."""
+    body = "from mpi4py.futures import MPIPoolExecutor\nif __name__ == '__main__':\n    "
+    body += "print(list(MPIPoolExecutor(3).map(abs, [-1, -2])))\n"
+    (tmp_path / "script.py").write_text(body)
+    result = hpctrain("run", "script.py", "-np", "2", "--oversubscribe", "--run-dir", "run")
+    assert result.returncode == 0 and "[1, 2]\n" in result.stdout, result.stdout
+    assert "[1, 2]\n" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+
+
 def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "raise", timeout=300)
     assert result.returncode == 1

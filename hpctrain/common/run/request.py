@@ -58,7 +58,6 @@ class TrainingRequest:
     submitted: Path | None = None
     repeat: int | None = None
     dry_run: bool = False
-    oversubscribe: bool = False
     with_data: bool = True
 
     @property

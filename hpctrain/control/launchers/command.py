@@ -274,7 +274,9 @@ def launch_command(
     if launcher is None:
         return Command(program=program, environment=environment, without=SIZE_VARIABLES)
     placed = any(host.places for host in plan.hosts)
-    bound = not placed and plan.threads_per_rank * max(host.slots for host in plan.hosts) <= site.cores
+    fitting = plan.threads_per_rank * max(host.slots for host in plan.hosts) <= site.cores
+    # Open MPI binds no process that a script starts by MPI where all cores are taken: it refuses to start it.
+    bound = fitting and not placed and not plan.start.oversubscribe
     ranks = _Ranks(plan=plan, run_directory=run_directory, program=program, environment=environment, bound=bound)
     if isinstance(launcher, Srun):
         return _srun(ranks, launcher)
@@ -309,9 +311,11 @@ def _mpirun(ranks: _Ranks, mpi: MpiInstallation, site: LaunchSite) -> Command:
         options += guarded_daemons(ranks.run_directory, site.python)
     if mpi.flavour in ("open-mpi-4", "open-mpi-5"):
         options = [*(["--allow-run-as-root"] if site.root else []), *options]
-        if not site.tcp and len(plan.hosts) == 1 and not plan.fault_tolerant and "btl" not in plan.start.arguments:
+        # Ranks need TCP to reach processes that a script starts by MPI, which need slots of their own.
+        alone = len(plan.hosts) == 1 and not plan.fault_tolerant and not plan.start.oversubscribe
+        if alone and not site.tcp and "btl" not in plan.start.arguments:
             options += ["--mca", "btl", "^tcp"]
-        if slurm is not None:
+        if slurm is not None or plan.start.oversubscribe:
             # The job may have fewer tasks than the plan has ranks, for example one per host with all of its GPUs.
             options.append("--oversubscribe")
         # Variables are passed by name, because every user can see the values on a command line.

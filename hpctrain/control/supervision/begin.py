@@ -203,7 +203,7 @@ def new_plan(request: TrainingRequest, machine: Machine, notice: Callable[[str],
         machine = replace(machine, frameworks=frameworks)
         warnings += missing
     plan = make_plan(request, machine, arranged)
-    _require_processors(request, plan, machine)
+    _require_processors(plan, machine)
     require_weights(plan, machine)
     _warn(plan, machine, warnings, notice)
     return plan, machine
@@ -239,7 +239,7 @@ def _go_on(
             return _is_done(directory, output)
         # A number of ranks that the run already had was checked when it began.
         if request.ranks is not None:
-            _require_processors(request, further.plan, further.machine)
+            _require_processors(further.plan, further.machine)
         _warn(further.plan, further.machine, (*warnings, *further.warnings), output.notice)
         run = ready(further.plan, further.machine, further.attempt)
     if request.dry_run:
@@ -307,8 +307,8 @@ def _require_no_checkpoints(directory: RunDirectory) -> None:
         )
 
 
-def _require_processors(request: TrainingRequest, plan: Plan, machine: Machine) -> None:
-    if not request.oversubscribe and not are_given(plan.host_options):
+def _require_processors(plan: Plan, machine: Machine) -> None:
+    if not plan.start.oversubscribe and not are_given(plan.host_options):
         require_processors(plan, machine)
 
 

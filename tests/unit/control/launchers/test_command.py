@@ -103,6 +103,7 @@ CASES = {
         "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)
     ),
     "open-mpi-5-in-a-job": command("open-mpi-5", 6, hosts=UNEVEN, slurm=IN_JOB),
+    "open-mpi-5-oversubscribed": command("open-mpi-5", 2, oversubscribe=True),
     "torchrun": command(TORCHRUN, 6, hosts=UNEVEN, environment=USERS, launcher="torchrun"),
 }
 for each in get_args(Flavour):
