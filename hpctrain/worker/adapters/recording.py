@@ -6,7 +6,6 @@ Rank 0 alone records, once per process. The other ranks record nothing, and noth
 from __future__ import annotations
 
 import atexit
-import sys
 import time
 import weakref
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.common.run.values import LIMIT
+from hpctrain.common.stderr import tell
 from hpctrain.worker.comm import Communicator, forks
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Recording:
     def flush(self) -> None:
         """Print the newest line unless it was printed."""
         if self._unprinted:
-            print(self._unprinted, file=sys.stderr, flush=True)
+            tell(self._unprinted)
             self._printed_at, self._unprinted = time.monotonic(), ""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.after_import import change_after_import
 
 # The classes that choose the devices of a Trainer and of Fabric, by their modules.
@@ -140,11 +141,9 @@ def _mention_spawn(ranks: int, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def starting(function: Any, args: Any = (), nprocs: int = 1, *more: Any, **settings: Any) -> Any:
-        print(
+        tell(
             f"hpctrain: mp.spawn starts {nprocs} processes from each of the {ranks} ranks, and these are no ranks. "
-            "What is to train together is called on each rank, as under torchrun",
-            file=sys.stderr,
-            flush=True,
+            "What is to train together is called on each rank, as under torchrun"
         )
         return original(function, args, nprocs, *more, **settings)
 

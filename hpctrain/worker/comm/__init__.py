@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run import stopping
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, RANKS_ALONE, TIMEOUT
+from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
@@ -107,7 +107,7 @@ def init(backend: str | None = None) -> Communicator:
             ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
             threads = os.environ.get("OMP_NUM_THREADS")
             each = f", {threads} thread{'s' * (threads != '1')} each" if threads else ""
-            print(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason}){each}", file=sys.stderr)
+            tell(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason}){each}")
     return _current
 
 
@@ -216,7 +216,7 @@ def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
         found = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
         if found and rank == 0 and not _mentioned:
             _mentioned = True
-            print(f"hpctrain: {found.text}", file=sys.stderr, flush=True)
+            tell(f"hpctrain: {found.text}")
         return found
     return None
 
@@ -257,9 +257,9 @@ def _leave() -> None:
         # Python ignores exceptions of exit handlers in the exit status, and the other ranks would wait for this one.
         error = original_error(raised)
         if isinstance(error, HpctrainError):
-            print(f"hpctrain: {error}", file=sys.stderr)
+            tell(f"hpctrain: {error}")
         else:
-            traceback.print_exception(error)
+            tell_error(error)
         try:
             _abort(_exit_code(error))
         finally:
@@ -323,7 +323,7 @@ def _abort_on_exception() -> None:
         if forks.is_fork():
             return
         if (said := explained(error)) is not error and isinstance(said, HpctrainError):
-            print(f"hpctrain: {said}", file=sys.stderr)
+            tell(f"hpctrain: {said}")
         _abort(_exit_code(said))
 
     sys.excepthook = report_and_abort

@@ -8,7 +8,6 @@ and :meth:`Communicator.tensorflow`.
 from __future__ import annotations
 
 import socket
-import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.stderr import tell
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -295,7 +295,7 @@ class Communicator(ABC):
     def say(self, text: str) -> None:
         """Print a message for the user, once for all ranks."""
         if self.rank == 0:
-            print(f"hpctrain: {text}", file=sys.stderr, flush=True)
+            tell(f"hpctrain: {text}")
 
     def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
         """Make reductions report whether their means are finite, where an engine can.

@@ -15,13 +15,13 @@ import io
 import os
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.stderr import tell_error
 
 _watching = _forked = False
 _status = 0
@@ -71,8 +71,8 @@ def run_exit_handlers() -> None:
     try:
         # Python itself calls this at its end, and multiprocessing in its forks.
         threading._shutdown()  # type: ignore[attr-defined]
-    except BaseException:  # such as KeyboardInterrupt: no error may return into the rank's own code
-        traceback.print_exc()
+    except BaseException as error:  # such as KeyboardInterrupt: none may return into the rank's own code
+        tell_error(error)
     atexit._run_exitfuncs()
 
 

@@ -12,7 +12,6 @@ torch.distributed does not count as waiting: their own limits hold there.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT, stall_seconds
+from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.deadlocks import MESSAGES, DeadlockDetector, WaitPlace, deadlock_error
 from hpctrain.worker.comm.polled import allgather, duplicate
 from hpctrain.worker.comm.stacks import Process, look_at
@@ -227,7 +227,7 @@ class FailureDetector:
     def _report(self, stall: Stall) -> None:
         if stall.state:
             lines = [f"  rank {stall.rank}: {stall.state}", *(f"    {line}" for line in stall.stack.splitlines())]
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            tell("\n".join(lines))
         try:
             reports.record(stall)
         except HpctrainError as error:
@@ -298,4 +298,4 @@ class FailureDetector:
 
 
 def _say(text: str) -> None:
-    print(f"hpctrain: {text}", file=sys.stderr, flush=True)
+    tell(f"hpctrain: {text}")

@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.run import stopping
 from hpctrain.common.run.records import OwnTraining, RankError
+from hpctrain.common.stderr import tell
 from hpctrain.worker.train.program_end import explanation
 
 
@@ -40,7 +41,7 @@ def exit_status(stop: SystemExit) -> Ending | None:
             message += ", which says that it was stopped, but nobody asked it to stop"
         return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)
     with contextlib.suppress(OSError, ValueError):
-        print(stop.code, file=sys.stderr)
+        tell(stop.code)
     return Ending(exit_code=1, kind="SystemExit", message=str(stop.code))
 
 

@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from types import TracebackType
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run import stopping
 from hpctrain.common.run.plan import Script
+from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker import comm
 from hpctrain.worker.comm import forks, leaving
 
@@ -62,10 +62,10 @@ def show(error: BaseException) -> None:
     error.__traceback__ = from_script(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:
+    except BaseException as failed:
         # Python prints both, too.
         with contextlib.suppress(OSError, ValueError):
-            traceback.print_exc()
+            tell_error(failed)
             _print(type(error), error, error.__traceback__)
 
 
@@ -118,10 +118,10 @@ def limited(give_up: Callable[[], object]) -> Iterator[None]:
 
 def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, HpctrainError):
-        print(f"hpctrain: {error}", file=sys.stderr)
+        tell(f"hpctrain: {error}")
     else:
-        traceback.print_exception(kind, error, trace)
-        print(explanation(error), end="", file=sys.stderr)
+        tell_error(error.with_traceback(trace))
+        sys.stderr.write(explanation(error))
 
 
 def explanation(error: BaseException) -> str:

@@ -36,6 +36,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankRecord, is_own_record, write_record
 from hpctrain.common.run.streams import mark_stderr
 from hpctrain.common.settings import COLUMNS, STDIN
+from hpctrain.common.stderr import tell
 from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
 from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
@@ -185,7 +186,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
 
     def give_up(error: HpctrainError) -> None:
         with contextlib.suppress(OSError, ValueError):
-            print(f"hpctrain: {error}", file=sys.stderr)
+            tell(f"hpctrain: {error}")
         with contextlib.suppress(HpctrainError):
             _update(directory, record, **record_fields(describe(error)))
         _end_job(error.exit_code)
@@ -280,7 +281,7 @@ def _exit_in_good_order(conclude: Callable[[], int]) -> Iterator[None]:
                 status = conclude()
                 comm.leave_now()
             else:
-                print(_EXIT_OF_A_THREAD, file=sys.stderr, flush=True)
+                tell(_EXIT_OF_A_THREAD)
         leave(status)
 
     os._exit = exiting
@@ -308,7 +309,7 @@ def _check_script(rank: int, ranks: int) -> None:
     comm.make_last_checks()
     comm.require_distributed(rank, ranks)
     if rank == 0 and stopping.stop_agreed():
-        print(_ENDED_AFTER_STOP, file=sys.stderr)
+        tell(_ENDED_AFTER_STOP)
 
 
 def _run_script(script: Script) -> None:
@@ -346,7 +347,7 @@ def _execute(path: Path) -> None:
 def _leave_fork(error: BaseException | None) -> None:
     with contextlib.suppress(OSError, ValueError):
         if isinstance(error, SystemExit) and not isinstance(error.code, int | None):
-            print(error.code, file=sys.stderr)
+            tell(error.code)
         elif error and not isinstance(error, SystemExit):
             show(error)
     forks.leave(forks.exit_status(error))

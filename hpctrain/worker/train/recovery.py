@@ -7,9 +7,7 @@ remaining ones have recorded the same steps except the last, and done the same u
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-import traceback
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +21,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import RecoveredFaultEvent
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import LostRank, RanksLostError
 from hpctrain.worker.train.state import State
@@ -138,8 +137,8 @@ class Recovery:
             return False
         # The log may be on a full disk.
         with contextlib.suppress(OSError):
-            print("hpctrain: treated as a consequence of a rank's death:", file=sys.stderr)
-            traceback.print_exception(error)
+            tell("hpctrain: treated as a consequence of a rank's death:")
+            tell_error(error)
         return True
 
     def continue_run(self, recorded: int, loss: float, step: TrainingStep | None) -> float | None:
@@ -244,7 +243,7 @@ class Recovery:
             )
         names = ", ".join(f"rank {each.first_rank} on {each.host}" for each in lost)
         left = f"{self._comm.size} ranks continue" if self._comm.size > 1 else "the last rank continues"
-        print(f"hpctrain: {names} died; {left} after {seconds:.3f} s", file=sys.stderr)
+        tell(f"hpctrain: {names} died; {left} after {seconds:.3f} s")
 
     def _mark_lost(self, lost: LostRank) -> None:
         """Mark a dead rank as lost in its record, which may not exist yet."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.keras.callbacks import (
     Broadcast,
     EndOfData,
@@ -141,10 +141,9 @@ def _bound(function: Any, arguments: Sequence[Any], settings: dict[str, Any]) ->
 
 def _warn_of_own_data(distribution: Distribution) -> None:
     if distribution.comm.size > 1 and distribution.comm.rank == 0 and not distribution.warned:
-        print(
+        tell(
             "hpctrain: fit trains on data that ht.shard did not make: every rank computes all that it is given, and an "
-            f"update is the mean over the batches of {distribution.comm.size} ranks",
-            file=sys.stderr,
+            f"update is the mean over the batches of {distribution.comm.size} ranks"
         )
     distribution.warned = True
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
@@ -148,7 +148,4 @@ def _compile_without_xla(model: keras.Model, comm: Communicator) -> None:
     if model.compiled:
         model.jit_compile = False
     if comm.rank == 0 and tf.config.list_physical_devices("GPU"):
-        print(
-            f"hpctrain: jit_compile is off: the reduction of backend {comm.backend!r} has no XLA kernel",
-            file=sys.stderr,
-        )
+        tell(f"hpctrain: jit_compile is off: the reduction of backend {comm.backend!r} has no XLA kernel")

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
@@ -200,7 +201,7 @@ def explain_divided_tensors() -> None:
 
     def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if explained := of_divided_tensors(error):
-            print(f"hpctrain: {explained}", file=sys.stderr)
+            tell(f"hpctrain: {explained}")
         show(kind, error, trace)
 
     sys.excepthook = explain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, parse_mesh
 from hpctrain.common.settings import TIMEOUT, VERIFY
+from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group
@@ -134,14 +134,12 @@ def say_when_pickled(comm: Communicator) -> None:
         global _said_pickled
         if not _said_pickled and any(placement.is_shard() for placement in tensor.placements):
             _said_pickled = True
-            print(
+            tell(
                 f"hpctrain: {name} pickles its part of a sharded tensor ({tuple(tensor.to_local().shape)} of "
                 f"{tuple(tensor.shape)}), as torch.save does: a file of rank 0 lacks the other ranks' parts. Save with "
                 "torch.distributed.checkpoint; or call get_model_state_dict(model, options=StateDictOptions("
                 "full_state_dict=True, cpu_offload=True)) on all ranks and save what rank 0 gets (docs/"
-                "resuming.md)",
-                file=sys.stderr,
-                flush=True,
+                "resuming.md)"
             )
         return torch.Tensor.__reduce_ex__(tensor, protocol)  # type: ignore[no-untyped-call]
 
