@@ -43,6 +43,13 @@ _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\
 _LOST_PEER = re.compile(
     r"peer\s+process\s+has\s+unexpectedly\s+disconnected.+?PID:\s+(?P<pid>\d+)\s+Peer\s+host:\s+(?P<host>\S+)", re.S
 )
+# A script ends all ranks so, perhaps with a traceback in its log. Open MPI's and MPICH's words.
+_ABORTED = (
+    re.compile(
+        r"on\s+rank\s+(?P<rank>\d+)\s+in\s+communicator\s+MPI_COMM_WORLD.+?errorcode:?\s+(?P<code>\d+)", re.S | re.I
+    ),
+    re.compile(r"called\s+MPI_Abort\(MPI_COMM_WORLD,\s+(?P<code>\d+)\)\s+-\s+process\s+(?P<rank>\d+)"),
+)
 _INTEL_SIGNAL = re.compile(r"RANK\s+(?P<rank>\d+)\s+PID\s+\d+.*?KILLED\s+BY\s+SIGNAL:\s+(?P<signal>\d+)", re.S)
 
 
@@ -157,6 +164,9 @@ def find_failure(
     # What the launcher ended is the cause only if there is no other.
     if killed and (not killed.by_launcher or (first_dead is None and not failed)):
         return _killed_failure(directory, records, killed)
+    aborted = None if failed else _aborted(directory, records, output)
+    if aborted and first_dead in (None, aborted.rank):
+        return aborted
     # A rank that raised an error closes its connections too, and the launcher ends those beside it.
     if not failed and (lost := _lost_peer(directory, records, output)):
         return lost
@@ -245,6 +255,16 @@ def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRec
     return _rank_failure(directory, silent[0], "HT-rank-silent", what, exit_code=RESUMABLE)
 
 
+def _aborted(directory: RunDirectory, records: Mapping[int, RankRecord], output: str) -> Failure | None:
+    """The failure where a rank called MPI_Abort."""
+    for match in filter(None, (words.search(output) for words in _ABORTED)):
+        if record := records.get(int(match["rank"])):
+            what = f"ended the run by MPI_Abort, with error code {match['code']}"
+            exit_code = RESUMABLE if int(match["code"]) == RESUMABLE else 1
+            return _rank_failure(directory, record, "HT-rank-exit", what, exit_code=exit_code)
+    return None
+
+
 def _lost_peer(directory: RunDirectory, records: Mapping[int, RankRecord], output: str) -> Failure | None:
     """The failure where a rank's MPI ended it because it had lost a rank of another host, if that can be only one."""
     for match in _LOST_PEER.finditer(output):
@@ -262,7 +282,7 @@ def _silent(
 ) -> Failure:
     """The failure without any recorded error: ranks were lost, perhaps with their host, or none could be started."""
     exit_code = RESUMABLE if records else 1
-    lines = tuple(line for line in output.splitlines() if line.strip())[-LOG_LINES:]
+    lines = tuple(line for line in output.replace("\0", "").splitlines() if line.strip())[-LOG_LINES:]
     silent = [rank for rank in range(ranks) if rank not in records or records[rank].status == "running"]
     if len(silent) == 1 and silent[0] in records and not lines:
         record = records[silent[0]]

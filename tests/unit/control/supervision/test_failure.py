@@ -198,6 +198,30 @@ def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
     assert (failure.code, failure.rank, failure.host) == ("HT-rank-exception", 0, "n1")
 
 
+@pytest.mark.parametrize("first_dead", [None, 0, 1])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Proc: [[64094,1],1]\n  Errorcode: {}\n\0",
+        "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode {}.\n",
+        "Abort({0}) on node 1: application called MPI_Abort(MPI_COMM_WORLD, {0}) - process 1\n",
+    ],
+)
+def test_a_rank_that_aborts_the_run_is_the_cause(directory: RunDirectory, words: str, first_dead: int | None) -> None:
+    """The traceback that it has printed is in its log."""
+    for rank in (0, 1):
+        record(directory, rank, "running")
+    directory.log(1).write_text("ValueError: boom\n")
+    for code, status in ((0, 1), (4, 4)):
+        failure = find_failure(directory, 2, output=words.format(code), exit_status=code, first_dead=first_dead)
+        assert failure is not None
+        if first_dead == 0:
+            assert (failure.code, failure.rank) == ("HT-rank-died", 0)
+        else:
+            assert (failure.code, failure.rank, failure.exit_code) == ("HT-rank-exit", 1, status)
+            assert failure.lines == ("ValueError: boom",) and f"error code {code}" in failure.message
+
+
 def test_a_single_process_that_was_killed(directory: RunDirectory) -> None:
     record(directory, 0, "running")
     failure = find_failure(directory, 1, output="", exit_status=-11)
