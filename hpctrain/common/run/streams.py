@@ -57,6 +57,8 @@ class _MarkedFile(io.FileIO):
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self._is_stderr = descriptor == 2
+        # As Python names them.
+        self.name = "<stderr>" if self._is_stderr else "<stdout>"
         self._log = os.fstat(2)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]

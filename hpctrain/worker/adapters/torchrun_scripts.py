@@ -78,6 +78,7 @@ def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(plan.ranks),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         # The agent's store is torchrun's own.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "MASTER_ADDR": plan.hosts[0].host,

@@ -62,10 +62,13 @@ def show(error: BaseException) -> None:
     error.__traceback__ = from_script(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException as failed:
-        # Python prints both, too.
+    except BaseException as of_hook:
+        # In Python's own words.
         with contextlib.suppress(OSError, ValueError):
-            tell_error(failed)
+            tell("Error in sys.excepthook:")
+            of_hook.__context__ = None
+            _print(type(of_hook), of_hook, from_script(of_hook))
+            tell("\nOriginal exception was:")
             _print(type(error), error, error.__traceback__)
 
 

@@ -337,7 +337,7 @@ def _execute(path: Path) -> None:
     """Execute a file as the module ``__main__``, which stays that to the end of this process."""
     main = ModuleType("__main__")
     main.__file__ = str(path)
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update(__annotations__={}, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = main
     with io.open_code(str(path)) as file:
         code = compile(file.read(), str(path), "exec", dont_inherit=True)

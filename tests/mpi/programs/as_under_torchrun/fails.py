@@ -20,9 +20,8 @@ def write(name, text):
     return log
 
 
-def show(kind, error, trace):
+def show(kind, error, _):
     write("hook", f"{kind.__name__} {error}")
-    sys.__excepthook__(kind, error, trace)
 
 
 sys.excepthook = show

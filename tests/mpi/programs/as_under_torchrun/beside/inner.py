@@ -1,0 +1,5 @@
+"""Imports its package's other module relatively."""
+
+from .other import WORD
+
+NAME = f"{__name__} {WORD}"

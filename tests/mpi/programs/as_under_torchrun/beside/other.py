@@ -1,0 +1,3 @@
+"""Imported relatively."""
+
+WORD = "word"

@@ -1,0 +1,121 @@
+"""``endings.py WAY``: rank 1 ends in that way, and so does rank 0 where nothing fails."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+RANK = os.environ["RANK"]
+LOG = open(f"log-{RANK}.csv", "w")
+
+
+def status_3() -> None:
+    sys.exit(3)
+
+
+def text() -> None:
+    sys.exit("no data set in data/")
+
+
+def no_status() -> None:
+    sys.exit()
+
+
+def left_early() -> None:
+    """Rank 1 alone has work left, without a collective."""
+    if RANK == "0":
+        sys.exit(0)
+    time.sleep(1)
+    LOG.write("the other's work\n")
+
+
+def left_by_hand() -> None:
+    LOG.flush()
+    os._exit(0)
+
+
+def left_by_hand_with_3() -> None:
+    os._exit(3)
+
+
+def error() -> None:
+    raise ValueError("the loss is negative")
+
+
+def chained_error() -> None:
+    try:
+        {}["learning_rate"]
+    except KeyError as missing:
+        raise RuntimeError("no such setting") from missing
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def missing_module() -> None:
+    import a_module_that_is_not_there  # noqa: F401
+
+
+def aborted() -> None:
+    # hpctrain's ranks print where they were.
+    faulthandler.disable()
+    os.abort()
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminated() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def error_in_handler() -> None:
+    atexit.register(lambda: LOG.write("after the error\n"))
+    atexit.register(lambda: 1 / 0)
+
+
+def error_in_thread() -> None:
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+
+
+def error_in_hook() -> None:
+    sys.excepthook = lambda *_: print({}["colour"])
+    raise ValueError("the loss is negative")
+
+
+def own_hook() -> None:
+    atexit.register(lambda: LOG.write("tidied up\n"))
+    sys.excepthook = lambda kind, error, _: print("hook:", kind.__name__, error)
+    raise ValueError("the loss is negative")
+
+
+def closed_output() -> None:
+    print("the last line")
+    sys.stdout.close()
+
+
+ENDS_WELL = (no_status, left_early, left_by_hand, error_in_handler, error_in_thread, closed_output)
+
+if __name__ == "__main__":
+    way = globals()[sys.argv[1]]
+    LOG.write("step 1, loss 0.5\n")
+    atexit.register(lambda: LOG.write("handler\n"))
+    print("begun", RANK)
+    Path(f"begun-{RANK}").touch()
+    if way in ENDS_WELL or RANK == "1":
+        # The other has said what it has to say before it is ended.
+        while len(list(Path().glob("begun-?"))) < 2:
+            time.sleep(0.01)
+        way()
+    else:
+        time.sleep(60)
