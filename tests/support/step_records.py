@@ -22,7 +22,7 @@ def step(
     own: Mapping[str, ArrayLike] | None = None,
     samples: Sequence[float] | NDArray[np.float64] = (),
 ) -> StepRecord:
-    """A step of the first optimizer; ``own`` are the gradients of the rank before any reduction."""
+    """A step of an optimizer; ``own`` are the gradients of the rank before any reduction."""
     kinds = {"gradient": gradients, "parameter": parameters, "own": own or {}}
     tensors = tuple(kept(kind, name, values) for kind, group in kinds.items() for name, values in group.items())
-    return StepRecord(optimizer=0, losses=(1.0,), samples=np.asarray(samples, dtype=np.float64), kept=tensors)
+    return StepRecord(optimizer=True, losses=(1.0,), samples=np.asarray(samples, dtype=np.float64), kept=tensors)

@@ -92,13 +92,13 @@ class StepRecord:
     """A step of an optimizer on a rank.
 
     Attributes:
-        optimizer: its number, in the order of the first steps; -1 of an update without an optimizer.
+        optimizer: whether an optimizer made it, and not the script itself.
         losses: what ``backward`` was called on since the step before.
         samples: a number for each sample that a model got as input since then, from its elements.
         kept: gradients and parameters, in the optimizer's order.
     """
 
-    optimizer: int
+    optimizer: bool
     losses: tuple[float, ...]
     samples: NDArray[np.float64]
     kept: tuple[Kept, ...]

@@ -160,8 +160,8 @@ class _Ran:
     def steps(self) -> list[list[StepRecord]]:
         """Of each rank. Backward passes count as steps where no optimizer made any."""
         steps = [each for _, each in self.ranks]
-        if any(step.optimizer >= 0 for each in steps for step in each):
-            return [[step for step in each if step.optimizer >= 0] for each in steps]
+        if any(step.optimizer for each in steps for step in each):
+            return [[step for step in each if step.optimizer] for each in steps]
         return steps
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -99,5 +100,6 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _short(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    with contextlib.suppress(OSError, ValueError):  # elsewhere, or from a folder that the script has removed
+        return str(Path(file).relative_to(Path.cwd()))
+    return file

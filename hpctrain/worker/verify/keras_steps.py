@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,7 @@ class KerasSteps:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         recorder.facts.framework = "keras"
-        self._numbers: dict[int, int] = {}
-        self._perturbed: set[int] = set()
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._generator = np.random.default_rng(0)
 
     def watch(self) -> None:
@@ -49,7 +49,6 @@ class KerasSteps:
         optimizer.apply = recorded
 
     def _note(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         names = _names([v for _, v in pairs])
         dense = [tf.convert_to_tensor(g) for g, _ in pairs]
@@ -58,7 +57,7 @@ class KerasSteps:
             arrays = [value.numpy() for value in values]
             kinds = ["gradient"] * len(names) + ["parameter"] * len(names)
             kept = [_kept(kind, name, a) for kind, name, a in zip(kinds, names * 2, arrays, strict=True)]
-            self._recorder.step(number, kept)
+            self._recorder.step(optimizer, kept)
 
         values = [*dense, *(tf.convert_to_tensor(v.value) for _, v in pairs)]
         if tf.inside_function():
@@ -99,9 +98,9 @@ class KerasSteps:
 
     def _look_at(self, layer: Any) -> None:
         """Note what a model consists of, and give its variables rounding errors."""
-        if not isinstance(layer, keras.Layer) or not layer.built or id(layer) in self._perturbed:
+        if not isinstance(layer, keras.Layer) or not layer.built or layer in self._seen:
             return
-        self._perturbed.add(id(layer))
+        self._seen.add(layer)
         facts = self._recorder.facts
         for part in layer._flatten_layers():
             title = f"{part.name} ({type(part).__name__})"
@@ -119,8 +118,9 @@ class KerasSteps:
         if self._recorder.perturbs is None or tf.inside_function():
             return
         for variable in layer.trainable_variables:
-            if id(variable) not in self._perturbed:
-                self._perturbed.add(id(variable))
+            # A part may be called before the model that holds it.
+            if not hasattr(variable, "_hpctrain_verified"):
+                variable._hpctrain_verified = True
                 noise = self._generator.uniform(-1, 1, variable.shape) * self._recorder.perturbs
                 variable.assign((variable.numpy() * (1 + noise)).astype(variable.dtype))
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,7 @@ class Recorder:
         perturbs: whether parameters begin with rounding errors, to see what these make of the results.
         seeded: whether dropout is left out.
         double: whether models compute in double precision.
+        stepped: whether an optimizer made a step.
     """
 
     def __init__(self, directory: RunDirectory, rank: int, ranks: int, settings: dict[str, Any]) -> None:
@@ -48,20 +50,16 @@ class Recorder:
         self.perturbs: float | None = settings["perturb"]
         self.seeded: bool = settings["seeded"]
         self.double: bool = settings["float64"]
+        self.stepped = False
         self.facts = RankFacts()
         self._steps: int = settings["steps"]
         self._files = StepFiles(directory.path, rank)
         self._files.begin()
         signal.signal(signal.SIGURG, _exit)
-        self._by_optimizer: dict[int, int] = {}
+        self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._losses: list[float] = []
         self._samples: list[NDArray[np.float64]] = []
         self._files.write(self.facts)
-
-    @property
-    def stepped(self) -> bool:
-        """Whether an optimizer made a step."""
-        return any(number >= 0 for number in self._by_optimizer)
 
     def loss(self, value: float) -> None:
         """Note what a backward pass begins with."""
@@ -81,8 +79,11 @@ class Recorder:
         if dtype in _TYPES and (not known or _TYPES.index(dtype) > _TYPES.index(known)):
             self.facts.low = dtype
 
-    def step(self, optimizer: int, kept: Iterable[Kept]) -> None:
+    def step(self, optimizer: object | None, kept: Iterable[Kept]) -> None:
         """Write a step, and end the work if it was the last one that was asked for.
+
+        Args:
+            optimizer: what made it; None where a script updates parameters by itself.
 
         Raises:
             SystemExit: it was, and this is the main thread, which another one interrupts.
@@ -90,9 +91,13 @@ class Recorder:
         if self.facts.complete:  # The script caught the end, and goes on.
             end_work()
         samples = np.concatenate([np.zeros(0), *self._samples])
-        self._files.add(StepRecord(optimizer=optimizer, losses=tuple(self._losses), samples=samples, kept=tuple(kept)))
+        self._files.add(
+            StepRecord(optimizer=optimizer is not None, losses=tuple(self._losses), samples=samples, kept=tuple(kept))
+        )
         self._losses, self._samples = [], []
-        made = self._by_optimizer[optimizer] = self._by_optimizer.get(optimizer, 0) + 1
+        self.stepped |= optimizer is not None
+        maker = self if optimizer is None else optimizer
+        made = self._made[maker] = self._made.get(maker, 0) + 1
         self.facts.complete = made >= self._steps
         self.save()
         if self.facts.complete:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,11 +21,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
 from hpctrain.worker.comm.after_import import change_after_import
+from hpctrain.worker.verify.parameter_names import ParameterNames, short_name
 from hpctrain.worker.verify.recorder import Recorder, end_work
 
 Optimizer = torch.optim.Optimizer
-# Wrappers of models, whose own names only one of two runs may have.
-_WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
 _SHARDED_BACKWARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 
@@ -39,10 +36,8 @@ class TorchSteps:
         recorder.facts.framework = "torch"
         self._depth = 0
         self._running: list[Optimizer] = []
-        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._names: dict[int, str] = {}
-        self._places: dict[str, tuple[int, str]] = {}
+        self._names = ParameterNames(recorder.facts)
         # The projections of this rank's own gradients since the last step, by the parameter's id.
         self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
         self._generator = torch.Generator().manual_seed(0)
@@ -226,15 +221,14 @@ class TorchSteps:
         self._before = norms
         if changed:
             # An update without an optimizer.
-            self._recorder.step(-1, [*self._pending, *kept])
+            self._recorder.step(None, [*self._pending, *kept])
         elif self._recorder.passes_end():
             end_work()
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        names = self._named([each for module in self._seen for each in module.parameters()])
-        known: dict[int, nn.Parameter] = {id(each): each for module in self._seen for each in module.parameters()}
-        for key in sorted(known, key=lambda key: names[key]):
-            yield names[key], known[key]
+        known = {id(each): each for module in self._seen for each in module.parameters()}
+        names = self._names.of(list(known.values()))
+        yield from sorted(((names[each], each) for each in known.values()), key=lambda pair: pair[0])
 
     # Steps.
 
@@ -266,9 +260,8 @@ class TorchSteps:
         if not self._running or self._running[0] is not optimizer:
             return
         self._running = []
-        number = self._numbers.setdefault(optimizer, len(self._numbers))
         if flat := self._flat():
-            self._recorder.step(number, list(_gathered(flat)))
+            self._recorder.step(optimizer, list(_gathered(flat)))
             return
         parameters = list(self._of(optimizer))
         own = [
@@ -279,13 +272,13 @@ class TorchSteps:
         kept = [*self._gradients, *(_kept("parameter", name, each) for name, each in parameters), *own]
         if self._seen and all(name.startswith(NAMELESS) for name, _ in parameters):
             # Perhaps pieces of a model's parameters, of which each rank updates some, before it gets the others.
-            self._late = functools.partial(self._write_models, number, kept)
+            self._late = functools.partial(self._write_models, optimizer, kept)
             return
-        self._recorder.step(number, kept)
+        self._recorder.step(optimizer, kept)
 
-    def _write_models(self, number: int, kept: list[Kept]) -> None:
+    def _write_models(self, optimizer: Optimizer, kept: list[Kept]) -> None:
         trained = [(name, each) for name, each in self._parameters() if each.requires_grad]
-        self._recorder.step(number, [*kept, *(_kept("parameter", name, each) for name, each in trained)])
+        self._recorder.step(optimizer, [*kept, *(_kept("parameter", name, each) for name, each in trained)])
 
     def _write_late(self) -> None:
         late, self._late = self._late, None
@@ -303,35 +296,10 @@ class TorchSteps:
 
     def _of(self, optimizer: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        names = self._named(parameters)
+        names = self._names.of(parameters)
         for each in parameters:
             self._recorder.facts.divided |= _is_divided(each)
-            yield names[id(each)], each
-
-    def _named(self, parameters: list[Any]) -> dict[int, str]:
-        """The name of each parameter in its model; without a model, its place."""
-        if any(id(each) not in self._names for each in parameters):
-            self._find_names({id(each) for each in parameters})
-        for place, each in enumerate(parameters):
-            self._names.setdefault(id(each), f"{NAMELESS}{place}")
-        return self._names
-
-    def _find_names(self, wanted: set[int]) -> None:
-        objects = gc.get_objects()
-        modules = [each for each in objects if _is_module(each)]
-        inner = {id(part) for module in modules for part in module.modules() if part is not module}
-        outer = [each for each in modules if id(each) not in inner and wanted & {id(p) for p in each.parameters()}]
-        pipelines = [each for each in objects if _is_pipeline(each)]
-        self._recorder.facts.divided |= bool(pipelines)
-        # A pipeline knows by which name one process has a parameter that two stages share.
-        for owner in [*pipelines, *outer]:
-            for name, parameter in owner.named_parameters():
-                if id(parameter) in wanted and id(parameter) not in self._names:
-                    title, number = _short(name), 2
-                    # One place has several parameters by turns under FSDP2: whole ones, and a rank's part.
-                    while self._places.setdefault(title, (id(owner), name)) != (id(owner), name):
-                        title, number = f"{_short(name)} ({number})", number + 1
-                    self._names[id(parameter)] = title
+            yield names[each], each
 
 
 def _gathered(models: list[Any]) -> Iterator[Kept]:
@@ -339,27 +307,12 @@ def _gathered(models: list[Any]) -> Iterator[Kept]:
     for model in models:
         with type(model).summon_full_params(model, writeback=False):
             for name, parameter in model.named_parameters():
-                yield _kept("parameter", _short(name), parameter)
-
-
-def _short(name: str) -> str:
-    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+                yield _kept("parameter", short_name(name), parameter)
 
 
 def _trains(module: nn.Module) -> bool:
     """Whether a model is called to train it. Of a wrapper, what it holds says so."""
     return module.training or any(part.training for part in module.children())
-
-
-def _is_module(value: Any) -> bool:
-    with contextlib.suppress(Exception):  # objects of every kind, in any state
-        return issubclass(type(value), nn.Module)
-    return False
-
-
-def _is_pipeline(value: Any) -> bool:
-    module = sys.modules.get("hpctrain.worker.adapters.torch.parallel.pipeline")
-    return module is not None and type(value) is module.Pipeline
 
 
 def _title(name: str, module: nn.Module) -> str:
