@@ -31,6 +31,7 @@ class KerasSteps:
             keras.config.set_floatx("float64")
         self._watch_applying()
         self._watch_models()
+        leave_out_xla()
 
     def _watch_applying(self) -> None:
         optimizer = keras.src.optimizers.base_optimizer.BaseOptimizer
@@ -88,8 +89,7 @@ class KerasSteps:
 
         @functools.wraps(compile_model)
         def compiled(model: Any, *args: Any, **kwargs: Any) -> Any:
-            # XLA cannot call back into Python.
-            returned = compile_model(model, *args, **{**kwargs, "jit_compile": False})
+            returned = compile_model(model, *args, **kwargs)
             self._look_at(model)
             return returned
 
@@ -132,6 +132,18 @@ class KerasSteps:
             tf.py_function(lambda rows: self._recorder.samples(rows.numpy()), [tensor], [])
         else:
             self._recorder.samples(tensor.numpy())
+
+
+def leave_out_xla() -> None:
+    """Make functions that XLA would compile graphs of TensorFlow: XLA cannot call back into Python."""
+    function = type(tf.function(lambda: None))
+    make = function.__init__
+
+    @functools.wraps(make)
+    def made(own: Any, *args: Any, **kwargs: Any) -> None:
+        make(own, *args, **{**kwargs, "jit_compile": None})
+
+    function.__init__ = made
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
