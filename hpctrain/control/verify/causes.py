@@ -80,7 +80,8 @@ def _ranks_differ(found: Comparison, one: list[StepRecord], steps: Sequence[list
     total = sum(each.kind == "parameter" for each in one[step - 1].kept)
     last = steps[parameters[0].rank][step - 1]
     trained = [each.name for each in last.kept if each.kind == "own"]
-    alone = all(_is_own(last, name) for name in trained or names)
+    by_gradients = any(each.kind == "gradient" and each.step == step for each in found.between)
+    alone = by_gradients and all(_is_own(last, name) for name in trained or names)
     if len(names) < total and not (trained and alone):
         return (
             f"{_named(names)} differ between ranks: not given to ht.distribute, or without a gradient on some ranks, "

@@ -41,8 +41,9 @@ def _rank(by: float = 1, parameter: float = 2, bias: float = 1, **rest: list[flo
         ((_rank(1.3, 3), _rank(1.3, 3)), "ht.mean_loss"),
         ((_rank(1, 3), _rank(1, 3)), "the optimizer, its learning rate"),
         ((_rank(1, 2, 7), _rank(1, 2, 7)), "only b of 2 tensors differ"),
-        ((_rank(1, 3), _rank(1, 4)), "each rank trains by itself"),
-        ((_rank(1, 3, samples=[1.0]), _rank(1, 4, samples=[5.0])), "each rank trains by itself"),
+        ((_rank(1, 3), _rank(2, 4)), "each rank trains by itself"),
+        ((_rank(1, 3, samples=[1.0]), _rank(2, 4, samples=[5.0])), "each rank trains by itself"),
+        ((_rank(1, 3), _rank(1, 4)), "a schedule that depends on the rank"),
     ],
 )
 def test_the_evidence_tells_the_cause(ranks: tuple[list[StepRecord], ...], words: str) -> None:
