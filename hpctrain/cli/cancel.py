@@ -53,4 +53,5 @@ def cancel(
         answer("nothing to cancel: no process or job of the run is alive")
     for each in [run] if isinstance(run, RunStatus) else run.tasks:
         name = "the run" if each.task is None else f"task {each.task}"
-        answer(f"{name} is {each.state}{f'; resume with: {each.resume}' if each.resume else ''}")
+        why = f": {each.message}" if each.state == "failed" else ""
+        answer(f"{name} is {each.state}{why}{f'; resume with: {each.resume}' if each.resume else ''}")

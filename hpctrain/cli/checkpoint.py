@@ -152,6 +152,7 @@ def _newest(run_dir: Path) -> Path:
         raise HpctrainError(
             "HT-checkpoint-none-intact",
             "{path} has no intact checkpoint",
+            "" if newest.damaged else "a script saves its model by itself; a run of a recipe makes checkpoints",
             exit_code=3 if newest.damaged else 2,
             path=run_dir,
         )

@@ -22,6 +22,9 @@ RESUMABLE = 4
 # process at once, tell of a crash, cannot be handled, or are ignored by a process that does not listen yet.
 STOP_SIGNALS = ("ALRM", "USR1", "USR2", "XCPU")
 
+# The reason that `hpctrain cancel` gives, at which a job script does not requeue its run.
+CANCELLED = "cancelled"
+
 _MOST_BYTES = 2**12
 # The file may lie on a shared file system.
 _LOOK_SECONDS = 1.0

@@ -18,12 +18,9 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.processes import send_signal, works_in
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records
-from hpctrain.common.run.stopping import ask
+from hpctrain.common.run.stopping import CANCELLED, ask
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
 from hpctrain.control.schedulers.slurm.queue import JobState, job_states
-
-CANCELLED = "cancelled"
-"""The text in ``RUN_DIR/stop`` that tells a job script not to requeue its run."""
 
 _SLURM_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a waiting job ends at once.
@@ -143,6 +140,9 @@ def stop_launcher(
             host=host,
         )
     try:
+        # Says why SIGTERM comes; a launcher that cannot be told ends all the same.
+        with contextlib.suppress(HpctrainError):
+            ask(directory.stop, CANCELLED, replace=True)
         send_signal(process, signal.SIGTERM)
         yield f"asked the launcher, process {pid}, to stop"
         process.wait(seconds)

@@ -21,7 +21,7 @@ from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.processes import send_signal, works_in
 from hpctrain.common.run.records import RankRecord, ranks_listen, read_records
-from hpctrain.common.run.stopping import RESUMABLE, ask
+from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, reason_in
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder, own_folder, remove_leftovers
@@ -169,7 +169,8 @@ def _run(job: RunningJob, follower: Follower, leave: Callable[[], str | None]) -
     if failure and interrupts.received:
         exit_code = RESUMABLE if waits or rules.resumable else 1
         what = "all ranks saved their state and left" if listens else "all ranks have left"
-        return _interrupted(failure, interrupts.received[0].name, what, cut=cut, exit_code=exit_code)
+        by = CANCELLED if _cancelled(job.directory) else f"interrupted by {interrupts.received[0].name}"
+        return _interrupted(failure, by, what, cut=cut, exit_code=exit_code)
     if failure and failure.stopped and ended is not None and ended < 0 and ended != -signal.SIGTERM:
         return _lost_launcher(failure, -ended)
     return failure
@@ -258,14 +259,21 @@ def _ask_to_stop(directory: RunDirectory, by: signal.Signals, seconds: float, no
     return True
 
 
+def _cancelled(directory: RunDirectory) -> bool:
+    try:
+        return reason_in(directory.stop) == CANCELLED
+    except OSError:
+        return False
+
+
 def _interrupted(failure: Failure, by: str, what: str, *, cut: bool, exit_code: int) -> Failure:
     """The outcome of an interrupted run: the ranks stopped by themselves, or were ended with ``exit_code``."""
     # The ranks' own account comes first: they may have saved their state and hung afterwards.
     if failure.stopped:
-        message = f"interrupted by {by}; {what}"
+        message = f"{by}; {what}"
         return replace(failure, code="HT-run-interrupted", message=message)
     if cut:
-        message = f"interrupted by {by}; every process was ended"
+        message = f"{by}; every process was ended"
         return Failure(code="HT-run-interrupted", message=message, exit_code=exit_code)
     return failure
 

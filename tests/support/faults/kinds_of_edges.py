@@ -20,7 +20,6 @@ from support.faults.oracle import Event, Promise, read_lines
 from support.faults.references import PACE
 
 _SCRIPT = Path(__file__).parent / "forking_script.py"
-_SAVED = r"interrupted by SIGTERM; all ranks saved their state and left"
 
 
 def shell(redirection: str) -> tuple[str, ...]:
@@ -217,7 +216,7 @@ def cancelled(scene: Scene) -> Promise:
     training.wait_for_step(*scene.moment(3, 40))
     done = cancel(scene)
     wrong = [] if done.returncode == 0 and "resume with: " in done.stdout else [f"cancel: {done}"]
-    return Promise(codes=(4,), says=(_SAVED,), check=lambda events: wrong)
+    return Promise(codes=(4,), says=("cancelled; all ranks saved their state and left",), check=lambda events: wrong)
 
 
 def _bystander(scene: Scene) -> subprocess.Popen[bytes]:

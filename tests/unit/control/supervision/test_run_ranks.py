@@ -580,6 +580,21 @@ time.sleep(600)
 
 
 @pytest.mark.slow
+def test_a_cancelled_script(directory: RunDirectory) -> None:
+    failure, _, _ = start(
+        directory,
+        """
+record(0, "running")
+open("stop", "w").write("cancelled\\n")
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+""",
+    )
+    assert failure is not None
+    assert (failure.code, failure.exit_code) == ("HT-run-interrupted", 1) and failure.message.startswith("cancelled; ")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["USR1", "USR2", "INT", "TERM"])
 def test_a_second_signal_ends_ranks_that_do_not_stop(
     directory: RunDirectory, request: pytest.FixtureRequest, first: str
