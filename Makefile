@@ -75,8 +75,9 @@ lint: .venv/packages.stamp
 	$(BIN)/python .ci/audit.py --program $(BIN)/pip-audit
 	$(build-pages)
 
-# The pages under docs/ as a site in site/; needs no network. A broken link or anchor is an error.
-docs: .venv/packages.stamp
+# The pages under docs/ as a site in site/, which needs no framework. A broken link or anchor is an error.
+docs: .venv/docs.stamp
+	$(BIN)/python .ci/pages.py
 	$(build-pages)
 	@echo 'site/index.html'
 
@@ -140,6 +141,11 @@ horovod: .venv/packages.stamp
 .venv/train.stamp: pyproject.toml hpctrain/__init__.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --editable '.[$(TRAIN)]'
+	touch $@
+
+.venv/docs.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --editable '.[docs]'
 	touch $@
 
 # Of these packages most modules are never imported: Python compiles those that are, when they are.

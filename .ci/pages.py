@@ -1,19 +1,22 @@
-"""MkDocs hook: the commands, the environment variables and the constants of predictions are made from the code."""
+"""Writes the tables of docs/reference from the code, each between two marks; as a hook of MkDocs, those of predictions.
+
+``python .ci/pages.py`` writes them; ``tests/unit/test_pages.py`` says whether they are those of the code.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from error_codes import kinds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from typer.cli import get_docs_for_click
 
 from hpctrain.cli.main import app
 from hpctrain.common import settings
@@ -23,6 +26,8 @@ from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.predict.constants import Constant, buses, constants
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
+
+REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 
 # Figures of the predictions' code that have no spread: where each is, and the comment there has its source.
 _FIXED = (
@@ -43,26 +48,44 @@ _LINK = re.compile(r"https?://[^\s,()]*[^\s,():]")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Put what is made in the place of its mark; a search for a command finds its own section first."""
-    if page.file.src_uri == "reference/commands.md":
-        page.meta["search"] = {"boost": 4}
-    for mark, make in _MADE.get(page.file.src_uri, {}).items():
-        if markdown.count(mark) != 1:
-            raise ValueError(f"docs/{page.file.src_uri} needs the line {mark} once: what is made goes there")
-        markdown = markdown.replace(mark, make())
-    return markdown
+    """Put the constants of predictions in the place of their mark."""
+    mark = "<!-- constants -->"
+    if page.file.src_uri != "prediction.md":
+        return markdown
+    if markdown.count(mark) != 1:
+        raise ValueError(f"docs/prediction.md needs the line {mark} once: what is made goes there")
+    return markdown.replace(mark, prediction_constants())
+
+
+def written(page: Path) -> str:
+    """A page with what is made of the code now between ``<!-- NAME -->`` and ``<!-- end of NAME -->``."""
+    return _MARKED.sub(lambda found: f"{found[1]}\n\n{_MADE[found[2]]()}\n\n{found[3]}", page.read_text())
 
 
 def commands() -> str:
-    """Every command with its arguments and options, in Markdown, below headings of the second level."""
-    group = typer.main.get_command(app)
-    context = typer.Context(group, info_name="hpctrain")
-    for name in group.list_commands(context):
-        # What stands for a command until it is called makes room for the command itself; its help is the shorter one.
-        summary = group.commands[name].help
-        _, command, _ = group.resolve_command(context, [name])
-        command.name, command.short_help = name, summary
-    return get_docs_for_click(obj=group, ctx=context, name="hpctrain", indent=1)
+    """Every command with its arguments and options, in Markdown, below headings of the third level."""
+    parts = []
+    for name, command in _commands(typer.main.get_command(app), "hpctrain", None):
+        rows = [
+            (
+                _cell(f"`{' '.join([*each.opts, *each.secondary_opts]) if each.opts[0][0] == '-' else each.metavar}`"),
+                _cell(each.help or ""),
+            )
+            for each in command.params
+        ]
+        table = _table(("argument or option", "meaning"), rows, right=0) if rows else ""
+        parts.append(f"### {name}\n\n{inspect.cleandoc(command.help or '')}\n\n{table}".rstrip())
+    return "\n\n".join(parts)
+
+
+def _commands(command: Any, name: str, parent: Any) -> Iterator[tuple[str, Any]]:
+    """The commands that are no groups of others."""
+    context = typer.Context(command, info_name=name, parent=parent)
+    names = command.list_commands(context) if hasattr(command, "list_commands") else []
+    for each in names:
+        yield from _commands(command.resolve_command(context, [each])[1], f"{name} {each}", context)
+    if not names:
+        yield name, command
 
 
 def environment_variables() -> str:
@@ -195,18 +218,6 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: int) 
     return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))
 
 
-def error_codes() -> str:
-    """Every code of an error with its sentences, in Markdown, below headings of the second level."""
-    found = kinds()
-    parts = []
-    for code in dict.fromkeys(kind.code for kind in found):
-        sentences = dict.fromkeys(kind.sentence for kind in found if kind.code == code and kind.sentence)
-        modules = dict.fromkeys(kind.module for kind in found if kind.code == code)
-        told = "".join(f"- `{_one_line(sentence)}`\n" for sentence in sentences)
-        parts.append(f"### {code}\n\n{told}\nIn {', '.join(f'`{module}`' for module in modules)}.")
-    return "\n\n".join(parts)
-
-
 def recipe_keys() -> str:
     """Every key of a recipe, in Markdown, below a heading of the second level for each section."""
     tables: dict[str, list[tuple[str, str, str, str]]] = {}
@@ -284,13 +295,10 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("``", "`").removesuffix(".")
 
 
-def _one_line(sentence: str) -> str:
-    return sentence.replace("\n", " / ").replace("`", "'")
+_MADE = {"settings": environment_variables, "commands": commands, "keys": recipe_keys}
+_MARKED = re.compile(rf"^(<!-- ({'|'.join(_MADE)}) -->)\n.*?^(<!-- end of \2 -->)$", re.MULTILINE | re.DOTALL)
 
 
-_MADE: dict[str, dict[str, Callable[[], str]]] = {
-    "reference/commands.md": {"<!-- settings -->": environment_variables, "<!-- commands -->": commands},
-    "reference/recipe-keys.md": {"<!-- keys -->": recipe_keys},
-    "reference/errors.md": {"<!-- errors -->": error_codes},
-    "prediction.md": {"<!-- constants -->": prediction_constants},
-}
+if __name__ == "__main__":
+    for page in REFERENCE:
+        page.write_text(written(page))

@@ -28,7 +28,7 @@ def report(
     prediction: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Output of `hpctrain predict … --json` to keep in RUN_DIR and to compare with."
+            metavar="FILE", help="Output of `hpctrain predict`, with --json, to keep in RUN_DIR and to compare with."
         ),
     ] = None,
     tracking: Annotated[

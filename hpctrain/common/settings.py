@@ -187,7 +187,7 @@ STAGE = Setting[str | None](
     valid="a folder",
     parse=str,
     default=None,
-    purpose="Where `hpctrain submit --stage` copied data to on this node.",
+    purpose="Where `submit --stage` copied data to on this node.",
     set_by="hpctrain",
 )
 REPLICAS = Setting[int | None](

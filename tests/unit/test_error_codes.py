@@ -24,7 +24,7 @@ from hpctrain.worker.comm.base import RanksLostError
 from support.refusals import codes
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "errors.txt"
+GOLDEN = ROOT / "docs" / "reference" / "errors.txt"
 
 KINDS = kinds()
 TREES = [ast.parse(path.read_text()) for path in (ROOT / "hpctrain").rglob("*.py")]

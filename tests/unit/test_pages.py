@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import tomllib
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import pages
 import pytest
 
 from hpctrain.common.cluster.gpu_models import gpus
@@ -46,13 +46,15 @@ def test_files_named_on_the_pages_exist():
     assert len(files()) > 50
 
 
+@pytest.mark.slow
+def test_the_reference_is_that_of_the_code():
+    changed = [page.name for page in pages.REFERENCE if page.read_text() != pages.written(page)]
+    assert changed == [], "write them: python .ci/pages.py"
+
+
 def test_every_constant_of_predictions_is_on_their_page():
-    spec = importlib.util.spec_from_file_location("pages_hook", ROOT / ".ci" / "pages.py")
-    assert spec and spec.loader
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
     page = SimpleNamespace(file=SimpleNamespace(src_uri="prediction.md"))
-    text = hook.on_page_markdown((ROOT / "docs" / "prediction.md").read_text(), page=page)
+    text = pages.on_page_markdown((ROOT / "docs" / "prediction.md").read_text(), page=page)
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     shown = {name.removeprefix("bus."): constant for name, constant in constants().items()}
     for name, constant in shown.items():
