@@ -22,7 +22,7 @@ def mpi_bucket_bytes(*, hosts: int, local: int, rdma: bool) -> float:
 
     Buckets are smaller where links are slow, between hosts without RDMA, so that the first gradients leave while most
     of the backward pass is still to come. Measured with 2 hosts of 2 ranks and with 4 of one, on links of 1 Gbit/s
-    (docs/performance.md).
+    (benchmarks/notes/allreduce.md).
     """
     if hosts == 1 or rdma:
         return BUCKET_BYTES
