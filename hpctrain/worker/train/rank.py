@@ -240,18 +240,24 @@ def _ending_by(
 ) -> Ending | None:
     """What an exception makes of this rank; an error is printed to the log."""
     if isinstance(raised, SystemExit):
-        return _recorded(exit_status(raised), script)
+        left = exit_status(raised)
+        return _recorded(left and _after_interrupt(left), script)
     error = held.in_words(comm.explained(raised))
     if script is None and isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
-    ending = describe(error)
-    if was_interrupted():
-        # Whatever a rank raises now: other ranks may be saving their state, and no error of the work ends the run.
-        ending = replace(ending, exit_code=stopping.RESUMABLE, resumable=True)
+    ending = _after_interrupt(describe(error))
     with limited(lambda: conclude(ending)):
         show(error)
     look_at(error, from_script(error))
     return _recorded(ending, script)
+
+
+def _after_interrupt(ending: Ending) -> Ending:
+    """The ending, which Ctrl-C makes a stop, whatever a script raises then: Lightning ends with status 1.
+
+    Other ranks may be saving their state, and no error of the work ends the run.
+    """
+    return replace(ending, exit_code=stopping.RESUMABLE, resumable=True) if was_interrupted() else ending
 
 
 def _recorded(ending: Ending | None, script: Script | None) -> Ending | None:

@@ -13,4 +13,7 @@ except KeyboardInterrupt:
     with open(f"saved-{rank}.txt", "w") as file:
         file.write("state")
     if "passes on" in sys.argv:
+        if rank == "1":
+            # As Lightning does.
+            sys.exit(1)
         raise
