@@ -18,7 +18,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 import hpctrain as ht
 from hpctrain.worker.adapters.torch import epochs
-from hpctrain.worker.adapters.torch.batch import BatchTensor
 from hpctrain.worker.comm.single import SingleCommunicator
 
 SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
@@ -252,7 +251,7 @@ def a_collate_function_that_drops_large_samples_and_mixes_the_others(comm):
 def whole(value):
     """A batch as lists, of which each rank has all."""
     if isinstance(value, torch.Tensor):
-        return (value.whole() if isinstance(value, BatchTensor) else value).tolist()
+        return value.whole().tolist()
     if isinstance(value, dict):
         return {name: whole(each) for name, each in value.items()}
     return [whole(each) for each in value] if isinstance(value, list | tuple) else value

@@ -40,7 +40,7 @@ def loader(samples: int, batch: int, **settings) -> DataLoader:
 
 def own(batch) -> list:
     """The rows that a rank holds of a batch."""
-    return (batch.local if isinstance(batch, BatchTensor) else batch).tolist()
+    return batch.local.tolist()
 
 
 @pytest.mark.long

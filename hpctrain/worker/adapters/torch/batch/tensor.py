@@ -318,3 +318,12 @@ def _computed_here(value: Any) -> Any:
     if not isinstance(value, BatchTensor):
         return value
     return value.local if running.rows and value.rows.sizes == running.rows.sizes else value.whole()
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+# A script that asks for these runs on one rank too, where batches are plain tensors.
+torch.Tensor.local = property(_itself)  # type: ignore[attr-defined]
+torch.Tensor.whole = _itself  # type: ignore[attr-defined]
