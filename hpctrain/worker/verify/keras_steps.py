@@ -31,7 +31,7 @@ class KerasSteps:
             keras.config.set_floatx("float64")
         self._watch_applying()
         self._watch_models()
-        leave_out_xla()
+        _leave_out_xla()
 
     def _watch_applying(self) -> None:
         optimizer = keras.src.optimizers.base_optimizer.BaseOptimizer
@@ -85,7 +85,9 @@ class KerasSteps:
             return returned
 
         keras.Layer.__call__ = called
-        compile_model = keras.Model.compile
+        # Where it is defined: a saved model of a class with a compile() of its own would be loaded without an optimizer.
+        trainer = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
+        compile_model = trainer.compile
 
         @functools.wraps(compile_model)
         def compiled(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ class KerasSteps:
             self._look_at(model)
             return returned
 
-        keras.Model.compile = compiled
+        trainer.compile = compiled
         recorder.save()
 
     def _look_at(self, layer: Any) -> None:
@@ -134,7 +136,7 @@ class KerasSteps:
             self._recorder.samples(tensor.numpy())
 
 
-def leave_out_xla() -> None:
+def _leave_out_xla() -> None:
     """Make functions that XLA would compile graphs of TensorFlow: XLA cannot call back into Python."""
     function = type(tf.function(lambda: None))
     make = function.__init__
