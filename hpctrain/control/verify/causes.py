@@ -63,7 +63,7 @@ def _other_samples(found: Comparison, steps: Sequence[list[StepRecord]]) -> str:
         return ""  # what a model that differs already has made may be samples of the next one
     counts = [len(each[step - 1].samples) for each in steps if len(each) >= step]
     text = f"at step {step} the ranks compute other samples than one process ({_listed(counts)} on the ranks)"
-    if found.samples[0] == "other":
+    if {"other", "unknown"}.issuperset(found.samples[:step]):
         return (
             f"{text}: the script divides its data by itself, or has a batch size or a seed for each rank. "
             "ht.shard(loader) gives the ranks one process's batches"

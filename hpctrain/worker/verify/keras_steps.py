@@ -85,7 +85,7 @@ class KerasSteps:
             return returned
 
         keras.Layer.__call__ = called
-        # Where it is defined: a saved model of a class with a compile() of its own would be loaded without an optimizer.
+        # Where it is defined: a saved model whose class has a compile() of its own is loaded without an optimizer.
         trainer = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
         compile_model = trainer.compile
 
