@@ -39,6 +39,7 @@ from hpctrain.common.settings import COLUMNS, STDIN
 from hpctrain.common.stderr import tell
 from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
+from hpctrain.worker.adapters.loader_workers import keep_loader_workers
 from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.worker.adapters.whole_files import save_whole_files
@@ -217,6 +218,7 @@ def _attempt(
                 comm.watch()
                 serve_torchrun_scripts(plan, rank, port_of(held.named.path))
                 serve_tensorflow_scripts(plan)
+                keep_loader_workers()
                 if plan.processes > 1:
                     save_whole_files()
                 program_end.begin(script, directory.stop, plan.ranks)
