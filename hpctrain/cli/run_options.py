@@ -22,7 +22,7 @@ from hpctrain.common.recipes.load import mesh_overrides
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
-from hpctrain.common.run.plan import Script
+from hpctrain.common.run.plan import THREADS, Script
 from hpctrain.common.run.request import MOST_SEEDS
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import has_credentials, is_secret
@@ -164,7 +164,15 @@ class JobStart:
             rich_help_panel=_HOW,
         ),
     ] = None
-
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Threads of each rank: OMP_NUM_THREADS and its like; by default the user's own, or all cores.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
     share_gpus: Annotated[
         bool | None,
         typer.Option(
@@ -187,7 +195,8 @@ class JobStart:
                 nearest(self.launcher, LAUNCHERS),
                 launcher=self.launcher,
             )
-        variables = [_variable(text) for text in self.environment] if self.environment else None
+        threads = dict.fromkeys(THREADS if self.threads else (), str(self.threads))
+        variables = [*threads.items(), *map(_variable, self.environment or ())] or None
         return given(
             launcher=self.launcher,
             container=_container(self.container, self.container_runtime, self.mounts),

@@ -22,6 +22,9 @@ from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
 from hpctrain.common.run.stopping import STOP_SIGNALS
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""The variables by which libraries choose their number of threads."""
+
 _RESTARTS = 3
 
 

@@ -23,7 +23,7 @@ from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import port_of
-from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.plan import THREADS, Plan
 from hpctrain.common.secrets import is_secret
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, COLUMNS, HOST_TIMEOUT, REPLICAS, SHARE_GPUS, STDIN
 from hpctrain.control.hosts.networks import keepalive_options
@@ -43,9 +43,6 @@ _SETTINGS = re.compile(
     r"(?!TF_CONFIG$)(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
     re.ASCII,
 )
-
-
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +167,7 @@ def _may_read_stdin() -> bool:
 
 def own_threads(environment: Mapping[str, str]) -> dict[str, str]:
     """The numbers of threads that the user's own environment has."""
-    return {name: environment[name] for name in _THREADS if environment.get(name)}
+    return {name: environment[name] for name in THREADS if environment.get(name)}
 
 
 def rank_environment(plan: Plan, threads: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
@@ -183,11 +180,11 @@ def rank_environment(plan: Plan, threads: Mapping[str, str] = MappingProxyType({
     replicas = plan.ranks // plan.processes
     given = {**threads, **plan.environment, **plan.start.environment}
     # OMP_NUM_THREADS may be a list for nested loops.
-    number = given.get(_THREADS[0], "").partition(",")[0] or str(plan.threads_per_rank * replicas)
+    number = given.get(THREADS[0], "").partition(",")[0] or str(plan.threads_per_rank * replicas)
     return {
         BACKEND.name: plan.backend,
         **({BACKEND_REASON.name: plan.backend_reason} if plan.backend_reason else {}),
-        **dict.fromkeys(sorted(_THREADS), number),
+        **dict.fromkeys(sorted(THREADS), number),
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTEROP_THREADS": str(_SERVER_THREADS if plan.backend == "parameter_server" else replicas),

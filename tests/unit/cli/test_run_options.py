@@ -25,7 +25,7 @@ from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
-from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.plan import THREADS, Plan, Script
 from hpctrain.common.shards.folders import training_fingerprint
 from hpctrain.common.shards.manifest import read_manifest
 from support import needs
@@ -71,6 +71,16 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 def test_what_a_second_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
     assert "second TERM" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@needs.pytorch
+def test_threads_of_all_libraries_are_set_alike(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MKL_NUM_THREADS", "5")
+    assert main(["run", "digits", "-np", "1", "--threads", "3", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"{name}=3" in said for name in (*THREADS, "TF_NUM_INTRAOP_THREADS"))
 
 
 @pytest.fixture
