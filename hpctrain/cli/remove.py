@@ -84,7 +84,7 @@ def _older(moment: float) -> list[Path]:
         if max(row.time for row in own) >= moment:
             continue
         if refusal := _refusal(path, own, problem):
-            tell(f"hpctrain: kept: {refusal}")
+            tell(f"hpctrain: kept: {refusal.message}")
         else:
             found.append(path)
     return found
