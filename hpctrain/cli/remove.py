@@ -15,7 +15,7 @@ import typer
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RUNS
+from hpctrain.common.run.directory import RUNS, RunDirectory
 from hpctrain.report.say import answer, tell
 
 if TYPE_CHECKING:
@@ -96,9 +96,12 @@ def _refusal(path: Path, rows: Sequence[RunRow], problem: str | None) -> Hpctrai
     Args:
         problem: why Slurm does not answer, whose jobs may be those of any run that is not known to have ended.
     """
-    if not rows:
-        hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
-        return HpctrainError("HT-run-not-found", "{place} holds no run", hint, place=path)
+    from hpctrain.control.supervision.repeats import read_series
+
+    directory = RunDirectory(path)
+    if not rows or not (directory.plan.exists() or directory.submission.exists() or read_series(path)):
+        hint = "name the directories that `hpctrain run` or `hpctrain submit` made"
+        return HpctrainError("HT-run-not-found", "{place} is no run, array or series", hint, place=path)
     for row in rows:
         if row.state in _ALIVE or (problem and row.state not in _ENDED):
             hint = f"hpctrain cancel {shell_word(row.run_dir)} ends it"

@@ -60,6 +60,7 @@ def test_what_is_no_ended_run_stays(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     Path("empty").mkdir()
     refused(Path("empty"), "HT-run-not-found")
+    refused(run("study/one").path.parent, "HT-run-not-found")  # other things may be in it
     refused(run("alive", ended=False).path, "HT-remove-alive")
     damaged = run("damaged")
     damaged.plan.write_text("{")
