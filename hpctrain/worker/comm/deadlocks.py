@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from hpctrain.common.errors import HpctrainError, abbreviated
-from hpctrain.worker.comm.places import left_at, script_line
+from hpctrain.worker.comm.places import left_at, loop_left, script_line
 from hpctrain.worker.comm.timeout import COLLECTIVE, END, REDUCTION, Wait
 
 # A wait is announced after this time, and again so often. Waits that end sooner cost no message.
@@ -63,6 +63,10 @@ _BATCH_HINT = (
     "all ranks compute together what follows from a batch: take it out of the condition, such as `if comm.rank == 0:`, "
     "and leave there what prints or saves its numbers; only rank 0's output is shown anyway"
 )
+_LOOP_HINT = (
+    "leave a loop over batches on all ranks at the same batch: under a condition of what all of them have, such as a "
+    "loss of the whole batch, ht.mean() or ht.should_stop()"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ class WaitPlace:
         passes: how many backward passes the rank has begun.
         line: file and line of the script, "" if unknown.
         left: where the script ended before its last line; see :func:`hpctrain.worker.comm.places.left_at`.
+        loop: where the script last left a loop over batches; see :func:`hpctrain.worker.comm.places.loop_left`.
         blocked: whether it waits inside a call of a library.
     """
 
@@ -81,11 +86,13 @@ class WaitPlace:
     passes: int
     line: str = ""
     left: str = ""
+    loop: str = ""
     blocked: bool = False
 
     def __str__(self) -> str:
         # Those of DistributedDataParallel are not counted.
         after = f", after backward pass {self.passes}" if self.passes else ""
+        after += f", and after it left its loop over batches at {self.loop}" if self.loop else ""
         if self.kind == END:
             return f"at the end of its script{self.left}{after}"
         at = f" at {self.line}" if self.line else ""
@@ -98,9 +105,12 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
     """The error for ranks whose waits cannot end; None if all wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
         return None
-    named = {names(rank): place for rank, place in sorted(places.items())}
+    together = len({place.loop for place in places.values()}) == 1
+    named = {names(rank): replace(each, loop="") if together else each for rank, each in sorted(places.items())}
     hint = _HINTS[any(place.kind == END for place in places.values())]
-    if any(WHOLE_BATCH in place.what for place in places.values()):
+    if not together:
+        hint = _LOOP_HINT
+    elif any(WHOLE_BATCH in place.what for place in places.values()):
         hint = _BATCH_HINT
     return HpctrainError(
         "HT-ranks-in-different-places",
@@ -225,6 +235,7 @@ class DeadlockDetector:
             passes=self._passes(),
             line=script_line(),
             left=left_at(),
+            loop=loop_left(),
             blocked=wait.blocked,
         )
 
@@ -331,7 +342,9 @@ class StoreDeadlockDetector:
     def announce(self, kind: str, what: str) -> None:
         """Announce that this rank waits."""
         self._number += 1
-        place = WaitPlace(kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at())
+        place = WaitPlace(
+            kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at(), loop=loop_left()
+        )
         self._tell(Announced(number=self._number, times=0, place=place))
 
     def withdraw(self) -> None:

@@ -16,7 +16,7 @@ OWN = "hpctrain."
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-_left = ""
+_left = _loop = ""
 
 # Names for collectives that hpctrain starts by itself, by the function that starts them.
 PURPOSES = {
@@ -55,6 +55,17 @@ def note_exit(trace: TracebackType | None) -> None:
 def left_at() -> str:
     """A clause that says where the script ended; "" if it reached its last line, or has not ended."""
     return f", which it left at {_left}" if _left else ""
+
+
+def note_loop(*, left: bool) -> None:
+    """Note where the script leaves a loop over batches before their end, or that it has begun another one."""
+    global _loop
+    _loop = script_line() if left else ""
+
+
+def loop_left() -> str:
+    """The file and line at which the script left its last loop over batches before their end; "" if it did not."""
+    return _loop
 
 
 def is_of_script(file: str) -> bool:

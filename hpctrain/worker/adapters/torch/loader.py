@@ -19,6 +19,7 @@ from hpctrain.worker.adapters.torch.sources import Drawn, MapSource, Place, Sour
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.agreement import agreement
+from hpctrain.worker.comm.places import note_loop
 
 
 class ShardedLoader:
@@ -136,6 +137,7 @@ class ShardedLoader:
         generator.set_state(state)
 
     def _draw(self, drawn: Iterator[Drawn], epoch: int, started: int) -> Iterator[Any]:
+        note_loop(left=False)
         for drawn_batch, after in drawn:
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
@@ -146,7 +148,12 @@ class ShardedLoader:
                 )
             if started == self._started:
                 self._handed_out = after
-            yield drawn_batch
+            try:
+                yield drawn_batch
+            except GeneratorExit:
+                # Other ranks may go on, and wait for this one.
+                note_loop(left=True)
+                raise
         if started == self._started:
             self._handed_out = Place(epoch + 1)
 
