@@ -10,7 +10,6 @@ REFUSED_ON_A_MESH = {
     "an_error_within_backward",
     "copies_of_the_model",
     "gradients_asked_for",
-    "lbfgs",
     "optimizer_made_anew",
     "parameters_used_directly",
     "parameters_used_directly_on_listed_batches",

@@ -168,8 +168,8 @@ def _ruled_out(chosen: dict[str, Any], layout: Layout) -> dict[str, Any]:
         other |= {"network": "transformer", "output": "tensor", "loss_inside": False, "calls": "one", "average": ""}
         other |= {"optimizer": "adamw"} if chosen["optimizer"] in ("lbfgs", "closure") else {}
         other |= {"recompute": ""} if chosen["recompute"] == "reentrant" else {}
-        # A pipeline divides sums by counts alone.
-        other |= {"counted": False} if chosen["loss"] == "sum" else {}
+        # As its pages say: a pipeline is told what its loss is divided by. It refuses a sum.
+        other["counted"] = chosen["loss"] != "sum"
     elif layout.size("tp") > 1 and chosen["network"] == "convnet":
         other["network"] = "mlp"
     if chosen["calls"] == "parts":
