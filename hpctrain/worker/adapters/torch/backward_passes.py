@@ -1,4 +1,4 @@
-"""Notifies watchers when a backward pass begins, and whether it does so within another one.
+"""Runs an action at the end of each backward pass through a divided model, and notices passes that never ended.
 
 Reentrant activation checkpointing computes the gradients of a part in a backward pass of its own, within the one that
 reached that part. In the inner pass, autograd gives a hook no sign of the outer one.
@@ -7,31 +7,84 @@ reached that part. In the inner pass, autograd gives a hook no sign of the outer
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from hpctrain.common.errors import HpctrainError
 
 
-class BackwardWatcher(Protocol):
-    """Is notified at the beginning of each backward pass that adds to gradients."""
+class BackwardPasses:
+    """Backward passes through given parameters. One within another, such as a reentrant checkpoint's, is part of it.
 
-    def backward_begins(self, *, within: bool) -> None:
-        """A backward pass is about to begin.
+    Begins are seen from :func:`derivatives.watch_engine` on.
 
-        Args:
-            within: whether another backward pass is running in this thread.
-        """
+    Args:
+        at_begin: called before a pass that is not within another one.
+        at_end: called once when all gradients of a pass are made, if it has made any.
+    """
+
+    def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
+        self._at_begin, self._at_end = at_begin, at_end
+        # Not 0, because a pass of which a script calls the engine by itself is not reported.
+        self._begun = 1
+        # The number of the pass that reached the parameters and has not ended.
+        self._running = 0
+        # Whether it has made a gradient: a pass through other models has not, although a pass within it was joined.
+        self._made = False
+        _watched.add(self)
+
+    def begin(self) -> None:
+        """Count a new pass; one within another joins the outer pass, which still needs the parameters at its end."""
+        if in_backward():
+            self._join()
+        else:
+            self._begun += 1
+            self._at_begin()
+
+    def reached(self) -> bool:
+        """Ask autograd, at a pass's first gradient, to call back at its end. Returns whether this was the first."""
+        self._made = True
+        return self._join()
+
+    def _join(self) -> bool:
+        if self._running == self._begun or not in_backward():
+            return False
+        self._running = self._begun
+        torch.autograd.Variable._execution_engine.queue_callback(self._ended)
+        return True
+
+    def _ended(self) -> None:
+        made, self._made = self._made, False
+        if made:
+            self._at_end()
+        self._running = 0
+
+    def check_ended(self) -> None:
+        """Raise HpctrainError after a pass that an error ended, whose gradients are neither reduced nor dropped."""
+        if self._running and not (in_backward() and self._running == self._begun):
+            refuse_ended()
 
 
-watchers: weakref.WeakSet[BackwardWatcher] = weakref.WeakSet()
+def watch_gradients(parameters: Iterable[torch.nn.Parameter], at_gradient: Callable[[], Any]) -> None:
+    """Call ``at_gradient`` at each gradient of these parameters."""
+
+    def made(_: torch.Tensor) -> None:
+        at_gradient()
+
+    for each in parameters:
+        if each.requires_grad:
+            each.register_post_accumulate_grad_hook(made)
 
 
-def notify_watchers() -> None:
-    """Tell all watchers that a backward pass begins."""
-    for each in list(watchers):
-        each.backward_begins(within=in_backward())
+_watched: weakref.WeakSet[BackwardPasses] = weakref.WeakSet()
+
+
+def backward_begins() -> None:
+    """Count a backward pass that is about to begin."""
+    for each in list(_watched):
+        each.begin()
 
 
 def in_backward() -> bool:

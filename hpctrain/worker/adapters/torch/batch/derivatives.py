@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.adapters.torch.backward_passes import in_backward, notify_watchers
+from hpctrain.worker.adapters.torch.backward_passes import backward_begins, in_backward
 from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
@@ -112,7 +112,7 @@ def watch_engine() -> None:
     """Replace the function that starts PyTorch's engine. Idempotent.
 
     ``torch.autograd.grad`` returns the mean over the ranks of gradients for plain tensors from now on, and a backward
-    pass notifies its watchers.
+    pass counts as one of those that are watched.
     """
     engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     if hasattr(engine, "__wrapped__"):
@@ -123,7 +123,7 @@ def watch_engine() -> None:
         if torch.compiler.is_compiling():
             return engine(*args, accumulate_grad=accumulate_grad, **kwargs)
         if accumulate_grad:
-            notify_watchers()
+            backward_begins()
             return engine(*_below_sum(*args), accumulate_grad=True, **kwargs)
         found, ranks = engine(*args, accumulate_grad=False, **kwargs), known_ranks()
         # In a backward pass it is a hook within a model that asks for gradients of this rank's rows.
@@ -145,7 +145,9 @@ def _below_sum(roots: Any, gradients: Any, *others: Any) -> tuple[Any, ...]:
     added = added_to(roots[0]) if len(roots) == 1 else None
     if added is None or others[2] or not _is_implied():
         return roots, gradients, *others
-    return (added.own,), (gradients[0] * added.ranks.size / added.divisor,), *others
+    factor = added.ranks.size / added.divisor
+    start = factor if isinstance(factor, torch.Tensor) else torch.full_like(gradients[0], factor)
+    return (added.own,), (start,), *others
 
 
 def _is_implied() -> bool:

@@ -32,7 +32,7 @@ from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
 from hpctrain.worker.adapters.torch.batch.first_call import FirstCall, Left, keeping_parts, name_moved
 from hpctrain.worker.adapters.torch.batch.hooks import hooks_of_batches
-from hpctrain.worker.adapters.torch.batch.rank_streams import rank_stream
+from hpctrain.worker.adapters.torch.batch.rank_streams import RankStream
 from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running, whole_of
@@ -139,10 +139,10 @@ def _is_square(value: torch.Tensor, rows: Rows) -> bool:
 
 def _common_rows(batches: list[BatchTensor]) -> Rows | None:
     """One division of all batches; None where they have different rows, or some ranks would have none."""
-    rows, sizes = batches[0].rows, {each.rows.sizes for each in batches}
-    if len(set(map(sum, sizes))) > 1:
-        return None
-    if len(sizes) > 1 or 0 in rows.sizes:
+    rows = batches[0].rows
+    if 0 in rows.sizes or any(each.rows.sizes != rows.sizes for each in batches):
+        if any(each.rows.total != rows.total for each in batches):
+            return None
         rows = rows.even()
     return None if 0 in rows.sizes else rows
 
@@ -155,13 +155,19 @@ def _on_rows(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    take = functools.partial(_part, rows=rows, recurrent=known.recurrent, constants=constants)
+    def part(value: Any) -> Any:
+        return _part(value, rows, known.recurrent, constants) if isinstance(value, torch.Tensor) else value
+
+    def take(value: Any) -> Any:
+        plain = value is None or isinstance(value, torch.Tensor | bool | int | float | str)
+        return part(value) if plain else tree_map(part, value)
+
     own_args, own_kwargs = tuple(map(take, args)), {name: take(value) for name, value in kwargs.items()}
     mode = module.training, torch.is_grad_enabled()
     first = FirstCall(module) if any(mode) and mode not in known.looked else None
     known.looked.add(mode)
     losses = rows.ranks.losses
-    with rank_stream(rows.ranks.rank):
+    with RankStream(rows.ranks.rank):
         returned = _run(module, rows, own_args, own_kwargs)
     if first is None and isinstance(returned, torch.Tensor):  # the common case
         dims = known.dims.get(1)
@@ -201,19 +207,10 @@ def _states_of(module: nn.Module) -> frozenset[int]:
     return frozenset(each.num_layers * (2 if each.bidirectional else 1) for each in layers)
 
 
-def _part(value: Any, **settings: Any) -> Any:
-    """What a running model gets of an argument: this rank's rows of batches, and of plain tensors with as many rows."""
-    if not isinstance(value, torch.Tensor):
-        simple = value is None or isinstance(value, bool | int | float | str)
-        return value if simple else tree_map(functools.partial(_tensor_part, **settings), value)
-    return _tensor_part(value, **settings)
-
-
-def _tensor_part(value: Any, rows: Rows, recurrent: frozenset[int], constants: frozenset[int]) -> Any:
+def _part(value: torch.Tensor, rows: Rows, recurrent: frozenset[int], constants: frozenset[int]) -> torch.Tensor:
+    """What a running model gets of a tensor: this rank's rows of a batch, or of a plain one with as many rows."""
     if isinstance(value, BatchTensor):
         return rows_of(value, rows.along(value.rows.dim))
-    if not isinstance(value, torch.Tensor):
-        return value
     if rows.total > 1 and id(value) not in constants:
         dims = (0, 1) if recurrent else (0,)
         if value.dim() == 3 and value.shape[0] in recurrent:

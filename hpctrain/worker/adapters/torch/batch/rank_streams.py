@@ -7,27 +7,28 @@ draws others, and a script that restores the shared stream, as on resuming, rest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 import xxhash
 
 
-@contextmanager
-def rank_stream(rank: int, agree: Callable[[list[bool]], list[bool]] = list) -> Iterator[None]:
-    """A context manager in which PyTorch's generators draw numbers of this data rank's own.
+class RankStream:
+    """A context manager in which PyTorch's generators draw numbers of this data rank's own. Made anew for each use.
 
     Args:
         agree: whether any rank has drawn from each generator, for models of which other ranks compute other parts.
     """
-    parted = [(generator, *_part(generator, rank)) for generator in _generators()]
-    drawn = [False] * len(parted)
-    try:
-        yield
-        drawn = agree([_digest(generator.get_state()) != begun for generator, _, begun in parted])
-    finally:
-        for (generator, shared, _), moves in zip(parted, drawn, strict=True):
+
+    def __init__(self, rank: int, agree: Callable[[list[bool]], list[bool]] = list) -> None:
+        self._agree = agree
+        self._parted = [(generator, *_part(generator, rank)) for generator in _generators()]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, *others: object) -> None:
+        drawn = [kind is None and _digest(each.get_state()) != begun for each, _, begun in self._parted]
+        for (generator, shared, _), moves in zip(self._parted, drawn if kind else self._agree(drawn), strict=True):
             generator.set_state(shared)
             if moves:
                 torch.rand(1, generator=generator, device=generator.device)

@@ -18,13 +18,14 @@ from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
+from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
+from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
-from hpctrain.worker.adapters.torch.parallel.passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import divide, is_sharded, recompute
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
@@ -93,6 +94,7 @@ class Division:
 
     def apply(self) -> None:
         """Divide the model, which is equal on all ranks, or the optimizers' state alone. Collective."""
+        watch_engine()
         if not self.divides_model:
             recompute(self._model, self._plan)
             if self._shares_state:

@@ -25,10 +25,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.backward_passes import in_backward
+from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, in_backward
 from hpctrain.worker.adapters.torch.buckets import refuse_graph
 from hpctrain.worker.adapters.torch.parallel.missing_gradients import MissingGradients, has_unreduced
-from hpctrain.worker.adapters.torch.parallel.passes import BackwardPasses
 from hpctrain.worker.adapters.torch.parallel.sharding import groups_of
 
 _Groups = list[FSDPParamGroup]
