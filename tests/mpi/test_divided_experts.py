@@ -17,6 +17,7 @@ SHARDS = [
     "equal_experts",
     "unequal_experts",
     "accumulated",
+    "gradients_asked_for",
     "rounded_and_accumulated",
     "experts_that_are_gathered_alone",
 ]

@@ -67,10 +67,10 @@ def _signs(x: torch.Tensor) -> Callable[[int], int]:
     return lambda number: 2 * int(x[number, 0] > 0) + int(x[number, 1] > 0)
 
 
-def reference(widths: list[int], *, accumulate: bool = False) -> dict[str, torch.Tensor]:
+def reference(widths: list[int], *, asked: bool = False, accumulate: bool = False) -> dict[str, torch.Tensor]:
     """The parameters of one process."""
     model = network(widths)
-    train(model, adam(model), data(), accumulate=accumulate)
+    train(model, adam(model), data(), asked=asked, accumulate=accumulate)
     return {name: each.detach() for name, each in model.named_parameters()}
 
 
@@ -79,10 +79,16 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches, *, accumulate: bool = False) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches, *, asked: bool = False, accumulate: bool = False
+) -> None:
     for _ in range(EPOCHS):
         for x, y in batches:
             optimizer.zero_grad()
+            if asked:  # samples that are changed against the model, as in adversarial training
+                x = x.clone().requires_grad_()
+                (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y), [x])
+                x = (x + slope).detach()
             if accumulate:
                 with ht.no_sync():
                     F.cross_entropy(model(-x), y).backward()
@@ -96,12 +102,19 @@ def difference(parameters, expected: dict[str, torch.Tensor]) -> float:
     return max(float((each - expected[name]).abs().max()) for name, each in found.items())
 
 
-def divided(widths: list[int], *, accumulate: bool = False, precision: torch.dtype | None = None, **mesh: int) -> float:
+def divided(
+    widths: list[int],
+    *,
+    asked: bool = False,
+    accumulate: bool = False,
+    precision: torch.dtype | None = None,
+    **mesh: int,
+) -> float:
     model = network(widths)
     plan = ht.ParallelPlan(shard=["blocks.*"], precision=precision)
     model, optimizer = ht.distribute(model, adam(model), mesh=ht.mesh(**mesh), plan=plan)
-    train(model, optimizer, ht.shard(data()), accumulate=accumulate)
-    return difference(model.named_parameters(), reference(widths, accumulate=accumulate))
+    train(model, optimizer, ht.shard(data()), asked=asked, accumulate=accumulate)
+    return difference(model.named_parameters(), reference(widths, asked=asked, accumulate=accumulate))
 
 
 @situation
@@ -117,6 +130,11 @@ def unequal_experts(comm):
 @situation
 def accumulated(comm):
     return divided([8, 4, 12, 5], accumulate=True, dp_shard=-1)
+
+
+@situation
+def gradients_asked_for(comm):
+    return divided([8, 4, 12, 5], asked=True, dp_shard=-1)
 
 
 @situation

@@ -6,8 +6,9 @@ reached that part. In the inner pass, autograd gives a hook no sign of the outer
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -85,6 +86,25 @@ def backward_begins() -> None:
     """Count a backward pass that is about to begin."""
     for each in list(_watched):
         each.begin()
+
+
+_asking = False
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """A context manager around ``torch.autograd.grad``; one within a backward pass is part of that."""
+    global _asking
+    before, _asking = _asking, _asking or not in_backward()
+    try:
+        yield
+    finally:
+        _asking = before
+
+
+def is_asking() -> bool:
+    """Whether gradients are computed for ``torch.autograd.grad`` alone, so that parameters keep theirs."""
+    return _asking
 
 
 def in_backward() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.worker.adapters.torch.backward_passes import backward_begins, in_backward
+from hpctrain.worker.adapters.torch.backward_passes import asking, backward_begins, in_backward
 from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
@@ -125,7 +125,9 @@ def watch_engine() -> None:
         if accumulate_grad:
             backward_begins()
             return engine(*_below_sum(*args), accumulate_grad=True, **kwargs)
-        found, ranks = engine(*args, accumulate_grad=False, **kwargs), known_ranks()
+        with asking():
+            found = engine(*args, accumulate_grad=False, **kwargs)
+        ranks = known_ranks()
         # In a backward pass it is a hook within a model that asks for gradients of this rank's rows.
         if ranks is None or running.rows is not None or running.asks or in_backward():
             return found

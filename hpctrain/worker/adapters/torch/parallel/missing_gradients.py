@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.torch.backward_passes import is_asking
 
 # Passes after which the order of gathers is compared on a GPU, which reading waits for.
 _EVERY = 50
@@ -77,13 +78,17 @@ class MissingGradients:
             unshard(async_op)
 
         def fill_and_reduce(*unused: object) -> None:
-            if group.reduce_grads:
+            reduces = group.reduce_grads
+            if is_asking():
+                group.reduce_grads = False
+            elif reduces:
                 # A module that was called twice may get the gradient of a parameter only from its other call.
                 self._unused = [each for each in self._unused if not has_unreduced(each)]
                 if group not in self._filled:
                     self._filled.add(group)
                     self._fill(group)
             reduce(*unused)
+            group.reduce_grads = reduces
 
         group.post_backward, group.unshard = fill_and_reduce, gather  # type: ignore[method-assign]
 
