@@ -272,13 +272,14 @@ class TorchSteps:
         kept = [*self._gradients, *(_kept("parameter", name, each) for name, each in parameters), *own]
         if self._seen and all(name.startswith(NAMELESS) for name, _ in parameters):
             # Perhaps pieces of a model's parameters, of which each rank updates some, before it gets the others.
-            self._late = functools.partial(self._write_models, optimizer, kept)
+            # A script may drop the model until then.
+            models = [(name, each) for name, each in self._parameters() if each.requires_grad]
+            self._late = functools.partial(self._write_models, optimizer, kept, models)
             return
         self._recorder.step(optimizer, kept)
 
-    def _write_models(self, optimizer: Optimizer, kept: list[Kept]) -> None:
-        trained = [(name, each) for name, each in self._parameters() if each.requires_grad]
-        self._recorder.step(optimizer, [*kept, *(_kept("parameter", name, each) for name, each in trained)])
+    def _write_models(self, optimizer: Optimizer, kept: list[Kept], models: list[tuple[str, nn.Parameter]]) -> None:
+        self._recorder.step(optimizer, [*kept, *(_kept("parameter", name, each) for name, each in models)])
 
     def _write_late(self) -> None:
         late, self._late = self._late, None
