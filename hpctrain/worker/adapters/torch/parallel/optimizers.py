@@ -25,7 +25,7 @@ _FOREACH = (
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.RMSprop),
 )
 # By package and class: they compute with parts of divided parameters as if these were whole, without an error.
-_NEED_WHOLE = {("torch", "Muon"), ("pytorch_optimizer", "Gravity")}
+_NEED_WHOLE = {("torch", "Muon"), ("pytorch_optimizer", "Gravity"), ("pytorch_optimizer", "Nero")}
 
 
 class Rewiring:
