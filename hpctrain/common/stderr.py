@@ -12,11 +12,16 @@ import traceback
 
 def tell(text: object) -> None:
     """Write a line."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    _write(f"{text}\n")
 
 
 def tell_error(error: BaseException) -> None:
     """Write an error with its traceback."""
-    sys.stderr.write("".join(traceback.format_exception(error)))
-    sys.stderr.flush()
+    _write("".join(traceback.format_exception(error)))
+
+
+def _write(text: str) -> None:
+    # A script may have set sys.stderr to None, as Python does where it has no stream.
+    if stream := sys.stderr or sys.__stderr__:
+        stream.write(text)
+        stream.flush()

@@ -34,6 +34,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/comm/control.py": "objects between the ranks of one run",
         "hpctrain/worker/comm/polled.py": "objects between the ranks of one run",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
+        "tests/mpi/programs/as_under_torchrun/finds.py": "that a rank can pickle what its script defines",
         "tests/unit/worker/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
         "tests/unit/test_error_codes.py": "that an error reaches another process whole",
         "tests/unit/common/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
@@ -50,6 +51,10 @@ _ALLOWED: dict[str, dict[str, str]] = {
     },
     "text executed": {
         "hpctrain/worker/train/rank.py": "the user's own script is what the user wants executed",
+        "tests/unit/worker/comm/test_script_places.py": "a constant, as a script of a name that is nobody's",
+    },
+    "a shell": {
+        "tests/mpi/programs/as_under_torchrun/finds.py": "a constant: that a script's shell has the rank's variables",
     },
     "text for a shell": {
         "tests/support/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",

@@ -124,16 +124,17 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
         tell(f"hpctrain: {error}")
     else:
         tell_error(error.with_traceback(trace))
-        sys.stderr.write(explanation(error))
+        if explained := explanation(error):
+            tell(explained)
 
 
 def explanation(error: BaseException) -> str:
     """A line on what one of PyTorch's or Python's own errors means to a script; empty if it needs no explanation."""
     if "hpctrain.worker.adapters.keras.sharding" in sys.modules and _UNPACKED.match(str(error)):
-        return f"hpctrain: {_ELEMENTS}\n"
+        return f"hpctrain: {_ELEMENTS}"
     if parallel := sys.modules.get("hpctrain.worker.adapters.torch.parallel.division"):
         explained: str = parallel.of_divided_tensors(error)
-        return explained and f"hpctrain: {explained}\n"
+        return explained and f"hpctrain: {explained}"
     return ""
 
 

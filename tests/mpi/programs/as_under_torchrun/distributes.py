@@ -88,7 +88,8 @@ def ddp() -> object:
     if RANK == 0:
         torch.save(model.module.state_dict(), "weights.pt")
     dist.barrier()
-    same = all((a == b).all() for a, b in zip(torch.load("weights.pt").values(), model.parameters(), strict=True))
+    saved = torch.load("weights.pt", weights_only=True).values()
+    same = all((a == b).all() for a, b in zip(saved, model.parameters(), strict=True))
     return seen, [parameter.tolist() for parameter in model.parameters()], same
 
 

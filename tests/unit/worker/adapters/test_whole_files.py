@@ -36,7 +36,7 @@ def test_paths_are_replaced_and_other_places_left_to_the_library(tmp_path: Path)
     save(saved, f=tmp_path / "a.pt")
     _whole(lambda f: Path(f).write_text("a"), "f")(os.devnull)
     file.seek(0)
-    assert torch.equal(torch.load(tmp_path / "a.pt"), torch.load(file))
+    assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True), torch.load(file, weights_only=True))
     with pytest.raises(RuntimeError):
         save(saved, tmp_path / "no" / "a.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["a.pt"]
