@@ -20,7 +20,7 @@ SHARED = Path("/dev/shm")
 def run(folder: Path, through: Sequence[str], **variables: str) -> tuple[int, list[str]]:
     """A run of two ranks: its exit code, and the lines it printed to stderr."""
     (folder / "script.py").write_text("import hpctrain as ht\nht.init()\n")
-    words = [sys.executable, "-m", "hpctrain", "run", "script.py", "-np", "2", "--oversubscribe", "--backend", "mpi"]
+    words = [sys.executable, "-m", "hpctrain", "run", "script.py", "-np", "2", "--backend", "mpi"]
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **variables}
     ended = subprocess.run(
         [*through, *words, "--run-dir", "run"],
