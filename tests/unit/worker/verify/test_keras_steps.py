@@ -37,4 +37,5 @@ def test_a_saved_model_is_loaded_with_its_optimizer(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse")
     model.save(tmp_path / "saved.keras")
-    assert keras.models.load_model(tmp_path / "saved.keras", safe_mode=True).optimizer.name == "adam"
+    loaded = keras.models.load_model(tmp_path / "saved.keras", safe_mode=True)
+    assert isinstance(loaded.optimizer, keras.optimizers.Adam)
