@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpctrain.cli.tables import table_width
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RUNS
 from hpctrain.report.say import answer, answer_json, duration, tell
@@ -70,8 +71,12 @@ def status(
 
 
 def _show_runs(newest: int | None, state: str | None, *, as_json: bool) -> None:
-    from hpctrain.report.runs import list_runs, runs_text
+    from hpctrain.report.runs import STATES, list_runs, runs_text
 
+    if state not in (None, *STATES):
+        raise HpctrainError(
+            "HT-status-unknown-state", "no run is in state {state!r}", nearest(state, STATES), state=state
+        )
     every, problem = list_runs(RUNS)
     rows = [row for row in every if state in (None, row.state)][:newest]
     if problem:

@@ -26,6 +26,9 @@ from hpctrain.report.status import RunStatus, run_status
 _SLURM_SECONDS = 10.0
 _LONGEST_NAME = 24
 
+STATES = ("not started", "waiting", "running", "done", "failed", "resumable", "stopped", "damaged")
+"""The states of runs in a list."""
+
 Jobs = Callable[[], tuple[Sequence[JobState], str | None]]
 
 

@@ -101,6 +101,11 @@ class WaitPlace:
         return f"in {self.what}{at}{after}"
 
 
+def _place(kind: str, what: str, passes: int) -> WaitPlace:
+    """Where this rank is in a wait."""
+    return WaitPlace(kind=kind, what=what, passes=passes, line=script_line(), left=left_at(), loop=loop_left())
+
+
 def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str]) -> HpctrainError | None:
     """The error for ranks whose waits cannot end; None if all wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
@@ -229,15 +234,7 @@ class DeadlockDetector:
 
     def place_of(self, wait: Wait) -> WaitPlace:
         """Where this rank is in a wait of its own."""
-        return WaitPlace(
-            kind=wait.kind,
-            what=wait.what,
-            passes=self._passes(),
-            line=script_line(),
-            left=left_at(),
-            loop=loop_left(),
-            blocked=wait.blocked,
-        )
+        return replace(_place(wait.kind, wait.what, self._passes()), blocked=wait.blocked)
 
     def _announce(self, wait: Wait, now: float) -> None:
         if (before := self._announced) is None:
@@ -342,10 +339,7 @@ class StoreDeadlockDetector:
     def announce(self, kind: str, what: str) -> None:
         """Announce that this rank waits."""
         self._number += 1
-        place = WaitPlace(
-            kind=kind, what=what, passes=self._passes(), line=script_line(), left=left_at(), loop=loop_left()
-        )
-        self._tell(Announced(number=self._number, times=0, place=place))
+        self._tell(Announced(number=self._number, times=0, place=_place(kind, what, self._passes())))
 
     def withdraw(self) -> None:
         """Withdraw the announcement."""

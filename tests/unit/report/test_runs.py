@@ -200,3 +200,8 @@ def test_python_m_hpctrain() -> None:
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.count("'digit'") == 1
+
+
+def test_an_unknown_state_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--state", "donee"]) == 2
+    assert codes(capsys.readouterr().err) == ["HT-status-unknown-state"]

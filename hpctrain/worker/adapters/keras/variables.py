@@ -125,7 +125,7 @@ def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
         return np.asarray(variables[index].value.numpy())
 
     def not_finite() -> str:
-        return next((each.path for index, each in enumerate(variables) if not np.isfinite(values(index)).all()), "")
+        return next((each.path for each in variables if not tf.reduce_all(tf.math.is_finite(each.value))), "")
 
     names = [variable.path for variable in variables]
     guard = Guard(comm, names, numbers, values, every=every, not_finite=not_finite)
