@@ -169,6 +169,39 @@ def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
     assert re.search(named, result.stdout)
 
 
+LEFT = """
+import torch
+import torch.distributed as dist
+import hpctrain as ht
+
+model = torch.nn.Linear(4, 2)
+if {own}:
+    rank = ht.init().rank
+    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+else:
+    dist.init_process_group("gloo")
+    rank, model = dist.get_rank(), torch.nn.parallel.DistributedDataParallel(model)
+try:
+    for step in range(20):
+        if rank == 1 and step == 10:
+            raise ValueError("a bad sample")
+        model(torch.ones(3, 4)).sum().backward()
+finally:
+    {leave}
+"""
+
+
+@pytest.mark.parametrize(("own", "leave"), [(False, "dist.destroy_process_group()"), (True, "ht.shutdown()")])
+def test_an_error_is_not_kept_back_by_a_finally_block_that_leaves_the_run(
+    hpctrain: Launch, tmp_path: Path, own: bool, leave: str
+) -> None:
+    """Leaving waits for the other ranks, and these wait for the one that has failed."""
+    (tmp_path / "script.py").write_text(LEFT.format(own=own, leave=leave))
+    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_TIMEOUT="40")
+    assert (result.returncode, "HT-rank-exception" in codes(result.stdout)) == (1, True), result.stdout
+    assert "ValueError: a bad sample" in result.stdout
+
+
 @pytest.mark.long
 def test_what_an_error_about_a_divided_tensor_means_is_said_once(hpctrain: Launch, tmp_path: Path) -> None:
     script = """\

@@ -147,11 +147,17 @@ def name_tensorflow_workers() -> None:
 def shutdown() -> None:
     """Leave the run, after a last proof that the ranks hold equal parameters. Runs by itself at interpreter exit.
 
-    Idempotent; does nothing in a fork of a rank.
+    Idempotent; does nothing in a fork of a rank, nor while an error is handled, as in a ``finally`` block that it has
+    entered: other ranks may wait where this one failed, and its error could never end the run.
 
     Raises:
         HpctrainError: the ranks do not hold equal parameters.
     """
+    if sys.exception() is None:
+        _leave_run()
+
+
+def _leave_run() -> None:
     global _current
     if forks.is_fork():
         return
@@ -266,7 +272,7 @@ def _leave() -> None:
             os._exit(_exit_code(error))
     if _current is not None:
         mention_forgotten(_current.rank, _current.size)
-    shutdown()
+    _leave_run()
     if fault_tolerant:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_FINALIZE_SECONDS)

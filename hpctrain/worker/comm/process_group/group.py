@@ -6,6 +6,7 @@ collectives, and with them DTensor, come from C++, the others from ``torch.distr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -277,8 +278,13 @@ class HpctrainGroup(dist.ProcessGroup):
         return self._submit("barrier", Collectives.barrier, [], opts)
 
     def shutdown(self) -> None:
-        """Leave the group. Collective over it; ``destroy_process_group`` calls it."""
-        self._engine.free()
+        """Leave the group; ``destroy_process_group`` calls it. Collective over it, but not while an error is handled.
+
+        A rank whose ``finally`` block leaves the group must not wait there for ranks that wait for it: its error could
+        never end the run. The group is then freed at the end, if all ranks get there.
+        """
+        if sys.exception() is None:
+            self._engine.free()
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks; the run itself names those that do not come."""
