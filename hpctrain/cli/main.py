@@ -41,6 +41,8 @@ _COMMANDS = {
     "doctor": ("hpctrain.cli.doctor", "doctor", "Check machine and cluster before a run."),
     "horovod": ("hpctrain.cli.horovod", "app", "Build Horovod for this environment, and check it."),
 }
+# No list has those that no user calls: a job script does.
+_HIDDEN = {"job": ("hpctrain.cli.job", "job", "Do in a job what its script leaves to hpctrain.")}
 
 
 # The base of Typer's errors, which has a copy of Click; one about an unknown option has ``possibilities``.
@@ -101,7 +103,7 @@ class _Commands(TyperGroup):
         completes_first_word = ctx.resilient_parsing and len(args) == 1
         if completes_first_word and args[0] in _OF_RECIPES:
             self.commands[args[0]] = _of_recipe(args[0])
-        elif args[0] in _COMMANDS:
+        elif args[0] in _COMMANDS or args[0] in _HIDDEN:
             if args[0] == "plan" and any(each.partition("=")[0] in ("--gpu", "--cluster") for each in args):
                 raise HpctrainError(
                     "HT-plan-without-prediction",
@@ -131,7 +133,7 @@ class _Commands(TyperGroup):
 
 
 def _load(name: str, *, helps: bool) -> Any:
-    module, attribute, help_text = _COMMANDS[name]
+    module, attribute, help_text = (_COMMANDS | _HIDDEN)[name]
     command = getattr(import_module(module), attribute)
     if not isinstance(command, typer.Typer):
         function, command = command, typer.Typer(add_completion=False)

@@ -14,7 +14,8 @@
                                  hpctrain.worker.train.non_finite
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
-    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log
+    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
+                                 what it does beside the training
     RUN_DIR/tensorboard/         curves for TensorBoard
     RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
     RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs

@@ -18,8 +18,9 @@ from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.schedulers.request import JobRequest, job_request
+from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.limits import Limits, check_limits
-from hpctrain.control.schedulers.slurm.script import NodeSetup, render, variables
+from hpctrain.control.schedulers.slurm.script import render, variables
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
 from hpctrain.control.schedulers.staging import plan_pack, plan_staging
 from hpctrain.control.supervision.trackers import require_trackers
@@ -27,7 +28,7 @@ from hpctrain.control.supervision.trackers import require_trackers
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptContent:
-    """What the job script does before the ranks start.
+    """What the job does before the ranks start, and its script's template.
 
     Attributes:
         stage: files and folders that each node gets a copy of.
@@ -159,13 +160,18 @@ def prepare(
             "--pack and --stage-environment exclude each other",
             "--pack packs this environment",
         )
-    staging = plan_staging(cluster.profile, content.stage, content.stage_environment, container)
     packed, placed = plan_pack(cluster.profile, container) if content.pack else (None, None)
-    setup = NodeSetup(
+    settings = JobSettings(
+        array=request.array is not None,
+        chain=request.chain > 1,
+        requeue=request.requeue,
+        signal=request.signal,
+        cpus_per_task=request.cpus_per_task,
+        environment=cluster.profile.environment,
+        verify=content.verify,
         container=container,
-        staging=staging,
+        staging=plan_staging(cluster.profile, content.stage, content.stage_environment, container),
         pack=placed,
-        virtual_environment=None if content.pack else _virtual_environment(),
     )
     folder = Path.cwd()
     frameworks, missing = installed_frameworks(), tuple[str, ...]()
@@ -177,25 +183,17 @@ def prepare(
         values = variables(
             request,
             cluster.profile,
-            setup,
             run_directory=directory,
             folder=folder,
+            virtual_environment=_virtual_environment(),
             no_kill=no_kill,
-            verify=content.verify,
         )
         text = render(values, content.template)
-        if content.verify and "hpctrain verify" not in text:
+        if "hpctrain job" not in text:
             raise HpctrainError(
-                "HT-verify-template-without-part",
-                "--verify: the job of {template} would verify nothing",
-                'include parts/run.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
-                template=content.template,
-            )
-        if placed and placed.digest not in text:
-            raise HpctrainError(
-                "HT-pack-template-without-parts",
-                "--pack: the job of {template} would not start from the packed environment",
-                'include parts/once_a_node.sh.j2 and parts/pack.sh.j2 in it, as "{% include … %}" in slurm/job.sh.j2',
+                "HT-template-without-job",
+                "--template {template}: its job would run nothing",
+                "let it call: hpctrain job {{ run_dir | quote }}",
                 template=content.template,
             )
         return text
@@ -216,7 +214,7 @@ def prepare(
         request=request,
         plans=plans,
         render=script,
-        files=cluster.files,
+        files={**cluster.files, SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
         pack=packed,
         notices=(
             *cluster.findings,

@@ -8,6 +8,7 @@ from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.slurm.batch import SETTINGS
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
 
@@ -24,6 +25,7 @@ def preview(job: PreparedJob) -> str:
         "# Environment of every rank",
         *(f"{name}={value}" for name, value in {**job.profile.environment, **known}.items()),
         f"decided in the job: {', '.join(later)}",
+        *(f"\n# {SETTINGS} in the run directory\n{text}" for text in [job.files.get(SETTINGS)] if text),
     ]
     return "\n".join(lines)
 

@@ -33,7 +33,7 @@ class Staging(FrozenModel):
     """The copies that a job stages on its nodes.
 
     Attributes:
-        folder: of the job on each node, with variables that the job's shell expands; safe within double quotes.
+        folder: of the job on each node, with variables that the job has.
         environment: of Python, that the ranks then use.
     """
 
@@ -48,7 +48,7 @@ class PackedEnvironment(FrozenModel):
     Attributes:
         archive: its absolute path on the shared file system.
         digest: of its content; the name of its folder on a node.
-        folder: of environments on each node, with variables that the job's shell expands; safe within double quotes.
+        folder: of environments on each node, with a variable that the job has.
     """
 
     archive: str
@@ -71,7 +71,7 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
             "--pack and --container exclude each other: the ranks run the Python of the image",
             "an environment belongs in the image",
         )
-    folder = f"{_storage(profile, '--pack')}/hpctrain-environments-$UID"
+    folder = f"{_storage(profile, '--pack')}/hpctrain-environments-{os.getuid()}"
     pack = find_pack()
     return pack, PackedEnvironment(archive=str(pack.archive), digest=pack.digest, folder=folder)
 

@@ -14,102 +14,26 @@
 
 # A command that fails ends the job with its status, wherever it stands in a pipe.
 set -eo pipefail
-
-# USR2 comes 120 s before the time limit, to this shell alone, and is passed on: hpctrain writes a checkpoint and leaves.
-# TERM (cancelled, preempted, requeued) becomes USR2 for hpctrain: by itself it reaches hpctrain on some clusters only, and
-# there a second one would end all at once.
-asked=
-pid=
-interrupted=
-pass_on() {
-  if [[ $asked && $pid ]]; then
-    # It may have ended by itself.
-    kill -s USR2 "$pid" || true
-  fi
-}
-trap 'interrupted=yes; asked=USR2; pass_on' USR2
-trap 'interrupted=yes; asked=TERM; pass_on' TERM
-
-# From here on a variable that is not set is a mistake; modules and setup lines use some on purpose.
-set -u
+# USR2 comes 120 s before the time limit, to this shell alone; TERM when the job is cancelled, preempted or requeued.
+asked='' pid='' again=''
+tell() { [[ ! $pid ]] || kill -s "$asked" "$pid" || true; }
+trap 'again=yes asked=USR2; tell' USR2
+trap 'again=yes asked=TERM; tell' TERM
 
 # The plan's relative paths begin where the job was submitted from.
 cd -- /home/me
-run_dir='/home/me/it'"'"'s a run'
-
-# In the background, because bash acts on a signal only when the command in the foreground has ended.
-follow() {
-  "$@" &
-  pid=$!
-  # A signal that came before it had a number.
-  pass_on
+# hpctrain prepares the nodes, runs the training or resumes it, and lets the job go on if that is not finished, as job.json
+# in the run directory says. In the background, because bash acts on a signal only when the foreground's command has ended.
+job() {
+  local told=$asked
+  hpctrain job '/home/me/it'"'"'s a run' ${told:+"$told"} & pid=$!
+  [[ $told == "$asked" ]] || tell
+  again=yes
   # A signal also ends wait, which is then asked again for hpctrain's own status.
-  interrupted=yes
-  while [[ $interrupted ]]; do
-    interrupted=
-    status=0
-    wait "$pid" || status=$?
-  done
-  pid=
+  while [[ $again ]]; do again='' status=0; wait "$pid" || status=$?; done
 }
-status=4
-begun=
-# It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint if there is one.
-if [[ ! $asked ]]; then
-  follow hpctrain run --resume --run-dir "$run_dir"
-  # Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
-  # And one that USR2 has ended was told before it could listen: nothing had begun.
-  if (( status < 0 )) || { [[ $asked ]] && (( status == 128 + $(kill -l USR2) )); }; then
-    status=4
-  else
-    begun=yes
-  fi
-fi
-# What comes from here on is not why it ended.
-trap : USR2 TERM
-
-# 4 is not finished, but resumable: the time limit was near, or ranks were lost.
-if (( status == 4 )); then
-  job="$SLURM_JOB_ID"
-  job_dir='/home/me/it'"'"'s a run'
-  again=(--chdir="$job_dir" "$job_dir"/job.sh)
-  to_go_on() {
-    printf 'hpctrain: %s. To go on:\n ' "$1" >&2
-    printf ' %q' sbatch "${again[@]}" >&2
-    echo >&2
-  }
-  # Where hpctrain did not begin, it cannot see that the run gets no further: these times are counted here.
-  late=0
-  if [[ $begun ]]; then
-    rm -f -- "$run_dir"/late
-  elif [[ $asked != TERM ]]; then
-    echo "$job" >> "$run_dir"/late
-    late=$(wc -l < "$run_dir"/late)
-  fi
-  # Slurm may end all that the job runs before it answers. A requeue that went well must not look failed then: another
-  # job would go on beside this one.
-  to_the_queue() (
-    trap '' TERM
-    scontrol requeue "$job"
-  )
-  # Variables of the user that would go before the lines at the top.
-  unset "${!SBATCH_@}"
-  if [[ $asked == TERM ]] || grep -qsx cancelled "$run_dir"/stop; then
-    # It is Slurm's business: a cancelled job must not come back, and a preempted one does so by itself. hpctrain cancel
-    # leaves its word in the file.
-    to_go_on "job $job was told to end before it was finished"
-  elif (( late >= 3 )); then
-    to_go_on "USR2 came before hpctrain began, $late times in a row: ask for more time (--time) or a smaller signal_seconds"
-  elif echo "hpctrain: job $job is not finished and goes back to the queue" && to_the_queue; then
-    # Slurm ends this shell soon after.
-    :
-  # Where jobs may not go back, another one goes on when this one has ended.
-  elif id=$(sbatch --parsable --dependency=afterany:"$job" "${again[@]}"); then
-    echo "hpctrain: job $job is not finished, so job ${id%%;*} goes on"
-  else
-    to_go_on "neither scontrol requeue nor sbatch works here"
-  fi
-fi
-
-# Slurm counts what is not finished as failed, and so does `afternotok`.
-exit "$status"
+job
+# A signal that came before hpctrain listened has ended it: it is told at its next start.
+while [[ $asked ]] && (( status == 128 + $(kill -l USR2) || status == 128 + $(kill -l TERM) )); do job; done
+# Bash 5.2 loses a status that comes together with a signal, and says -1: to go on with a run that is done is harmless.
+exit $(( status < 0 ? 4 : status ))

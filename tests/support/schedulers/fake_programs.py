@@ -15,6 +15,8 @@ from pathlib import Path
 _NOTE = """\
 #!{python}
 import json, os, signal, sys, time
+if sys.argv[1:2] == ["job"]:
+    os.execv(sys.executable, [sys.executable, "-m", "hpctrain", *sys.argv[1:]])
 with open({notes!r}, "a") as file:
     file.write(json.dumps([{name!r}, sys.argv[1:], dict(os.environ)]) + "\\n")
 {then}
@@ -44,7 +46,7 @@ class Programs:
     variables: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, then: str = "") -> None:
-        """A program that notes its call, then executes ``then``, lines of Python."""
+        """A program that notes its call, then executes ``then``, lines of Python; ``hpctrain job`` is the real one."""
         path = self.folder / name
         path.write_text(_NOTE.format(python=sys.executable, notes=str(self.folder / "notes"), name=name, then=then))
         path.chmod(0o700)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.profiles import slurm_folder
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.staging import PackedEnvironment, Staging
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -47,45 +44,27 @@ class ScriptVariables(FrozenModel):
     tasks_per_node: int = Field(description="ranks on each node")
     cpus_per_task: int | None = Field(description="CPUs of each rank; None where none were requested")
     gpus_per_node: int = Field(description="GPUs of each node; 0 for none")
-    verify: bool = Field(description="whether a few steps are compared with those of one process before the run begins")
     modules: tuple[str, ...] = Field(description="modules to load, in this order")
     setup: tuple[str, ...] = Field(description="lines of bash from the cluster profile, used as they are")
-    environment: dict[str, str] = Field(description="variables of the cluster profile")
     virtual_environment: str | None = Field(description="folder of the virtual environment to activate, or None")
-    container: Container | None = Field(description="what ranks run in (runtime, image, mounts), or None")
-    staging: Staging | None = Field(description="what is copied to the nodes (folder, copies, environment), or None")
-    pack: PackedEnvironment | None = Field(
-        description="the packed environment that the nodes get (archive, digest, folder), or None"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSetup:
-    """What the ranks run in on each node, and what the node gets for that."""
-
-    container: Container | None = None
-    staging: Staging | None = None
-    pack: PackedEnvironment | None = None
-    virtual_environment: Path | None = None
 
 
 def variables(
     request: JobRequest,
     profile: ClusterProfile,
-    setup: NodeSetup = NodeSetup(),
     *,
     run_directory: Path,
     folder: Path,
+    virtual_environment: Path | None = None,
     no_kill: bool = False,
-    verify: bool = False,
 ) -> ScriptVariables:
     """The values for a template.
 
     Args:
-        profile: gives modules, setup lines and variables.
+        profile: gives modules and setup lines.
         run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
+        virtual_environment: that the script activates.
         no_kill: the run goes on without a node that fails.
-        verify: a few steps are verified first.
     """
     return ScriptVariables(
         directives=directives(request),
@@ -101,14 +80,9 @@ def variables(
         tasks_per_node=request.tasks_per_node,
         cpus_per_task=request.cpus_per_task,
         gpus_per_node=request.gpus_per_node,
-        verify=verify,
         modules=profile.modules,
         setup=profile.setup,
-        environment=profile.environment,
-        virtual_environment=str(setup.virtual_environment) if setup.virtual_environment else None,
-        container=setup.container,
-        staging=setup.staging,
-        pack=setup.pack,
+        virtual_environment=str(virtual_environment) if virtual_environment else None,
     )
 
 
@@ -125,7 +99,7 @@ def render(values: ScriptVariables, template: Path | None = None) -> str:
     """Render the text of the job script.
 
     Args:
-        template: a user's own; it can include the parts of hpctrain's (``{% include "parts/signal.sh.j2" %}``).
+        template: a user's own; it can include that of hpctrain (``{% include "job.sh.j2" %}``).
 
     Raises:
         HpctrainError: the template cannot be read, is no valid template, or uses a name that it is not given; names

@@ -35,8 +35,8 @@ def test_any_text_arrives(run: str, folder: str, value: str, module: str, image:
         root = Path(place).resolve()
         programs = Programs(root / "bin")
         work, image_file, source = root / "f" / folder, root / "i" / image, root / "s" / staged
-        for made in (programs.folder, work, root / "i", root / "s"):
-            made.mkdir(parents=True)
+        for made in (programs.folder, work, root / "i", root / "s", root / run):
+            made.mkdir(parents=True, exist_ok=True)
         image_file.touch()
         source.write_text("staged")
         programs.add("module")

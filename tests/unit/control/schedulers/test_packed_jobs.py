@@ -31,6 +31,8 @@ def programs(tmp_path: Path) -> Programs:
     made = slurm_programs(tmp_path / "bin")
     made.add("srun", ON_EACH_NODE)
     made.add("sbcast", SBCAST)
+    # The one that the job itself is; the packed one goes before it.
+    made.add("hpctrain")
     return made
 
 
@@ -48,7 +50,7 @@ def packed_job(directory: Path, **asked: Any) -> str:
     subprocess.run(["tar", "-czf", str(archive), "-C", str(made), "."], check=True)
     own = hashlib.sha256(archive.read_bytes()).hexdigest()
     (directory / "it's packed.txt").write_text(f"{own} {archive.stat().st_size} 10240\n")
-    pack = PackedEnvironment(archive=str(archive), digest="d1", folder="$TMPDIR/environments-$UID")
+    pack = PackedEnvironment(archive=str(archive), digest="d1", folder=f"$TMPDIR/environments-{os.getuid()}")
     more = {"run_directory": directory, "folder": directory, "pack": pack}
     return script(PLAIN, **{"nodes": 2, **asked}, more=more)
 
@@ -96,7 +98,8 @@ def test_arrays_chains_and_single_nodes_start_from_packed_environments(
     storage.mkdir()
     (tmp_path / "chain").write_text("7\n8\n")
     nodes = str(asked.get("nodes", 2))
-    code, output = end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES=nodes, SLURM_ARRAY_TASK_ID="1")
+    ids = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    code, output = end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES=nodes, **ids)
     assert code == 1
     assert f"started {storage}/environments-{os.getuid()}/d1/bin/hpctrain" in output
 
@@ -136,7 +139,7 @@ def test_two_jobs_that_unpack_at_once_on_a_node_take_turns(programs: Programs, t
     programs.add("tar", f"time.sleep(1)\nos.execv({shutil.which('tar')!r}, sys.argv)")
     archive, environments = tmp_path / "it's packed.tar.gz", tmp_path / "environments"
     environments.mkdir()
-    command = ["bash", str(slurm_folder() / "parts" / "on_node.sh"), "unpack", str(environments)]
+    command = ["bash", str(slurm_folder() / "on_node.sh"), "unpack", str(environments)]
     jobs = []
     for number in range(2):
         sent = shutil.copy(archive, environments / f".sent-{number}")

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -263,27 +262,13 @@ def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsy
 
 
 @needs.pytorch
-def test_a_template_without_the_packed_environment_is_refused(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Not the one that the tests run in, which may be of a kind that cannot be packed.
-    found = SimpleNamespace(archive=Path("/cache/0123abcd.tar.gz"), digest="0123abcd")
-    monkeypatch.setattr("hpctrain.control.packing.pack.find_pack", lambda: found)
-    Path("mine.yaml").write_text("name: mine\nsource: the tests\nnode_storage: /tmp\n")
-    Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
-    asked = ("digits", "--cluster", "mine.yaml", "--pack", "--dry-run")
-    assert submit(*asked, "--template", "mine.j2") == 2
-    assert codes(capsys.readouterr().err) == ["HT-pack-template-without-parts"]
-    assert submit(*asked) == 0
-
-
-@needs.pytorch
-def test_a_template_that_verifies_nothing_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_template_whose_job_runs_nothing_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
     asked = ("digits", "--cluster", "generic", "--nodes", "2", "--verify", "--dry-run")
     assert submit(*asked, "--template", "mine.j2") == 2
-    assert codes(capsys.readouterr().err) == ["HT-verify-template-without-part"]
+    assert codes(capsys.readouterr().err) == ["HT-template-without-job"]
     assert submit(*asked) == 0
+    assert '"verify": true' in capsys.readouterr().err
 
 
 @needs.pytorch

@@ -1,0 +1,213 @@
+"""The batch process of a job: it prepares the nodes, runs the training, and sees to it that the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from hpctrain.common.cluster.container import Container
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.frozen import FrozenModel
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, reason_in
+from hpctrain.control.schedulers.slurm.node_files import expanded, look_at_image, on_each_node, stage, unpack
+from hpctrain.control.schedulers.staging import PackedEnvironment, Staging
+
+SETTINGS = "job.json"
+# After so many jobs in a row whose signal came before hpctrain began, none follows.
+_MOST_LATE = 3
+# A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
+_PATIENCE_SECONDS = 3600.0
+
+
+class JobSettings(FrozenModel):
+    """The content of ``RUN_DIR/job.json``: what the job does beside running the training.
+
+    Attributes:
+        chain: another job was submitted that goes on where this one stops.
+        signal: announces the time limit.
+        cpus_per_task: what srun asks for each rank: since Slurm 22.05 it does not take it from the job.
+    """
+
+    array: bool = False
+    chain: bool = False
+    requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
+    signal: str
+    cpus_per_task: int | None = None
+    environment: dict[str, str] = Field(default_factory=dict, description="variables of the cluster profile")
+    verify: bool = Field(False, description="compare a few steps with those of one process first")
+    container: Container | None = None
+    staging: Staging | None = None
+    pack: PackedEnvironment | None = None
+
+
+def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> int:
+    """Do all that the job whose script is in ``directory`` has to; returns its exit status.
+
+    Args:
+        told: the signal that came before this process began, without ``SIG``.
+
+    Raises:
+        HpctrainError: the nodes cannot be prepared.
+    """
+    settings = read_model(directory / SETTINGS, JobSettings)
+    batch = _Batch(directory, settings, told, say)
+    for name in (settings.signal, "TERM"):
+        signal.signal(getattr(signal, f"SIG{name}"), batch.hear)
+    status = batch.train()
+    if status == RESUMABLE:
+        batch.go_on()
+    return status
+
+
+class _Batch:
+    def __init__(self, directory: Path, settings: JobSettings, told: str | None, say: Callable[[str], None]) -> None:
+        self._directory, self._settings, self._asked, self._say = directory, settings, told, say
+        task = os.environ["SLURM_ARRAY_TASK_ID"] if settings.array else None
+        self._run = RunDirectory(directory / f"task-{task}" if task else directory)
+        self._job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else os.environ["SLURM_JOB_ID"]
+        self._again = [f"--chdir={directory}", *([f"--array={task}"] if task else []), str(directory / "job.sh")]
+        self._child: subprocess.Popen[bytes] | None = None
+        self._begun = self._ended = False
+
+    def hear(self, number: int, _frame: Any) -> None:
+        # What comes after the training is not why it ended.
+        if not self._ended:
+            self._asked = signal.Signals(number).name.removeprefix("SIG")
+            self._pass_on()
+
+    def _stops(self) -> bool:
+        return bool(self._asked)
+
+    def _pass_on(self) -> None:
+        """Tell hpctrain, which then writes a checkpoint and leaves. Of TERM a second one would end all at once, and on
+        some clusters it gets one from Slurm.
+        """
+        if self._stops() and self._child:
+            self._child.send_signal(getattr(signal, f"SIG{self._settings.signal}"))
+
+    def train(self) -> int:
+        """Run or resume the training on nodes that are prepared for it; returns its exit status."""
+        settings = self._settings
+        os.environ.update(settings.environment)
+        if settings.cpus_per_task:
+            os.environ["SRUN_CPUS_PER_TASK"] = str(settings.cpus_per_task)
+        try:
+            if settings.staging:
+                os.environ.update(stage(settings.staging, settings.container))
+            if settings.pack:
+                os.environ.update(unpack(settings.pack, self._say))
+            if settings.container:
+                look_at_image(settings.container)
+            return self._verify_and_run()
+        finally:
+            self._ended = True
+            # Now, because the job may lose its nodes next.
+            if settings.staging:
+                on_each_node("rm", "-rf", "--", expanded(settings.staging.folder))
+
+    def _verify_and_run(self) -> int:
+        staging, run, verified = self._settings.staging, self._run, self._run.path / "verify"
+        python: tuple[str, ...] = ()
+        if staging and staging.environment:
+            python = ("--python", f"{expanded(staging.folder)}/{staging.environment.name}/bin/python")
+        if self._settings.verify and not self._stops() and not (verified / "equal").exists():
+            shutil.rmtree(verified, ignore_errors=True)
+            status = self._follow("verify", "--plan", str(run.plan), "--run-dir", str(verified), *python)
+            if status == 0:
+                (verified / "equal").touch()
+            elif not self._stops():
+                return status
+        if self._stops():
+            return RESUMABLE
+        # It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint.
+        status = self._follow("run", "--resume", "--run-dir", str(run.path), *python)
+        # One that a signal ended was told before it could listen: nothing had begun.
+        killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._settings.signal}")}
+        self._begun = not (self._stops() and status in killed)
+        if not self._begun:
+            return RESUMABLE
+        return 128 - status if status < 0 else status
+
+    def _follow(self, *arguments: str) -> int:
+        # That of the packed environment, if there is one.
+        with subprocess.Popen(["hpctrain", *arguments]) as self._child:
+            # A signal that came before there was a process.
+            self._pass_on()
+            status = self._child.wait()
+        self._child = None
+        return status
+
+    def go_on(self) -> None:
+        """See to it that another job, or this one again, goes on with a run that is not finished."""
+        if self._settings.chain:
+            self._how("not finished; the next job of the chain goes on. After the last one")
+        elif self._asked == "TERM" or self._cancelled():
+            # A cancelled job must not come back, and a preempted one does so by itself.
+            self._how(f"job {self._job} was told to end before it was finished. To go on")
+        elif self._late_jobs() >= _MOST_LATE:
+            self._how(
+                f"{self._settings.signal} came before hpctrain began, {_MOST_LATE} times in a row: ask for more time "
+                "(--time) or a smaller signal_seconds. To go on"
+            )
+        elif not (self._settings.requeue and self._requeued()) and not self._followed():
+            programs = "neither scontrol requeue nor sbatch works" if self._settings.requeue else "sbatch does not work"
+            self._how(f"{programs} here. To go on")
+
+    def _how(self, why: str) -> None:
+        self._say(f"hpctrain: {why}:")
+        self._say(f"  {shlex.join(['sbatch', *self._again])}")
+
+    def _cancelled(self) -> bool:
+        """Whether ``hpctrain cancel`` left its word."""
+        with contextlib.suppress(OSError):
+            return reason_in(self._run.stop) == CANCELLED
+        return False
+
+    def _late_jobs(self) -> int:
+        """How many jobs in a row got their signal before hpctrain began, which itself sees when it gets no further."""
+        file = self._run.path / "late"
+        if self._begun:
+            file.unlink(missing_ok=True)
+            return 0
+        with file.open("a") as late:
+            late.write(f"{self._job}\n")
+        return len(file.read_text().splitlines())
+
+    def _requeued(self) -> bool:
+        self._say(f"hpctrain: job {self._job} is not finished and goes back to the queue")
+        # Slurm may end all that the job runs before it answers. A requeue that went well must not look failed then:
+        # another job would go on beside this one.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
+            return self._slurm("scontrol", "requeue", self._job) is not None
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _followed(self) -> bool:
+        """Whether another job goes on when this one has ended, where jobs may not go back."""
+        number = self._slurm("sbatch", "--parsable", f"--dependency=afterany:{self._job}", *self._again)
+        if number is not None:
+            self._say(f"hpctrain: job {self._job} is not finished, so job {number.strip().partition(';')[0]} goes on")
+        return number is not None
+
+    def _slurm(self, *command: str) -> str | None:
+        """What the command prints; None if it fails, which is then said."""
+        try:
+            done = run_program(*command, seconds=_PATIENCE_SECONDS)
+        except HpctrainError as error:
+            self._say(error.message)
+            return None
+        if done.returncode:
+            self._say(f"{command[0]} fails: {done.stderr.strip()}")
+        return None if done.returncode else done.stdout
