@@ -425,19 +425,6 @@ def a_model_saves_as_the_users_own(folder: Path) -> None:
     refused(lambda: ht.distribute(model, optimizer), "HT-optimizer-distributed-twice")
 
 
-def the_learning_rate_follows_the_schedule() -> None:
-    seen = []
-    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
-    model.compile(optimizer, LOSS)
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(float(optimizer.learning_rate))
-    )
-    data = ht.shard(samples(8, 0)[:2], batch_size=2)
-    callbacks = ht.keras.callbacks(schedule=lambda n: 0.5 + n / 4)
-    model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, note])
-    assert seen == [0.5 + n / 4 for n in range(8)], seen
-
-
 def means_stay_as_they_are() -> None:
     """Tensors that somebody keeps do not change when later ones are reduced, whatever their type and shape."""
     engine = COMM.tensorflow()
@@ -547,7 +534,6 @@ def main(folder: Path) -> None:
     an_update_before_the_broadcast_is_refused()
     the_guard_watches_every_loop()
     a_model_saves_as_the_users_own(folder)
-    the_learning_rate_follows_the_schedule()
     keras_misuse.check(COMM, folder)
     reductions_of_one_graph_keep_their_order()
     a_failed_reduction_changes_nothing_and_raises_its_own_error()

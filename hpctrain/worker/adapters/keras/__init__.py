@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from hpctrain.worker.adapters.keras.callbacks import LearningRateSchedule, callbacks
-from hpctrain.worker.adapters.keras.mean_loss import mean_loss, sum_loss
+from hpctrain.worker.adapters.keras.callbacks import callbacks
 from hpctrain.worker.adapters.keras.optimizer import distribute
 from hpctrain.worker.adapters.keras.sharding import shard
 from hpctrain.worker.adapters.keras.strategy import coordinator, strategy
-from hpctrain.worker.adapters.keras.whole import whole
+from hpctrain.worker.adapters.keras.whole_batch import mean_loss, sum_loss, whole
 from hpctrain.worker.models.keras_batch_norm import average_statistics
 
 __all__ = [
-    "LearningRateSchedule",
     "average_statistics",
     "callbacks",
     "coordinator",

@@ -1,9 +1,8 @@
-"""Callbacks for ``fit``: equal weights at the start, metrics over all ranks, recorded steps, guard, learning rates."""
+"""Callbacks for ``fit``: equal weights at the start, metrics over all ranks, recorded steps, guard."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ import numpy as np
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.distribution import distribution_of
 from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics, metrics_of
-from hpctrain.worker.adapters.keras.reducing import distributed_optimizers, reduction_of, synchronise
+from hpctrain.worker.adapters.keras.reduction import distributed_optimizers, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.steps import end_of_data
 from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
 from hpctrain.worker.adapters.recording import Recording, recording
@@ -20,12 +19,16 @@ from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.models.keras_batch_norm import average_statistics
 
 
-class Broadcast(keras.callbacks.Callback):  # type: ignore[misc]
-    """Broadcasts the weights and the optimizer state of rank 0 to every rank when training begins."""
+class _OnRanks(keras.callbacks.Callback):  # type: ignore[misc]
+    """A callback that needs the other ranks."""
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__()
         self._comm = comm
+
+
+class Broadcast(_OnRanks):
+    """Broadcasts the weights and the optimizer state of rank 0 to every rank when training begins."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         distributed = distributed_optimizers(self.model)
@@ -44,13 +47,10 @@ class Restored(Broadcast):
         self.model._initial_epoch = self._comm.broadcast_object(self.model._initial_epoch)
 
 
-class EndOfData(keras.callbacks.Callback):  # type: ignore[misc]
+class EndOfData(_OnRanks):
     """Stops training on all ranks when one has fewer batches, for data that ``ht.shard`` did not divide."""
 
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__()
-        self._comm = comm
-        self._over = False
+    _over = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._over = False
@@ -68,18 +68,15 @@ class EndOfData(keras.callbacks.Callback):  # type: ignore[misc]
             end_of_data(self._comm)
 
 
-class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
+class JoinMetrics(_OnRanks):
     """Writes the metrics over all ranks' samples into the logs of an epoch, validation included.
 
     The moving statistics of batch normalisation become the mean over the ranks before validation and an epoch's end.
     """
 
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__()
-        self._comm = comm
-        self._results: dict[str, Any] | None = None
-        self._validated: dict[str, Any] = {}
-        self._training = False
+    _results: dict[str, Any] | None = None
+    _validated: dict[str, Any]
+    _training = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._training = True
@@ -112,12 +109,8 @@ class JoinMetrics(keras.callbacks.Callback):  # type: ignore[misc]
             logs.update(trained | {name: self._validated[name] for name in logs if name in self._validated})
 
 
-class JoinBatches(keras.callbacks.Callback):  # type: ignore[misc]
+class JoinBatches(_OnRanks):
     """Writes what the metrics come to on all ranks' samples into the logs of a batch, and leaves their states alone."""
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__()
-        self._comm = comm
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         own = [(each, each.value.numpy()) for metric in metrics_of(self.model) for each in metric.variables]
@@ -128,13 +121,10 @@ class JoinBatches(keras.callbacks.Callback):  # type: ignore[misc]
             join_logs(self._comm, logs, results)
 
 
-class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
+class RecordSteps(_OnRanks):
     """Records each batch as a step with its learning rate, and the joined metrics of an epoch."""
 
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__()
-        self._comm = comm
-        self._counted: Recording | None = None
+    _counted: Recording | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         own = recording()
@@ -159,38 +149,34 @@ class RecordSteps(keras.callbacks.Callback):  # type: ignore[misc]
             self._counted.log(values, quiet=True)
 
 
-class GuardParameters(keras.callbacks.Callback):  # type: ignore[misc]
+class GuardParameters(_OnRanks):
     """Stops the run if ranks hold different parameters, with any optimizer."""
 
+    _guard: Guard
+
     def __init__(self, comm: Communicator, every: int) -> None:
-        super().__init__()
-        self._comm = comm
+        super().__init__(comm)
         self._every = every
-        self._guard: Guard | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._guard = guard_of(self._comm, self.model, every=self._every)
         self._take_over(True)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        assert self._guard is not None
         self._guard.step_done()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        assert self._guard is not None
         self._take_over(False)
         # The ranks of a short run may have drifted apart since the check of the first step.
         self._guard.check()
 
     def _take_over(self, guarded: bool) -> None:
-        """The optimizer has a guard for loops without ``fit``; one of the two is enough."""
-        for optimizer in distributed_optimizers(self.model):
-            reduction = reduction_of(optimizer)
-            assert reduction is not None
-            reduction.guarded = guarded
+        """Its optimizers have a guard for loops without ``fit``; one of the two is enough."""
+        if distribution := distribution_of(self.model):
+            distribution.reduction.guarded = guarded
 
 
-class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
+class StopTogether(_OnRanks):
     """Stops all ranks when a callback of one of them asks for it; otherwise they would wait for that rank.
 
     Args:
@@ -198,8 +184,7 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, comm: Communicator, *, each_batch: bool) -> None:
-        super().__init__()
-        self._comm = comm
+        super().__init__(comm)
         self._each_batch = each_batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -214,29 +199,7 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.stop_training = bool(stops[0])
 
 
-class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sets the learning rate before each batch.
-
-    Args:
-        schedule: gives the rate of the step that follows ``n`` updates, such as
-            :class:`hpctrain.common.optim.schedule.LearningRate`.
-    """
-
-    def __init__(self, schedule: Callable[[int], float]) -> None:
-        super().__init__()
-        self._schedule = schedule
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        optimizer = self.model.optimizer
-        optimizer.learning_rate = self._schedule(int(optimizer.iterations))
-
-
-def callbacks(
-    *,
-    guard_every: int = 100,
-    schedule: Callable[[int], float] | None = None,
-    comm: Communicator | None = None,
-) -> list[keras.callbacks.Callback]:
+def callbacks(*, guard_every: int = 100, comm: Communicator | None = None) -> list[keras.callbacks.Callback]:
     """The callbacks that ``fit`` needs on several ranks. Your own come after the metrics are joined, however listed.
 
     ``fit`` of a distributed model adds them by itself if none of them are among its callbacks. Callbacks that write
@@ -250,17 +213,7 @@ def callbacks(
 
     Args:
         guard_every: batches between two checks that all ranks hold equal parameters; the first batch is always checked.
-        schedule: gives the learning rate of the step that follows ``n`` updates; none leaves the rate alone.
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
     """
     comm = comm or current()
-    chosen: list[keras.callbacks.Callback] = [
-        Broadcast(comm),
-        EndOfData(comm),
-        JoinMetrics(comm),
-        RecordSteps(comm),
-        GuardParameters(comm, guard_every),
-    ]
-    if schedule:
-        chosen.append(LearningRateSchedule(schedule))
-    return chosen
+    return [Broadcast(comm), EndOfData(comm), JoinMetrics(comm), RecordSteps(comm), GuardParameters(comm, guard_every)]

@@ -32,7 +32,7 @@ class Distribution:
         fitting: whether ``fit`` is running.
         own_data: whether it trains on data that ``ht.shard`` did not make.
         warned: whether a warning about own data was printed.
-        reduction: that of its last optimizer.
+        reduction: averages its gradients.
         states: within a step of ``fit``, the values of the metrics' variables before it, by their ids.
         number: how many models were distributed before it, the same on all ranks.
     """
@@ -42,7 +42,7 @@ class Distribution:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self._share: tf.Tensor | tf.Variable | None = None
-        self._shares: dict[tf.DType, tf.Variable] = {}
+        self._variable: tf.Variable | None = None
         self.optimizers: list[keras.optimizers.Optimizer] = []
         self.fitting = False
         self.own_data = False
@@ -61,14 +61,14 @@ class Distribution:
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self._share, self.states = share, {}
+        self._share, self.states = tf.cast(share, tf.float64), {}
         if tf.executing_eagerly():
             # A tf.function that the step calls keeps what it found when it was traced, with an earlier batch: in a
             # variable it finds this batch's number.
-            if share.dtype not in self._shares:
-                self._shares[share.dtype] = tf.Variable(share, trainable=False)
-            self._share = self._shares[share.dtype]
-            self._share.assign(share)
+            if self._variable is None:
+                self._variable = tf.Variable(self._share, trainable=False)
+            self._variable.assign(self._share)
+            self._share = self._variable
         _computing.append(self)
         try:
             yield
@@ -102,11 +102,10 @@ def distribution_of(model: keras.Model) -> Distribution | None:
     return known
 
 
-def new_distribution(model: keras.Model, comm: Communicator) -> Distribution:
+def register(model: keras.Model, distribution: Distribution) -> None:
     """Register ``model`` as distributed for as long as it lives, since its optimizers refer to it."""
-    model._distribution = distribution = Distribution(comm)
+    model._distribution = distribution
     _MODELS.add(model)
-    return distribution
 
 
 def distributed_models() -> list[keras.Model]:

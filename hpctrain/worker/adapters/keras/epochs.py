@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.worker.adapters.keras.parts import is_part
+from hpctrain.worker.adapters.keras.rank_batch import is_part
 from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_restart
 from hpctrain.worker.comm import Communicator
 

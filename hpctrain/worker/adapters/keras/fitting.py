@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.keras.callbacks import (
     Broadcast,
     EndOfData,
@@ -25,7 +24,7 @@ from hpctrain.worker.adapters.keras.callbacks import (
 from hpctrain.worker.adapters.keras.distribution import Distribution
 from hpctrain.worker.adapters.keras.epochs import ContinueOrders, is_registered
 from hpctrain.worker.adapters.keras.metrics import flatten, join_logs
-from hpctrain.worker.adapters.keras.parts import Part, batch_of, is_sharded
+from hpctrain.worker.adapters.keras.rank_batch import Part, batch_of, is_sharded
 from hpctrain.worker.adapters.keras.sharding import compare_datasets
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, is_built
 from hpctrain.worker.comm import Communicator
@@ -81,9 +80,10 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
     """Check the data of ``fit``, given with its other arguments, and build the model from it."""
     distribution.own_data = not is_sharded(given.get("x"))
     if distribution.own_data:
-        _warn_of_own_data(distribution)
+        _warn_of_own_data(distribution, "trains", "an update is the mean over the batches")
         return
-    _warn_of_own_validation(distribution, given.get("validation_data"))
+    if given.get("validation_data") is not None and not is_sharded(given["validation_data"]):
+        _warn_of_own_data(distribution, "validates", "what metrics count, as TruePositives does, is the sum over those")
     if distribution.comm.size > 1 and not is_registered(given["x"]):
         # What was done behind ht.shard, such as a shuffle without a seed, has to be the same on every rank too.
         compare_datasets(distribution.comm, given["x"])
@@ -139,22 +139,13 @@ def _bound(function: Any, arguments: Sequence[Any], settings: dict[str, Any]) ->
     return given
 
 
-def _warn_of_own_data(distribution: Distribution) -> None:
-    if distribution.comm.size > 1 and distribution.comm.rank == 0 and not distribution.warned:
-        tell(
-            "hpctrain: fit trains on data that ht.shard did not make: every rank computes all that it is given, and an "
-            f"update is the mean over the batches of {distribution.comm.size} ranks"
+def _warn_of_own_data(distribution: Distribution, use: str, consequence: str) -> None:
+    if distribution.comm.size > 1 and not distribution.warned:
+        distribution.comm.say(
+            f"fit {use} on data that ht.shard did not make: every rank computes all that it is given, and "
+            f"{consequence} of {distribution.comm.size} ranks"
         )
     distribution.warned = True
-
-
-def _warn_of_own_validation(distribution: Distribution, data: Any) -> None:
-    if data is not None and not is_sharded(data) and distribution.comm.size > 1 and not distribution.warned:
-        distribution.comm.say(
-            "fit validates on data that ht.shard did not make: every rank evaluates all that it is given, and what "
-            f"metrics count, as TruePositives does, is added up over {distribution.comm.size} ranks"
-        )
-        distribution.warned = True
 
 
 def _class_weighted(dataset: tf.data.Dataset, class_weight: dict[int, float]) -> tf.data.Dataset:
@@ -186,7 +177,8 @@ def _for_ranks(given: Any, comm: Communicator) -> Any:
     before = {written for rank in everyone[: comm.rank] for written in rank}
     kept = [each for each in chosen if (written := _written(each)) is None or written not in before]
     for each in kept:
-        _make_folder(each)
+        if written := _written(each):
+            _make_folder(written[1])
     if not any(isinstance(each, JoinMetrics) for each in chosen):
         kept = [*callbacks(comm=comm), *kept]
     if any(written and written[0] == "BackupAndRestore" for rank in everyone for written in rank):
@@ -216,24 +208,17 @@ def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     )
 
 
-def _make_folder(callback: keras.callbacks.Callback) -> None:
+def _make_folder(path: str) -> None:
     """Create the folder now: Keras checks before it creates one, and fails if another rank created it in between."""
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        path = str(callback.filepath)
-        folders = [*Path(path).parents]
-    elif isinstance(callback, keras.callbacks.BackupAndRestore):
-        path = str(callback.backup_dir)
-        folders = [Path(path), *Path(path).parents]
-    else:
-        return
     if "://" not in path:  # an object store has no folders
         # Skips folders whose names depend on the epoch, which is not known yet.
-        next(folder for folder in folders if "{" not in str(folder)).mkdir(parents=True, exist_ok=True)
+        next(each for each in Path(path).parents if "{" not in str(each)).mkdir(parents=True, exist_ok=True)
 
 
 def _written(callback: keras.callbacks.Callback) -> tuple[str, str] | None:
     """The path that a callback writes, by which two that write the same are recognised; None if it writes nothing."""
     for kind, place in _WRITING.items():
         if isinstance(callback, kind):
-            return kind.__name__, str(Path(getattr(callback, place)).absolute())
+            path = str(getattr(callback, place))
+            return kind.__name__, path if "://" in path else str(Path(path).absolute())
     return None

@@ -35,10 +35,15 @@ def patch_metrics(model: keras.Model, distribution: Distribution) -> None:
     for metric in metrics_of(model):
         for variable in metric.variables:
             distribution.states.setdefault(id(variable), tf.identity(variable.value))
-        kind = next(each for each in type(metric).__mro__ if "update_state" in vars(each))
-        own = not kind.__module__.startswith("keras.")
-        if own and distribution.comm.size > 1 and not isinstance(metric.update_state, _OfWholeBatches):
+        if _is_own(metric) and distribution.comm.size > 1 and not isinstance(metric.update_state, _OfWholeBatches):
             metric.update_state = _OfWholeBatches(metric, distribution)
+
+
+def _is_own(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric, or the function that it is the mean of, is the user's own."""
+    kind = next(each for each in type(metric).__mro__ if "update_state" in vars(each))
+    function = metric._fn if kind is keras.metrics.MeanMetricWrapper else kind
+    return not getattr(function, "__module__", "").startswith("keras.")
 
 
 def drop_foreign_samples(model: keras.Model, distribution: Distribution) -> None:
@@ -166,36 +171,24 @@ def _is_number(value: Any) -> bool:
 
 @contextmanager
 def whole_batch_values(distribution: Distribution) -> Iterator[None]:
-    """Let a batch count once where a metric gets one value for all of it, which is that of all ranks' samples.
+    """Let a batch count once where a mean gets one value for all of it, which is that of all ranks' samples.
 
-    Such values are made by functions that users give to ``compile`` for metrics. Keras gives the losses of several
-    outputs to such a metric, and users their own trackers the loss of a batch.
+    Keras gives the losses of several outputs to such a metric, and users their own trackers the loss of a batch.
     """
-    mean, wrapper = keras.metrics.Mean, keras.metrics.MeanMetricWrapper
-    mean_update, wrapper_update = mean.update_state, wrapper.update_state
+    mean = keras.metrics.Mean
+    update = mean.update_state
 
     def counting_once(metric: Any, values: Any, sample_weight: Any = None) -> None:
         share = distribution.share
         if share is not None and sample_weight is None and not keras.tree.is_nested(values) and np.ndim(values) == 0:
             sample_weight = tf.cast(share, metric.dtype)
-        mean_update(metric, values, sample_weight=sample_weight)
+        update(metric, values, sample_weight=sample_weight)
 
-    def of_function(metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        given = (y_true, y_pred, sample_weight)
-        own = not getattr(metric._fn, "__module__", "").startswith("keras.")
-        if not own or distribution.share is None or distribution.comm.size == 1 or not _have_rows(given):
-            wrapper_update(metric, *given)
-            return
-        given = of_all_ranks(distribution, given)
-        if distribution.comm.rank == 0:
-            with distribution.pausing():
-                wrapper_update(metric, *given)
-
-    mean.update_state, wrapper.update_state = counting_once, of_function
+    mean.update_state = counting_once
     try:
         yield
     finally:
-        mean.update_state, wrapper.update_state = mean_update, wrapper_update
+        mean.update_state = update
 
 
 def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
-from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, new_distribution
+from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, register
 from hpctrain.worker.adapters.keras.fitting import patch_fit
 from hpctrain.worker.adapters.keras.gradients import watch_tapes
-from hpctrain.worker.adapters.keras.reducing import make_distributed, reduction_of, synchronise
-from hpctrain.worker.adapters.keras.reduction import GradientReduction
+from hpctrain.worker.adapters.keras.reduction import GradientReduction, make_distributed, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
-from hpctrain.worker.adapters.keras.variables import is_built
+from hpctrain.worker.adapters.keras.variables import inner_of, is_built
 from hpctrain.worker.comm import Communicator, current
 
 _TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
@@ -61,17 +60,15 @@ def distribute(
         HpctrainError: a Keras backend other than TensorFlow, an optimizer that is not from Keras 3 or is already
             distributed, an unknown compression, or ranks with different models.
     """
-    _check(optimizer, guard_every)
+    _check(optimizer)
     comm = comm or current()
     _check_scope(model, comm)
     wire = wire_of(compression, _TYPES)
-    distribution = _distributed(model, comm)
+    distribution = _distributed(model, comm, guard_every)
     comm = distribution.comm
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    reduction = GradientReduction(distribution, model, wire, guard_every)
-    make_distributed(inner, reduction)
+    distribution.reduction.wire = wire
+    make_distributed(inner_of(optimizer), distribution.reduction)
     patch_batch_norms(model, distribution)
-    distribution.reduction = reduction
     distribution.optimizers.append(optimizer)
     # Functions that were traced before lack the reduction.
     model.train_function = model.test_function = model.predict_function = None
@@ -80,12 +77,14 @@ def distribute(
     return model, optimizer
 
 
-def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
+def _distributed(model: keras.Model, comm: Communicator, guard_every: int) -> Distribution:
     """The state that a model's optimizers share; the first of them creates it."""
     known = distribution_of(model)
     if known and known.comm is comm:
         return known
-    distribution = new_distribution(model, comm)
+    distribution = Distribution(comm)
+    distribution.reduction = GradientReduction(distribution, model, guard_every)
+    register(model, distribution)
     patch_steps(model, distribution)
     patch_fit(model, distribution)
     unwrap_errors(model)
@@ -96,7 +95,7 @@ def _distributed(model: keras.Model, comm: Communicator) -> Distribution:
     return distribution
 
 
-def _check(optimizer: Any, guard_every: int) -> None:
+def _check(optimizer: Any) -> None:
     if keras.backend.backend() != "tensorflow":
         raise HpctrainError(
             "HT-keras-wrong-backend",
@@ -118,10 +117,6 @@ def _check(optimizer: Any, guard_every: int) -> None:
             "this {kind} was already given to ht.distribute",
             "make an optimizer for each model",
             kind=kind,
-        )
-    if guard_every < 1:
-        raise HpctrainError(
-            "HT-guard-bad-interval", "guard_every={guard_every} must be above 0", guard_every=guard_every
         )
 
 

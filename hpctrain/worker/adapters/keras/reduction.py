@@ -1,8 +1,7 @@
-"""The reduction of a Keras model's gradients over the ranks."""
+"""The reduction of a Keras model's gradients over the ranks, and what is put in front of its optimizer's class."""
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,17 +12,14 @@ import tensorflow as tf
 from tensorflow.python.eager.record import could_possibly_record
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.distribution import Distribution
+from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of
 from hpctrain.worker.adapters.keras.ranks import number_in_graph
-from hpctrain.worker.adapters.keras.variables import BUILD_HINT, checksums, guard_of, is_built
+from hpctrain.worker.adapters.keras.variables import BUILD_HINT, broadcast, checksums, guard_of, inner_of, is_built
 from hpctrain.worker.comm.graph_errors import preserve_errors
-
-# Optimizers are distributed in the same order on every rank, so a running number names their collectives alike.
-_NUMBERS = itertools.count()
 
 
 class GradientReduction:
-    """Averages the gradients of one model over the ranks, and proves that the ranks stay equal.
+    """Averages the gradients of one model over the ranks for all its optimizers, and proves that the ranks stay equal.
 
     Attributes:
         wire: how gradients travel between nodes.
@@ -33,11 +29,11 @@ class GradientReduction:
         waited: seconds between the last gradient and the last mean of the last reduction.
     """
 
-    def __init__(self, distribution: Distribution, model: keras.Model, wire: tf.DType | None, guard_every: int) -> None:
+    def __init__(self, distribution: Distribution, model: keras.Model, guard_every: int) -> None:
         comm = distribution.comm
         self.comm = comm
         self.synchronised = False
-        self.wire = wire
+        self.wire: tf.DType | None = None
         self.guarded = False
         self.ahead = False
         self._distribution = distribution
@@ -48,7 +44,8 @@ class GradientReduction:
         self._guard = guard_of(comm, model, every=guard_every) if is_built(model) else None
         self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
-        self._name = f"hpctrain.{next(_NUMBERS)}"
+        # Models are distributed in the same order on every rank, so their numbers name their collectives alike.
+        self._name = f"hpctrain.{distribution.number}"
 
     def of_tape(self, variables: Sequence[Any], gradients: Sequence[Any], share: tf.Tensor | None) -> list[Any]:
         """The mean over the ranks of each gradient times its rank's share, which can be differentiated again.
@@ -99,7 +96,7 @@ class GradientReduction:
         with tf.control_dependencies(reduced):
             self.waited.assign(tf.timestamp() - begin)
             # TensorFlow orders a write after earlier reads: read now, the counters stay unchanged if a reduction fails.
-            inner = [getattr(each, "inner_optimizer", each) for each in self._distribution.optimizers]
+            inner = map(inner_of, self._distribution.optimizers)
             for counter in (self._updates, *(each._iterations.value for each in inner)):
                 tf.convert_to_tensor(counter)
         return reduced
@@ -145,3 +142,53 @@ class GradientReduction:
                 "built when ht.distribute saw it",
                 f"{BUILD_HINT}. Or build it after that, and train it with fit",
             )
+
+
+class Distributed:
+    """Updates from dense gradients, which the guard counts."""
+
+    _reduction: GradientReduction
+
+    def assign_add(self, variable: Any, value: Any) -> None:
+        super().assign_add(variable, _in_order(value))  # type: ignore[misc]
+
+    def assign_sub(self, variable: Any, value: Any) -> None:
+        super().assign_sub(variable, _in_order(value))  # type: ignore[misc]
+
+    def _backend_update_step(self, *args: Any) -> None:
+        super()._backend_update_step(*args)  # type: ignore[misc]
+        self._reduction.updated()
+
+
+def _in_order(value: Any) -> Any:
+    """A dense gradient: repeated rows are added to a variable in no fixed order, and ranks would drift by rounding."""
+    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
+
+
+def reduction_of(optimizer: keras.optimizers.Optimizer) -> GradientReduction | None:
+    """The reduction that ``distribute`` gave this optimizer, or the one that it wraps."""
+    inner = inner_of(optimizer)
+    return inner._reduction if isinstance(inner, Distributed) else None
+
+
+def distributed_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The optimizers whose gradients are reduced. The wrapper that ``compile`` puts around one takes its place."""
+    distribution = distribution_of(model)
+    known = distribution.optimizers if distribution else []
+    return [model.optimizer if inner_of(each) is inner_of(model.optimizer) else each for each in known]
+
+
+def synchronise(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Broadcast model and optimizer from rank 0; optimizers may update after that."""
+    reduction = model._distribution.reduction
+    broadcast(reduction.comm, model, optimizer)
+    reduction.synchronised = True
+
+
+def make_distributed(optimizer: keras.optimizers.Optimizer, reduction: GradientReduction) -> None:
+    """Change the class of this instance in place, so that its state and all references to it stay valid."""
+    own = type(optimizer)
+    # Keras saves an object under what its __class__ says, and looks up registered names by it.
+    members = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__class__": property(lambda _: own)}
+    optimizer.__class__ = type(own.__name__, (Distributed, own), members)
+    optimizer._reduction = reduction

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.epochs import DatasetPasses, register
-from hpctrain.worker.adapters.keras.parts import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
+from hpctrain.worker.adapters.keras.rank_batch import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
 from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, share

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution
-from hpctrain.worker.adapters.keras.losses import patch_compute_loss, patch_losses, whole_batch_losses
+from hpctrain.worker.adapters.keras.losses import patch_compute_loss, whole_batch_losses
 from hpctrain.worker.adapters.keras.metrics import (
     drop_foreign_samples,
     patch_metrics,
@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.keras.metrics import (
     whole_batch_logs,
     whole_batch_values,
 )
-from hpctrain.worker.adapters.keras.parts import batch_of, is_part, samples_of
+from hpctrain.worker.adapters.keras.rank_batch import batch_of, is_part, samples_of
 from hpctrain.worker.adapters.keras.ranks import group_of, in_step
 from hpctrain.worker.comm.base import AnyArray, Communicator
 from hpctrain.worker.comm.graph_errors import original_errors_raised
@@ -133,7 +133,6 @@ def _is_own(model: keras.Model, step: Step) -> bool:
 def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
     batch = batch_of(data) if is_part(data) else data
     with distribution.computing(share), whole_batch_values(distribution), whole_batch_losses(distribution):
-        patch_losses(model, distribution)
         patch_metrics(model, distribution)
         patch_batch_norms(model, distribution)
         if distribution.comm.size == 1 or not _is_own(model, step):

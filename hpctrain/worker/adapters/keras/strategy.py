@@ -1,11 +1,7 @@
-"""The strategy of tf.distribute that a run was launched with, and refusals of what Keras 3 cannot do under one."""
+"""The strategy of tf.distribute that a run was launched with."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
-import keras
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
@@ -45,7 +41,6 @@ def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
             backend=comm.backend,
             size=comm.size,
         )
-    _watch_fit()
     comm.distributed = True
     return tf.distribute.get_strategy() if comm.strategy is None else comm.strategy
 
@@ -69,37 +64,3 @@ def coordinator(*, comm: Communicator | None = None) -> tf.distribute.coordinato
             backend=comm.backend,
         )
     return found
-
-
-def _watch_fit() -> None:
-    """From now on, refuse ``fit`` of models that were made in the scope of a strategy over several processes."""
-    for kind in keras.Model.__mro__:
-        if "fit" in vars(kind) and not hasattr(vars(kind)["fit"], "watches"):
-            kind.fit = _watched(vars(kind)["fit"])
-
-
-def _watched(fit: Any) -> Any:
-    @functools.wraps(fit)
-    def watched(model: keras.Model, *arguments: Any, **settings: Any) -> Any:
-        kind = type(model.distribute_strategy)
-        if issubclass(kind, tf.distribute.MultiWorkerMirroredStrategy):
-            raise HpctrainError(
-                "HT-strategy-fit-broken",
-                "fit of a model in the scope of {strategy} is broken in Keras 3, which "
-                "cannot convert the values of several workers ('Attempt to convert a value (PerReplica')",
-                "make the model outside the scope and give it to ht.distribute, whose fit this backend reduces; or "
-                "write the loop around strategy.run",
-                strategy="MultiWorkerMirroredStrategy",
-            )
-        if issubclass(kind, tf.distribute.ParameterServerStrategy):
-            raise HpctrainError(
-                "HT-strategy-fit-broken",
-                "fit of a model in the scope of {strategy} does not work in Keras 3: it "
-                "lacks the DatasetCreator with which workers made their data",
-                "write the loop: ht.keras.coordinator().schedule(step, args=batch); or choose --backend multi_worker",
-                strategy="ParameterServerStrategy",
-            )
-        return fit(model, *arguments, **settings)
-
-    watched.watches = True  # type: ignore[attr-defined]
-    return watched

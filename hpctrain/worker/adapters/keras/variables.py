@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -81,12 +81,16 @@ def _makes_weights(layer: keras.layers.Layer) -> bool:
     return type(layer).build is not keras.layers.Layer.build
 
 
+def inner_of(optimizer: keras.optimizers.Optimizer | None) -> Any:
+    """The optimizer that a LossScaleOptimizer wraps; any other optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The optimizer's variables, except the sums over this rank's own micro-batches."""
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    local = {id(variable) for variable in getattr(inner, "_accumulated_gradients", ())}
+    local = {id(variable) for variable in getattr(inner_of(optimizer), "_accumulated_gradients", ())}
     return [variable for variable in optimizer.variables if id(variable) not in local]
 
 
@@ -135,7 +139,7 @@ def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
 
 def _settings(optimizer: keras.optimizers.Optimizer | None) -> dict[str, object]:
     """The numbers of the optimizer that the model was compiled with."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = inner_of(optimizer)
     found = {name: getattr(inner, name, None) for name in _SETTINGS}
     return {
         f"{name} of {type(inner).__name__}": float(np.asarray(value))

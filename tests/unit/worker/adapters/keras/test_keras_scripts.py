@@ -19,7 +19,7 @@ from hpctrain.worker.adapters import keras as adapter  # noqa: E402
 from hpctrain.worker.adapters.keras import ranks  # noqa: E402
 from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
 from hpctrain.worker.adapters.keras.losses import whole_batch_losses  # noqa: E402
-from hpctrain.worker.adapters.keras.reducing import distributed_optimizers  # noqa: E402
+from hpctrain.worker.adapters.keras.reduction import distributed_optimizers  # noqa: E402
 from hpctrain.worker.adapters.keras.sharding import compare_datasets  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
@@ -132,9 +132,9 @@ def test_a_loss_without_a_value_for_the_batch_is_refused_where_keras_uses_it(red
     comm = Place()
     model = distributed(network(), comm, loss=keras.losses.MeanSquaredError(reduction=reduction))
     data = adapter.shard((X, Y), batch_size=5, comm=comm)
-    for action in (model.fit, model.fit, model.evaluate, model.evaluate):
-        with refused("HT-loss-not-reduced", loss="MeanSquaredError"):
-            action(data, verbose=0)
+    for _ in range(2):
+        with refused("HT-loss-not-one-number"):
+            model.fit(data, verbose=0)
 
 
 @pytest.mark.slow
