@@ -47,6 +47,7 @@ class Guard:
         version: returns a value that changes when somebody writes to the parameters, as far as that can be known. It
             has to be cheap, because each step calls it.
         not_finite: gives the name of a parameter with numbers that are NaN or infinite; "" if there is none.
+        every: steps between two comparisons.
         boxes: where parameters are divided over ranks, the elements that this rank holds of each of its ``names``. Only
             pieces that several ranks hold are compared. Collective then.
 
@@ -69,6 +70,8 @@ class Guard:
         not_finite: Callable[[], str] = lambda: "",
         boxes: Sequence[Box] | None = None,
     ) -> None:
+        if every < 1:
+            raise HpctrainError("HT-guard-bad-interval", "guard_every={every} must be above 0", every=every)
         self._comm = comm
         self._names = list(names)
         if boxes is None or comm.size == 1:

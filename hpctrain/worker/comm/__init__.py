@@ -198,11 +198,6 @@ def leave_errors_to_caller() -> None:
     _ends_ranks = True
 
 
-def errors_are_explained() -> bool:
-    """Whether the program that runs this script says what an uncaught exception means to it."""
-    return _ends_ranks
-
-
 def watch() -> None:
     """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent.
 

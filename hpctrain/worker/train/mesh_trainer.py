@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.torch import distribute
 from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
+from hpctrain.worker.adapters.torch.parallel.sharding import reshard
 from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_gpt import GPT
@@ -55,11 +55,8 @@ class MeshTrainer(TorchTrainer):
 
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         found = self._evaluate(samples)
-        # Without a backward pass FSDP2 would keep the gathered parameters in place of this rank's part.
         for stage in self._modules():
-            for module in stage.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            reshard(stage)
         return found
 
     def _evaluate(self, samples: Samples) -> tuple[float, float]:

@@ -76,10 +76,6 @@ def distribute(
     check_model(model)
     for each in optimizers:
         check_optimizer(each)
-    if guard_every < 1:
-        raise HpctrainError(
-            "HT-guard-bad-interval", "guard_every={guard_every} must be above 0", guard_every=guard_every
-        )
     if not (bucket_mb is None or bucket_mb > 0):
         raise HpctrainError("HT-bucket-bad-size", "bucket_mb={bucket_mb:g} must be above 0", bucket_mb=bucket_mb)
     comm = comm or current()

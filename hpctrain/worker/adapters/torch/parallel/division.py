@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
-from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
-from hpctrain.worker.adapters.torch.parallel.sharding import divide, is_sharded, recompute
+from hpctrain.worker.adapters.torch.parallel.sharding import divide, recompute
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import syncing
 from hpctrain.worker.adapters.torch.references import optimizers_in
 from hpctrain.worker.adapters.torch.steps import reduced_elsewhere
-from hpctrain.worker.comm import Communicator, errors_are_explained
+from hpctrain.worker.comm import Communicator
 
 Optimizers = Sequence[torch.optim.Optimizer]
-
-_hooked: list[object] = []
 
 
 class Division:
@@ -101,13 +96,10 @@ class Division:
                 share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
             return
         assert self._rewiring is not None
-        form = form_of(self._model)
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
-        let_copy(self._model, form)
         self._rewiring.apply([self._model])
         self._rewiring = None
-        explain_divided_tensors()
-        if is_sharded(self._model):
+        if isinstance(self._model, FSDPModule):
             syncing.add(self._model)
             gathered = Gathered(self._model)
             check = gathered.check_step
@@ -191,26 +183,11 @@ def watch_steps(
         each.register_step_post_hook(lambda *_: guard.updated())
 
 
-def explain_divided_tensors() -> None:
-    """From now on, an uncaught error about a divided tensor says what to write, as ``hpctrain run`` does. Idempotent.
-
-    PyTorch 2.13 raises it in C++, where Python cannot replace it.
-    """
-    if _hooked or errors_are_explained():
-        return
-    show = sys.excepthook
-    _hooked.append(show)
-
-    def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if explained := of_divided_tensors(error):
-            tell(f"hpctrain: {explained}")
-        show(kind, error, trace)
-
-    sys.excepthook = explain
-
-
 def of_divided_tensors(error: BaseException) -> str:
-    """What PyTorch's message about a divided tensor means to a script; nothing for other errors."""
+    """What PyTorch's message about a divided tensor means to a script; nothing for other errors.
+
+    PyTorch 2.13 raises it in C++, where Python cannot replace it: ``hpctrain run`` prints this after the error.
+    """
     if "Cannot flatten unevenly sharded tensor" in str(error):
         return (
             "a parameter or gradient that is divided over the ranks, of which they have different numbers of rows, "

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.batch import BatchTensor
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, whole_of
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,8 @@ def part_of(inputs: torch.Tensor, target: torch.Tensor) -> Part:
     if 0 in rows.sizes:
         rows = rows.even()
     if 0 in rows.sizes:  # fewer samples than ranks: each computes all
-        return Part(_whole(inputs), _whole(target), divided=1)
-
-    def own(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, BatchTensor) and tensor.rows == rows:
-            return tensor.local
-        return own_rows(_whole(tensor), rows)
-
-    return Part(own(inputs), own(target), rows.size * rows.ranks.size / rows.total, rows.ranks.size)
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.whole() if isinstance(tensor, BatchTensor) else tensor
+        return Part(whole_of(inputs), whole_of(target), divided=1)
+    return Part(rows_of(inputs, rows), rows_of(target, rows), rows.size * rows.ranks.size / rows.total, rows.ranks.size)
 
 
 @dataclass(frozen=True)

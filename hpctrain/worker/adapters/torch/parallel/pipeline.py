@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -34,7 +35,6 @@ from hpctrain.worker.adapters.torch.parallel.schedules import (
     connect,
     own_stages,
     rank_of,
-    run_forward,
     schedule_on,
 )
 from hpctrain.worker.adapters.torch.parallel.sharding import divide
@@ -103,10 +103,6 @@ class Pipeline:
         count: Count | None = None,
         comm: Communicator | None = None,
     ) -> None:
-        if guard_every < 1:
-            raise HpctrainError(
-                "HT-guard-bad-interval", "guard_every={guard_every} must be above 0", guard_every=guard_every
-            )
         self._comm = comm or current()
         if mesh is not None:
             set_mesh(self._comm, Mesh(**sizes_of(mesh)))
@@ -140,22 +136,22 @@ class Pipeline:
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._count = self._pp * per_rank
-        self._rank_of = functools.partial(rank_of, schedule, pp=self._pp)
-        self._tied = TiedGradients(ties, self._by_number, self._rank_of, self._mesh["pp"].get_group())
+        has = functools.partial(rank_of, schedule, pp=self._pp)
+        self._tied = TiedGradients(ties, self._by_number, has, self._mesh["pp"].get_group())
         for each in optimizers:
             each.register_step_pre_hook(self._before_step)
         self._taken: torch.Tensor | None = None
         self._size = 0
         # False after an error in a step, wherever it occurred.
         self._ended = True
-        neighbours = [(self._rank_of(stage), self._rank_of(stage + 1)) for stage in range(self._count - 1)]
-        shared = [(self._rank_of(one), self._rank_of(other)) for one, other in (tie.stages for tie in ties)]
-        connect(self._mesh, [*neighbours, *shared])
+        neighbours = itertools.pairwise(range(self._count))
+        connect(self._mesh, [(has(one), has(other)) for one, other in (*neighbours, *(tie.stages for tie in ties))])
         self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:
         """Refuse a parameter that two stages share and divide over tp differently."""
-        own = {name: str(getattr(each, "placements", "")) for part in self.stages for name, each in _named(part)}
+        named = (pair for part in self.stages for pair in part.named_parameters(remove_duplicate=False))
+        own = {name: str(getattr(each, "placements", "")) for name, each in named}
         everyone = {name: form for each in self._comm.allgather_object(own) for name, form in each.items()}
         for tie in ties:
             one, other = tie.names
@@ -231,10 +227,7 @@ class Pipeline:
         part = part_of(inputs, target)
         size = math.ceil(len(part.inputs) / self._micro_batches)
         parts = self._cut_up(part, size, 1.0, None)
-        group = self._mesh["pp"].get_group()
-        cut = parts.split(size), self._batch.target.split(size)
-        device = self._mesh.device_type
-        return self._everyone(run_forward(self._by_number, self._count, *cut, self._loss, self._rank_of, group, device))
+        return self._everyone(self._schedules.forward(parts.split(size), self._batch.target.split(size)))
 
     def _run(self, part: Part, factor: float, count: torch.Tensor | float | None) -> float:
         """The mean loss over the whole batch, times a factor."""
@@ -301,14 +294,6 @@ class Pipeline:
         if count == 0:
             return output[:0].sum()
         found = self._loss_of(output[:count], target[:count])
-        if not isinstance(found, torch.Tensor):
-            raise HpctrainError(
-                "HT-pipeline-loss-not-tensor",
-                "the loss of a pipeline returned a {kind}, not a tensor",
-                "let it return the mean over samples; or the sum, and give ht.Pipeline count=, a function of the "
-                "targets, for what the sum is divided by",
-                kind=type(found).__name__,
-            )
         if self._means is not None:
             self._means.check(output[:count], target[:count], found)
         return found * factor
@@ -381,10 +366,6 @@ class Pipeline:
             count_as_checked(scaler, overflow)
         elif overflow:
             own[0].fill_(math.inf)
-
-
-def _named(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return part.named_parameters(remove_duplicate=False)
 
 
 def _own_error(error: BaseException | None) -> HpctrainError | None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from hpctrain.common.errors import HpctrainError, nearest
 
-Modules = Sequence[type[nn.Module] | str]
+Modules = Sequence[type[nn.Module] | str] | type[nn.Module] | str
 # Common names of a head's width and of the number of heads. A rank computes whole heads.
 _HEAD_SIZES = ("head_size", "head_dim", "head_width", "_head_size", "_head_dim")
 _HEADS = ("heads", "n_heads", "n_head", "num_heads", "num_attention_heads", "_heads")
@@ -25,7 +25,7 @@ class ParallelPlan:
     """How ``ht.distribute`` divides a model over the mesh.
 
     Modules are given by their class, the name of their class, or their name in the model, in which ``*`` stands for
-    any part (``"blocks.*"``).
+    any part (``"blocks.*"``); one alone needs no list.
 
     Attributes:
         shard: modules whose parameters are gathered and freed together (FSDP2's ``fully_shard``), usually the blocks;
@@ -52,24 +52,6 @@ class ParallelPlan:
             raise HpctrainError(
                 "HT-plan-unknown-zero-stage", "zero={zero!r} is not a stage of ZeRO", "valid: 1, 2, 3", zero=self.zero
             )
-        for name, value in (("shard", self.shard), ("recompute", self.recompute)):
-            if isinstance(value, str | type):
-                raise HpctrainError(
-                    "HT-plan-not-modules",
-                    "{key} of a plan is a list of modules, not {value!r}",
-                    f"{name}=[{_text(value)}]",
-                    key=name,
-                    value=value,
-                )
-        for name, style in self.tensor.items():
-            if not isinstance(style, ParallelStyle):
-                raise HpctrainError(
-                    "HT-plan-wrong-style",
-                    "the plan for {name!r} is {style!r}",
-                    "give an object of torch.distributed.tensor.parallel, such as ColwiseParallel()",
-                    name=name,
-                    style=style,
-                )
 
     def check(self, model: nn.Module, tp: int) -> None:
         """Refuse what does not fit a model.
@@ -92,7 +74,7 @@ def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
     """
     modules = {name: module for name, module in model.named_modules() if name}
     found: set[str] = set()
-    for item in wanted:
+    for item in _listed(wanted):
         if not (own := present(modules, [item])):
             # Numbered layers are suggested as one pattern.
             known = {re.sub(r"\b[0-9]+\b", "*", name) for name in modules}
@@ -111,7 +93,11 @@ def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
 
 def present(modules: Mapping[str, nn.Module], wanted: Modules) -> set[str]:
     """The names of the wanted modules among these. A stage of a pipeline need not have all of them."""
-    return {name for name, module in modules.items() for item in wanted if _is_meant(name, module, item)}
+    return {name for name, module in modules.items() for item in _listed(wanted) if _is_meant(name, module, item)}
+
+
+def _listed(wanted: Modules) -> Sequence[type[nn.Module] | str]:
+    return [wanted] if isinstance(wanted, str | type) else wanted
 
 
 def _is_meant(name: str, module: nn.Module, item: type[nn.Module] | str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,12 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining._utils import validate_tensors_metadata
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.worker.adapters.torch.parallel.missing_gradients import MissingGradients
-from hpctrain.worker.adapters.torch.parallel.sharding import groups_of, is_sharded
+from hpctrain.worker.adapters.torch.parallel.sharding import groups_of, reshard
 
 # The schedule, and how many stages each rank has.
 SCHEDULES: dict[str, tuple[type, int]] = {
@@ -43,9 +44,6 @@ SCHEDULES: dict[str, tuple[type, int]] = {
 }
 # The most schedules kept. Each holds an activation and a gradient per micro-batch and neighbouring stage.
 _KEPT = 8
-# What the header of an evaluation's messages can describe: types by their index, and so many dimensions.
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_DIMENSIONS = 8
 
 
 def schedule_on(pp: int, schedule: str) -> str:
@@ -66,9 +64,7 @@ def schedule_on(pp: int, schedule: str) -> str:
 
 def own_stages(schedule: str, rank: int, pp: int) -> list[int]:
     """The numbers of the stages of a rank within pp."""
-    if schedule == "zbv":
-        return [rank, 2 * pp - 1 - rank]
-    return [rank + pp * turn for turn in range(SCHEDULES[schedule][1])]
+    return [stage for stage in range(pp * SCHEDULES[schedule][1]) if rank_of(schedule, stage, pp) == rank]
 
 
 def rank_of(schedule: str, stage: int, pp: int) -> int:
@@ -96,7 +92,8 @@ class Schedules:
         self._name, self._stages, self._micro_batches, self._loss = name, stages, micro_batches, loss
         self._device, self._group = torch.device(mesh.device_type), mesh["pp"].get_group()
         self._made: OrderedDict[Any, Any] = OrderedDict()
-        self._missing = {each: MissingGradients(groups_of(part)) for each, part in stages.items() if is_sharded(part)}
+        divided = {number: part for number, part in stages.items() if isinstance(part, FSDPModule)}
+        self._missing = {number: MissingGradients(groups_of(part)) for number, part in divided.items()}
         self._trained: tuple[bool, ...] = ()
 
     def of(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> Any:
@@ -136,6 +133,27 @@ class Schedules:
         self._trained = trained
         if changed:
             self._made.clear()
+
+    @torch.no_grad()
+    def forward(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
+
+        ``schedule.eval`` of torch.distributed.pipelining fails for stages that pass activations to each other on one
+        rank (zbv, PyTorch 2.13), and infers all shapes anew after each change between training and evaluation.
+        """
+        here, pp = dist.get_rank(self._group), dist.get_world_size(self._group)
+        last, outputs = pp * SCHEDULES[self._name][1] - 1, list(inputs)
+        for number, stage in sorted(self._stages.items()):
+            source = rank_of(self._name, number - 1, pp) if number else here
+            if source != here:
+                outputs = _receive(source, self._group, self._device)
+            outputs = [stage(each) for each in outputs]
+            if number == last:
+                outputs = [self._loss(*pair) for pair in zip(outputs, targets, strict=True)]
+            reshard(stage)
+            if number < last and (to := rank_of(self._name, number + 1, pp)) != here:
+                _send(outputs, to, self._group)
+        return outputs if last in self._stages else []
 
     def _make(self) -> Any:
         kind, per_rank = SCHEDULES[self._name]
@@ -199,7 +217,9 @@ class _Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self.is_last:
-            self._check(output)
+            # The next stage waits for what this kind's first micro-batch gave. PyTorch compares only when it debugs.
+            outputs = output if isinstance(output, tuple) else (output,)
+            validate_tensors_metadata(f"outputs of stage {self.stage_index}", self._stage_meta.outputs or (), outputs)
         return output
 
     def backward_maybe_with_nosync(
@@ -218,24 +238,6 @@ class _Stage(PipelineStage):
         gradients, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
         return gradients, []
 
-    def _check(self, output: Any) -> None:
-        """Refuse outputs unlike those of this kind's first micro-batch, which the next stage waits for."""
-        outputs = output if isinstance(output, tuple) else (output,)
-        found = [(tuple(each.shape), each.dtype, each.requires_grad) for each in outputs]
-        first = [(tuple(each.shape), each.dtype, each.requires_grad) for each in self._stage_meta.outputs or ()]
-        if found != first:
-            raise HpctrainError(
-                "HT-pipeline-stage-varies",
-                "stage {stage} of the pipeline returned {found} (shape, type, whether it has a gradient) "
-                "for inputs that gave {first} before",
-                "let what a block returns depend on its input's shape and type alone, and freeze layers by "
-                "requires_grad_(False) rather than by detach()",
-                exit_code=1,
-                stage=self.stage_index,
-                found=found,
-                first=first,
-            )
-
 
 def _is_trained(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
@@ -244,42 +246,6 @@ def _is_trained(value: Any) -> bool:
 def _autocast(device: str) -> tuple[bool, torch.dtype]:
     """The autocast settings, which decide the type of the stages' messages."""
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-
-@torch.no_grad()
-def run_forward(
-    stages: Mapping[int, nn.Module],
-    count: int,
-    inputs: Sequence[torch.Tensor],
-    targets: Sequence[torch.Tensor],
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    rank_of: Callable[[int], int],
-    group: Any,
-    device: str,
-) -> list[torch.Tensor]:
-    """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
-
-    ``schedule.eval`` of torch.distributed.pipelining fails for stages that pass activations to each other on one rank
-    (zbv, PyTorch 2.13), and infers all shapes anew after each change between training and evaluation.
-
-    Args:
-        stages: this rank's stages by their numbers, of ``count`` in the whole pipeline.
-        loss: of outputs and targets; it may use parameters of the last stage.
-        rank_of: gives the rank within pp that has a stage.
-        device: the kind on which the stages are. The inputs need not be there on ranks without the first stage.
-    """
-    here, outputs = dist.get_rank(group), list(inputs)
-    for number, stage in sorted(stages.items()):
-        source = rank_of(number - 1) if number else here
-        if source != here:
-            outputs = _receive(len(inputs), source, group, device)
-        outputs = [stage(each) for each in outputs]
-        if number == count - 1:
-            outputs = [loss(*pair) for pair in zip(outputs, targets, strict=True)]
-        _reshard(stage)
-        if number + 1 < count and (to := rank_of(number + 1)) != here:
-            _send(outputs, to, group)
-    return outputs if count - 1 in stages else []
 
 
 def connect(mesh: DeviceMesh, pairs: Iterable[tuple[int, int]]) -> None:
@@ -327,26 +293,15 @@ def meetings(pairs: Iterable[tuple[int, int]], here: int) -> list[tuple[int, int
 
 
 def _send(tensors: Sequence[torch.Tensor], rank: int, group: Any) -> None:
-    first = tensors[0]
-    header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=first.device)
-    known = [_DTYPES.index(first.dtype), first.dim(), *first.shape]
-    header[: len(known)] = torch.tensor(known, device=first.device)
-    for each in (header, *tensors):
-        dist.send(each.contiguous(), group=group, group_dst=rank)
+    joined = torch.stack(list(tensors))
+    dist.send_object_list([(joined.shape, joined.dtype)], group=group, group_dst=rank, device=joined.device)
+    dist.send(joined, group=group, group_dst=rank)
 
 
-def _receive(count: int, rank: int, group: Any, device: str) -> list[torch.Tensor]:
-    header = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64, device=device)
-    dist.recv(header, group=group, group_src=rank)
-    dtype, dimensions, *shape = header.tolist()
-    received = [torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=device) for _ in range(count)]
-    for each in received:
-        dist.recv(each, group=group, group_src=rank)
-    return received
-
-
-def _reshard(stage: nn.Module) -> None:
-    """Free the gathered parameters, which FSDP2 would keep without a backward pass."""
-    for module in stage.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+def _receive(rank: int, group: Any, device: torch.device) -> list[torch.Tensor]:
+    header: list[Any] = [None]
+    dist.recv_object_list(header, group=group, group_src=rank, device=device)
+    ((shape, dtype),) = header
+    joined = torch.empty(shape, dtype=dtype, device=device)
+    dist.recv(joined, group=group, group_src=rank)
+    return list(joined)

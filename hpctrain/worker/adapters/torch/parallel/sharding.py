@@ -89,6 +89,8 @@ def groups_of(root: nn.Module) -> list[FSDPParamGroup]:
     return [group for each in state._state_ctx.all_states for group in each._fsdp_param_groups]
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 reduces the module's gradients."""
-    return isinstance(module, FSDPModule)
+def reshard(module: nn.Module) -> None:
+    """Free the gathered parameters, which FSDP2 would keep in place of this rank's parts without a backward pass."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

@@ -41,12 +41,6 @@ def tied_names(model: nn.Module) -> list[list[str]]:
     return [each for each in names.values() if len(each) > 1]
 
 
-def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Replace a parameter by its name."""
-    path, _, own = name.rpartition(".")
-    model.get_submodule(path).register_parameter(own, parameter)
-
-
 def _tie_again(model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
     """Share parameters again: parallelize_module has given each module one of its own."""
     for first, *others in ties:
@@ -55,7 +49,8 @@ def _tie_again(model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
             given = model.get_parameter(name)
             if given.placements != kept.placements:  # type: ignore[attr-defined]
                 refuse_tie(first, name)
-            set_parameter(model, name, kept)
+            path, _, attribute = name.rpartition(".")
+            model.get_submodule(path).register_parameter(attribute, kept)
 
 
 def refuse_tie(first: str, other: str) -> NoReturn:
