@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,18 +22,39 @@ _LOOK_SECONDS = 1.0
 
 
 def keep_loader_workers() -> None:
-    """Change PyTorch's workers that are forked from now on, as soon as the script imports PyTorch."""
-    change_after_import(
-        {"torch.utils.data._utils.signal_handling": _outlast_requests, "torch.utils.data.dataloader": _end_by_kill}
-    )
+    """Change how workers are started from now on, as soon as the script imports PyTorch."""
+    change_after_import({"torch.utils.data.dataloader": _change})
 
 
-def _outlast_requests(module: ModuleType) -> None:
-    original = module._set_worker_signal_handlers
+def _change(module: ModuleType) -> None:
+    iterator = module._MultiProcessingDataLoaderIter
+    original = iterator.__init__
 
     @functools.wraps(original)
-    def setting() -> None:
-        original()
+    def starting(self: Any, loader: Any) -> None:
+        initialise, loader.worker_init_fn = loader.worker_init_fn, _Initialisation(loader.worker_init_fn)
+        try:
+            original(self, loader)
+        finally:
+            loader.worker_init_fn = initialise
+            for worker in getattr(self, "_workers", ()):
+                # The rank sends SIGTERM to its workers at its own end.
+                worker._popen.terminate = worker._popen.kill
+
+    iterator.__init__ = starting
+
+
+class _Initialisation:
+    """What a worker calls first, which is pickled where workers are spawned.
+
+    Args:
+        of_script: the script's own such function.
+    """
+
+    def __init__(self, of_script: Callable[[int], object] | None) -> None:
+        self._of_script = of_script
+
+    def __call__(self, worker: int) -> None:
         for number in _REQUESTS:
             # SIG_IGN would be inherited by programs that a worker starts.
             signal.signal(number, lambda *_: None)
@@ -40,27 +62,11 @@ def _outlast_requests(module: ModuleType) -> None:
         rank = multiprocessing.parent_process()
         if rank and rank.pid:
             threading.Thread(target=_end_with, args=(rank.pid,), daemon=True).start()
-
-    module._set_worker_signal_handlers = setting  # type: ignore[attr-defined]
+        if self._of_script is not None:
+            self._of_script(worker)
 
 
 def _end_with(rank: int) -> None:
     while os.getppid() == rank:
         time.sleep(_LOOK_SECONDS)
     os._exit(1)
-
-
-def _end_by_kill(module: ModuleType) -> None:
-    """Let the rank end its workers by SIGKILL where it would send SIGTERM, as at its own end."""
-    iterator = module._MultiProcessingDataLoaderIter
-    original = iterator.__init__
-
-    @functools.wraps(original)
-    def starting(self: Any, *arguments: Any, **settings: Any) -> None:
-        try:
-            original(self, *arguments, **settings)
-        finally:
-            for worker in getattr(self, "_workers", ()):
-                worker._popen.terminate = worker._popen.kill
-
-    iterator.__init__ = starting

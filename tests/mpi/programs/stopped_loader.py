@@ -12,6 +12,10 @@ import torch
 import hpctrain as ht
 
 
+def note_worker(number):
+    Path(f"initialised-{os.getppid()}-{number}").touch()
+
+
 class Slow(torch.utils.data.Dataset):
     """Its last samples take as long as a file system that does not answer."""
 
@@ -25,11 +29,15 @@ class Slow(torch.utils.data.Dataset):
 
 if __name__ == "__main__":
     comm = ht.init()
-    loader = torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=2)
+    loader = torch.utils.data.DataLoader(
+        Slow(), batch_size=8, num_workers=2, multiprocessing_context=sys.argv[1], worker_init_fn=note_worker
+    )
     iterator = iter(loader)
     for step, _ in enumerate(iterator):
         if step == 1:
-            workers = psutil.Process().children()
+            workers = [
+                each for each in psutil.Process().children() if "resource_tracker" not in " ".join(each.cmdline())
+            ]
             Path(f"workers-{comm.rank}.txt").write_text(" ".join(str(worker.pid) for worker in workers))
             for worker in workers:
                 for name in ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGTERM"):
