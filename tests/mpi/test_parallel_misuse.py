@@ -37,6 +37,7 @@ REFUSED = {
     "tie_divided_in_two_ways_over_stages": ("HT-plan-tied-parameter", {}),
     "zero_1_of_a_divided_model": ("HT-plan-zero-of-divided-model", {}),
     "compressed_shards": ("HT-compression-of-divided-model", {}),
+    "a_copy_of_what_cannot_be_copied": ("HT-model-divided-copy", {"model": "GPT"}),
     "divided_already": DIVIDED,
     "other_optimizers_of_a_divided_model": DIVIDED,
     "divided_by_pytorch": ("HT-gradients-reduced-twice", {}),

@@ -153,9 +153,6 @@ def drawn(seed: int, *, hub: bool = False) -> Composition:
     chosen |= _ruled_out(chosen, layout)
     if not _compiles(chosen, layout):
         chosen["compiled"] = ""
-    if layout.size("tp") > 1 or (layout.size("dp_shard") != 1 and layout.zero > 1):
-        # PyTorch copies no divided model.
-        chosen["average"] = ""
     return Composition(seed=seed, layout=layout, **chosen)
 
 

@@ -84,11 +84,6 @@ MAKE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def meshes_of(case: str) -> list[str]:
-    """LBFGS flattens parameters, which PyTorch refuses where ranks have different numbers of rows."""
-    return ["replicas"] if case == "line search" else list(MESHES)
-
-
 def network() -> nn.Module:
     torch.manual_seed(SEED)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
@@ -150,7 +145,7 @@ def main() -> None:
     comm = ht.init(sys.argv[2])
     found: dict[str, Any] = {}
     for case in MAKE:
-        for mesh in meshes_of(case):
+        for mesh in MESHES:
             try:
                 found[f"{case}/{mesh}"] = trained(case, ht, mesh)
             except ht.HpctrainError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 
 import torch
 from parallel import GPT, Block, Case, loss_of, plan_of
@@ -202,6 +203,13 @@ def layer_without_a_plan_in_a_divided_sequence() -> None:
     optimizer.step()
 
 
+def a_copy_of_what_cannot_be_copied() -> None:
+    model, optimizer = _model()
+    model.lock = threading.Lock()
+    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
+    torch.optim.swa_utils.AveragedModel(model)
+
+
 def a_penalty_on_divided_weights() -> None:
     model, _ = ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2), plan=ht.ParallelPlan(shard=[Block]))
     x = torch.arange(12).reshape(2, 6)
@@ -213,7 +221,7 @@ CASES = [
     *(context_parallel, tensor_parallel_without_a_plan, heads, no_such_module, fewer_layers_than_stages),
     *(unknown_schedule, too_few_micro_batches, optimizer_with_a_state, optimizer_of_another_model),
     *(tie_across_units, tie_divided_in_two_ways, zero_1_of_a_divided_model, compressed_shards, divided_already),
-    *(a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
+    *(a_copy_of_what_cannot_be_copied, a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
     other_optimizers_of_a_divided_model,
     *(a_step_within_no_sync, gradients_of_no_sync_made_zero, a_step_after_an_error),
     *(a_clip_of_one_stage, tie_divided_in_two_ways_over_stages, layer_without_a_plan_in_a_divided_sequence),

@@ -20,6 +20,7 @@ from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
@@ -96,7 +97,9 @@ class Division:
                 share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
             return
         assert self._rewiring is not None
+        form = form_of(self._model)
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
+        let_copy(self._model, form)
         self._rewiring.apply([self._model])
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
