@@ -46,11 +46,13 @@ class Recording:
     Attributes:
         steps: how many the script has made, also in earlier attempts.
         resumed: whether earlier attempts have made steps.
+        data_position_set: whether the script has set where its data continue, or was warned that it has not.
     """
 
     def __init__(self, path: Path | None = None, stopped_at: int | None = None) -> None:
         self.steps = stopped_at or 0
         self.resumed = stopped_at is not None
+        self.data_position_set = False
         # Whether the next step does not follow the last one that was recorded.
         self._continues = self.resumed
         # The launcher writes to the same file, and so do ranks that report a stall.
@@ -164,8 +166,6 @@ class Recording:
 
 
 _recording: Recording | None = None
-# Whether the script has set where its data continue, or was warned that it has not.
-_data_position_set = False
 
 
 def begin(path: Path) -> None:
@@ -179,13 +179,13 @@ def begin(path: Path) -> None:
 
 def note_data_position() -> None:
     """Note that the script has set where the order of its samples continues."""
-    global _data_position_set
-    _data_position_set = True
+    if _recording:
+        _recording.data_position_set = True
 
 
 def warn_of_data_restart(comm: Communicator) -> None:
     """Warn a resumed script once if its data begin at the first epoch again."""
-    if _recording and _recording.resumed and not _data_position_set:
+    if _recording and _recording.resumed and not _recording.data_position_set:
         note_data_position()
         comm.say(
             "this run was resumed, but its data begin again: with the first batch of epoch 0, and its order. Call "

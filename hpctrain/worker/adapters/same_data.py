@@ -23,10 +23,9 @@ WHOLE = (
 )
 # How many samples of a data set are compared, and of the first batch of a stream.
 _FEW_SAMPLES = 4
-# A leaf with more numbers than this is described by its means.
-_SMALL = 64
-_SMALL_TOLERANCE, _MEAN_TOLERANCE = 1e-5, 2e-3
-_BY_MEANS = " by means"
+# A longer text is described by its hash.
+_SHORT = 64
+_TOLERANCE = 2e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class LeafSummary:
 
     Attributes:
         exact: what must be equal: the type and the shape, and the value unless it is given by ``numbers``.
-        numbers: what may differ by rounding: the values of a small array, else means over it.
+        numbers: what may differ by rounding: means over an array.
         tolerance: the largest difference of two such numbers.
     """
 
@@ -53,11 +52,11 @@ class LeafSummary:
         return any(abs(one - two) > tolerance for one, two in zip(self.numbers, other.numbers, strict=True))
 
     def __str__(self) -> str:
-        shown = [f"{number:g}" for number in self.numbers[:4]]
-        if self.exact.endswith(_BY_MEANS):
-            return f"{self.exact.removesuffix(_BY_MEANS)} of mean {shown[0]}"
-        more = ", …" if len(self.numbers) > 4 else ""
-        return f"{self.exact} [{', '.join(shown)}{more}]" if shown else self.exact
+        return (
+            f"{self.exact} of means {', '.join(f'{number:g}' for number in self.numbers)}"
+            if self.numbers
+            else self.exact
+        )
 
 
 RANDOM = LeafSummary("random")
@@ -72,10 +71,10 @@ def summarise(sample: Any) -> dict[str, LeafSummary]:
     return {name: _summarise_leaf(leaf) for name, leaf in leaves(sample)}
 
 
-def summaries_of_few(samples: Sequence[Any]) -> tuple[Sample, ...]:
-    """Summaries of the first and the last of some samples, and of some between them."""
+def summaries_of_few(samples: Sequence[Any]) -> dict[int, Sample]:
+    """Summaries of the first and the last of some samples, and of some between them, by their indices."""
     places = np.linspace(0, len(samples) - 1, _FEW_SAMPLES).round().astype(int)
-    return tuple(summarise(samples[place]) for place in dict.fromkeys(places))
+    return {int(place): summarise(samples[place]) for place in places}
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -100,7 +99,7 @@ def _summarise_leaf(leaf: Any) -> LeafSummary:
     if isinstance(leaf, str | bytes):
         # Only the end of a path counts: a file may lie in another folder on each host.
         last = leaf.split("/")[-1] if isinstance(leaf, str) else leaf.split(b"/")[-1]
-        shown = repr(last) if len(last) < _SMALL else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
+        shown = repr(last) if len(last) < _SHORT else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
         return LeafSummary(f"{kind} {shown}")
     array = array_of(leaf)
     return LeafSummary(kind) if array is None else _summarise_array(array, _type_name(leaf, array))
@@ -138,18 +137,16 @@ def _summarise_array(array: np.ndarray[Any, Any], kind: str) -> LeafSummary:
         return LeafSummary(f"{what} [{shown}{rest}]")
     numbers = np.nan_to_num(flat.astype(np.float64), posinf=1e300, neginf=-1e300)
     size = float(np.abs(numbers).mean()) if flat.size else 0.0
-    if flat.size <= _SMALL:
-        return LeafSummary(what, tuple(numbers.tolist()), _SMALL_TOLERANCE * size)
     means = [float((numbers * ramp).mean()) for ramp in _ramps(flat.size)]
     # Of large numbers that are close to each other, as temperatures, the difference counts.
     spread = float(np.abs(numbers - means[0]).mean()) + 1e-3 * size
-    return LeafSummary(f"{what}{_BY_MEANS}", tuple(means), _MEAN_TOLERANCE * spread)
+    return LeafSummary(what, tuple(means), _TOLERANCE * spread)
 
 
 def _ramps(size: int) -> tuple[Any, ...]:
     """Weights of at most 1, over which two different arrays have different means."""
     places = np.arange(size)
-    return 1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)
+    return (1.0, places / size, np.cos(places), np.cos(np.sqrt(2) * places)) if size > 1 else (1.0,)
 
 
 def sample_indices(samples: int) -> list[int]:
@@ -174,13 +171,31 @@ def compare(
     everyone = comm.allgather_object((dict(facts), dict(summaries or {})))
     for rank, (others, _) in enumerate(everyone):
         for name, (_, hint) in (everyone[0][0] | others).items():
-            (value, _), (other, _) = (each.get(name, ("missing", "")) for each in (everyone[0][0], others))
+            (value, _), (other, _) = (given.get(name, ("missing", "")) for given in (everyone[0][0], others))
             if other != value:
                 raise _refusal(name, value, rank, other, hint)
-    for index in everyone[0][1]:
-        for name, rank, first, look in differences([seen.get(index) for _, seen in everyone]):
-            where = f"sample {index}{f' at {name}' if name else ''}"
-            raise _refusal(where, str(first), rank, str(look), WHOLE)
+    compare_samples([samples for _, samples in everyone])
+
+
+def compare_samples(everyone: Sequence[Mapping[Any, Sample]]) -> None:
+    """Refuse samples that differ between ranks.
+
+    Args:
+        everyone: some samples of each rank by their indices.
+
+    Raises:
+        HpctrainError: names the first leaf that differs, with its value on rank 0 and on the other rank.
+    """
+    for index, first in everyone[0].items():
+        for rank, samples in enumerate(everyone):
+            sample = samples.get(index)
+            if first is None or sample is None:
+                continue
+            for name in [*first, *(name for name in sample if name not in first)]:
+                one, two = first.get(name, _MISSING), sample.get(name, _MISSING)
+                if one.differs(two):
+                    where = f"sample {index}{f' at {name}' if name else ''}"
+                    raise _refusal(where, str(one), rank, str(two), WHOLE)
 
 
 def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> HpctrainError:
@@ -193,20 +208,6 @@ def _refusal(name: str, value: str, rank: int, other: str, hint: str) -> Hpctrai
         other=other,
         rank=rank,
     )
-
-
-def differences(samples: Sequence[Sample]) -> list[tuple[str, int, LeafSummary, LeafSummary]]:
-    """The leaves in which a rank's sample differs from rank 0's: the name, the rank and both summaries."""
-    first = samples[0]
-    found = []
-    for rank, sample in enumerate(samples):
-        if first is None or sample is None:
-            continue
-        for name in [*first, *(each for each in sample if each not in first)]:
-            one, two = first.get(name, _MISSING), sample.get(name, _MISSING)
-            if one.differs(two):
-                found.append((name, rank, one, two))
-    return found
 
 
 _MISSING = LeafSummary("missing")

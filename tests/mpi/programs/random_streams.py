@@ -46,12 +46,13 @@ class Noise(nn.Module):
 
 
 def distributed(**settings):
-    model = nn.Sequential(nn.Linear(4, 12), Noise(), nn.Linear(12, 4))
+    model = nn.Sequential(nn.Linear(4, 18), Noise(), nn.Linear(18, 4))
     return ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)[0]
 
 
 def sharded():
-    return ht.shard(DataLoader(TensorDataset(torch.arange(96.0).view(24, 4)), batch_size=12))
+    """Batches of which no rank of a few has as many rows as a layer has units: such a model is called twice."""
+    return ht.shard(DataLoader(TensorDataset(torch.arange(96.0).view(24, 4)), batch_size=24))
 
 
 def drawn_in(model: nn.Module) -> dict[str, list[list[float]]]:
@@ -76,7 +77,7 @@ def replicas(comm):
 @stream
 def ranks_draw_as_one_process_outside(comm):
     kept = torch.get_rng_state()
-    nn.Sequential(nn.Linear(4, 12), Noise(), nn.Linear(12, 4))
+    nn.Sequential(nn.Linear(4, 18), Noise(), nn.Linear(18, 4))
     alone = torch.rand(4).tolist()
     torch.set_rng_state(kept)
     distributed()

@@ -353,47 +353,48 @@ def ranks_that_are_seeded_apart(comm):
 @differ
 def an_unseeded_train_test_split(comm):
     chosen = np.random.default_rng().permutation(29)[:20]
-    ht.shard(loader(TensorDataset(*(each[chosen] for each in numbers()))))
+    next(iter(ht.shard(loader(TensorDataset(*(each[chosen] for each in numbers()))))))
 
 
 @differ
 def a_permutation_of_the_scripts_own(comm):
     data, order = list(zip(*numbers(), strict=True)), list(range(29))
     random.Random().shuffle(order)
-    ht.shard(loader([data[i] for i in order]))
+    next(iter(ht.shard(loader([data[i] for i in order]))))
 
 
 @differ
 def files_in_the_order_of_the_directory(comm):
     names = [f"/data/{i}.png" for i in range(29)]
-    ht.shard(loader(names[::-1] if comm.rank else names))
+    next(iter(ht.shard(loader(names[::-1] if comm.rank else names))))
 
 
 @differ
 def files_that_differ(comm):
-    ht.shard(loader(Own(lambda sample, i: (sample[0] + (comm.rank == 1), sample[1]))))
+    next(iter(ht.shard(loader(Own(lambda sample, i: (sample[0] + (comm.rank == 1), sample[1]))))))
 
 
 @differ
 def labels_that_differ_under_random_transforms(comm):
     coins = np.random.default_rng()
-    ht.shard(loader(Own(lambda sample, i: (sample[0] + coins.random(), sample[1] + (comm.rank == 1)))))
+    next(iter(ht.shard(loader(Own(lambda sample, i: (sample[0] + coins.random(), sample[1] + (comm.rank == 1)))))))
 
 
 @differ
 def files_that_differ_in_worker_processes(comm):
-    ht.shard(loader(Own(lambda sample, i: {"x": sample[0], "y": i * (1 + (comm.rank == 1))}), num_workers=2))
+    data = Own(lambda sample, i: {"x": sample[0], "y": i * (1 + (comm.rank == 1))})
+    next(iter(ht.shard(loader(data, num_workers=2))))
 
 
 @differ
 def a_data_set_of_each_rank(comm):
-    ht.shard(loader(TensorDataset(*numbers(seed=comm.rank))))
+    next(iter(ht.shard(loader(TensorDataset(*numbers(seed=comm.rank))))))
 
 
 @differ
 def types_that_differ(comm):
     x, y = numbers()
-    ht.shard(loader(TensorDataset(x, y.int() if comm.rank else y)))
+    next(iter(ht.shard(loader(TensorDataset(x, y.int() if comm.rank else y)))))
 
 
 @differ
@@ -434,10 +435,8 @@ def an_epoch_of_each_rank(comm):
 
 @differ
 def test_samples_of_an_evaluation(comm):
-    ht.shard(
-        DataLoader(TensorDataset(torch.randperm(29, generator=torch.Generator().manual_seed(comm.rank)))),
-        evaluation=True,
-    )
+    data = TensorDataset(torch.randperm(29, generator=torch.Generator().manual_seed(comm.rank)))
+    next(iter(ht.shard(DataLoader(data), evaluation=True)))
 
 
 def begin(comm):

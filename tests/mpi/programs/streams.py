@@ -269,7 +269,7 @@ def webdatasets(comm):
         unseeded = webdataset.WebDataset(names, shardshuffle=False).shuffle(10)
         loader = ht.shard(DataLoader(unseeded.map(lambda each: int(each["txt"])), batch_size=6))
         if comm.size > 1:
-            refused(lambda: list(loader), "HT-loader-different-streams", number=0)
+            refused(lambda: list(loader), "HT-shard-different-data")
 
 
 class HubStream(IterableDataset):
@@ -330,13 +330,13 @@ def streams_that_differ(comm):
     x, _ = numbers()
     for samples in (list(range(SAMPLES)), list(x), [each.repeat(100) for each in x], list(x.numpy())):
         mine = Stream(samples, lambda samples: own.sample(samples, len(samples)))
-        refused(lambda: list(ht.shard(DataLoader(mine, batch_size=9))), "HT-loader-different-streams", number=0)  # noqa: B023
+        refused(lambda: list(ht.shard(DataLoader(mine, batch_size=9))), "HT-shard-different-data")  # noqa: B023
     short = Stream(range(SAMPLES - 3 * (comm.rank == 1)))
     refused(lambda: list(ht.shard(DataLoader(short, batch_size=9))), "HT-loader-different-streams", number=2, other=1)
     shorter = Stream(range(27 - 9 * (comm.rank == 1)))
     refused(lambda: list(ht.shard(DataLoader(shorter, batch_size=9))), "HT-loader-different-streams", number=2)
     divided = Stream(range(comm.rank, SAMPLES, comm.size))
-    refused(lambda: list(ht.shard(DataLoader(divided, batch_size=9))), "HT-loader-different-streams", number=0)
+    refused(lambda: list(ht.shard(DataLoader(divided, batch_size=9))), "HT-shard-different-data")
     other = DataLoader(Stream(range(9)), batch_size=3, num_workers=comm.rank)
     refused(lambda: ht.shard(other), "HT-shard-different-data", where="num_workers")
 

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,10 +21,11 @@ from torch.utils.data import default_collate
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace
+from hpctrain.worker.adapters.same_data import leaves
 from hpctrain.worker.adapters.torch.batch.ranks import data_ranks
 from hpctrain.worker.adapters.torch.batch.rows import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
-from hpctrain.worker.adapters.torch.generators import kept
+from hpctrain.worker.adapters.torch.generators import Generators
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import part_of
@@ -33,11 +33,8 @@ from hpctrain.worker.data.sampling import part_of
 # The dimensions that count samples are found by batches of this many copies of a sample, of so many samples.
 _COUNTS, _TRIED = (2, 5), 4
 
-# The names of the functions of which a communicator's ranks were told what they cost.
-_told: weakref.WeakKeyDictionary[Communicator, set[str]] = weakref.WeakKeyDictionary()
-
-# The keys and numbers that lead to a tensor within a batch.
-Path = tuple[Any, ...]
+# The names of the functions of which the script was told what they cost.
+_told: set[str] = set()
 
 
 class Axis(NamedTuple):
@@ -52,13 +49,13 @@ class Part(NamedTuple):
 
     Attributes:
         batch: as the script gets it, but with this rank's rows as plain tensors.
-        sizes: how many rows each data rank has of the tensor at each path, and their dimension.
+        sizes: the dimension that counts rows in the tensor at each place, and how many of them each data rank has.
         texts: how many texts are this rank's, in lists that have those of its samples; None where they have all.
         reads_all: the collate_fn for which each rank reads all samples, "" if it reads its own.
     """
 
     batch: Any
-    sizes: tuple[tuple[Path, int, tuple[int, ...]], ...] = ()
+    sizes: Mapping[str, tuple[int, Sequence[int]]] = {}
     texts: int | None = None
     reads_all: str = ""
 
@@ -73,7 +70,7 @@ class Collation:
     def __init__(self, collate: Callable[[Any], Any], *, by_sample: bool) -> None:
         self._collate = collate
         self.by_sample = by_sample or collate is default_collate
-        self._axes: dict[Path, Axis] | None = None
+        self._axes: dict[str, Axis] | None = None
 
     def fetched(self, total: int, place: DataPlace) -> slice:
         """Which samples of a batch of ``total`` this rank has to collate: one at least, to see what they look like."""
@@ -90,16 +87,16 @@ class Collation:
             self._axes = axes_of(self._collate, samples)
         counts = [own.stop - own.start for own in (part_of(total, rank, place.ranks) for rank in range(place.ranks))]
         batch = self._collate(samples)
-        sizes: list[tuple[Path, int, tuple[int, ...]]] = []
+        sizes: dict[str, tuple[int, Sequence[int]]] = {}
 
-        def own_rows(path: Path, leaf: Any) -> Any:
+        def own_rows(path: str, leaf: Any) -> Any:
             axis = Axis(0) if self._axes is None else self._axes.get(path)
             if axis is None or not _has_rows(leaf) or leaf.dim() <= axis.dim:
                 if self.by_sample and isinstance(leaf, torch.Tensor | np.ndarray | PackedSequence):
                     raise _not_by_sample(f"a {type(leaf).__name__} with no dimension that counts samples")
                 return leaf
             rows = self._rows(leaf.shape[axis.dim], axis, counts, place)
-            sizes.append((path, axis.dim, rows))
+            sizes[path] = axis.dim, rows
             begin = 0 if self.by_sample else sum(rows[: place.rank])
             if leaf.shape[axis.dim] == rows[place.rank]:
                 return leaf
@@ -108,9 +105,9 @@ class Collation:
         if self.by_sample or self._axes:
             batch = changed(batch, own_rows)
         if self.by_sample:
-            return Part(batch, tuple(sizes), texts=counts[place.rank])
+            return Part(batch, sizes, texts=counts[place.rank])
         name = getattr(self._collate, "__qualname__", type(self._collate).__name__)
-        return Part(batch, tuple(sizes), reads_all=name)
+        return Part(batch, sizes, reads_all=name)
 
     def _rows(self, size: int, axis: Axis, counts: list[int], place: DataPlace) -> tuple[int, ...]:
         """How many rows each rank has, where the collated samples have ``size``."""
@@ -142,10 +139,10 @@ def joined(part: Part, comm: Communicator) -> Any:
         return part.batch
     ranks = data_ranks(comm)
     # PyTorch's thread that pins memory makes lists of tuples.
-    rows = {tuple(path): Rows(ranks, tuple(sizes), dim) for path, dim, sizes in part.sizes}
+    rows = {path: Rows(ranks, tuple(sizes), dim) for path, (dim, sizes) in part.sizes.items()}
     texts: list[Sequence[Any]] = []
 
-    def batch_tensor(path: Path, leaf: Any) -> Any:
+    def batch_tensor(path: str, leaf: Any) -> Any:
         if path in rows:
             return BatchTensor(leaf, rows[path])
         if part.texts is not None and _are_texts(leaf):
@@ -163,10 +160,9 @@ def joined(part: Part, comm: Communicator) -> Any:
 
 def _tell(part: Part, comm: Communicator) -> None:
     """Say once of a collate_fn what it costs that each rank reads all samples."""
-    told = _told.setdefault(comm, set())
-    if part.reads_all in told:
+    if part.reads_all in _told:
         return
-    told.add(part.reads_all)
+    _told.add(part.reads_all)
     if part.sizes:
         comm.say(
             f"every rank reads all samples of each batch: the collate_fn {part.reads_all} may pad or mix them. If it "
@@ -179,14 +175,14 @@ def _tell(part: Part, comm: Communicator) -> None:
         )
 
 
-def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """A copy of a batch with ``change(path, leaf)`` in place of each leaf.
+def changed(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """A copy of a batch with ``change(path, leaf)`` in place of each leaf; paths are those of ``same_data.leaves``.
 
     Leaves are what is no container, lists of texts, and the tensors that PyTorch packs of sequences.
     """
 
     def member(key: Any, each: Any) -> Any:
-        return changed(each, change, (*path, key))
+        return changed(each, change, f"{path}[{key!r}]")
 
     if isinstance(value, Mapping):
         return _mapping(value, {key: member(key, each) for key, each in value.items()})
@@ -199,13 +195,6 @@ def changed(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> 
         members = [member(number, each) for number, each in enumerate(value)]
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return change(path, value)
-
-
-def leaves(batch: Any) -> list[tuple[Path, Any]]:
-    """The leaves of a batch with their paths, as :func:`changed` finds them."""
-    found: list[tuple[Path, Any]] = []
-    changed(batch, lambda path, leaf: found.append((path, leaf)))
-    return found
 
 
 def _mapping(value: Mapping[Any, Any], members: dict[Any, Any]) -> Any:
@@ -227,21 +216,21 @@ def _has_rows(leaf: Any) -> bool:
     return type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
 
 
-def axes_of(collate: Callable[[list[Any]], Any], samples: Any) -> dict[Path, Axis]:
+def axes_of(collate: Callable[[list[Any]], Any], samples: Any) -> dict[str, Axis]:
     """The dimensions that count samples in what ``collate`` makes, as far as copies of a few samples show them."""
-    found: list[dict[Path, Axis]] = []
+    found: list[dict[str, Axis]] = []
     tried: list[Any] = []
     with contextlib.suppress(TypeError):  # a batch that is no list of samples
         tried = list(samples)[:_TRIED]
     for sample in tried:
-        with kept(), contextlib.suppress(Exception):  # a sample that it leaves out
+        with Generators().kept(), contextlib.suppress(Exception):  # a sample that it leaves out
             found.append(_axes(collate, sample))
     found = [each for each in found if each] or [{}]
     return {path: axis for path, axis in found[0].items() if all(each.get(path) == axis for each in found)}
 
 
-def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> dict[Path, Axis]:
-    shapes: list[dict[Path, tuple[int, ...]]] = []
+def _axes(collate: Callable[[list[Any]], Any], sample: Any) -> dict[str, Axis]:
+    shapes: list[dict[str, tuple[int, ...]]] = []
     for count in _COUNTS:
         # Copied because a collate_fn may change its samples.
         made = collate([copy.deepcopy(sample) for _ in range(count)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle  # to compare states, never to load them
 import random
 from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -28,8 +29,8 @@ def generators_in(value: Any, seen: dict[int, Any], depth: int = _DEPTH) -> Iter
     if isinstance(value, Generator):
         yield value
     elif depth:
-        for each in _held_by(value):
-            yield from generators_in(each, seen, depth - 1)
+        for member in _held_by(value):
+            yield from generators_in(member, seen, depth - 1)
 
 
 def _held_by(value: Any) -> list[Any]:
@@ -43,22 +44,52 @@ def _held_by(value: Any) -> list[Any]:
     few = isinstance(value, list | tuple | dict) and len(value) <= _FEW
     held = list(value.values() if isinstance(value, dict) else value) if few else []
     if not isinstance(value, type | ModuleType):
-        methods = [each for each in vars(type(value)).values() if isinstance(each, FunctionType)]
+        methods = [method for method in vars(type(value)).values() if isinstance(method, FunctionType)]
         held += [*getattr(value, "__dict__", {}).values(), *methods]
     return held
 
 
-@contextlib.contextmanager
-def kept(generators: Iterable[Generator] = ()) -> Iterator[None]:
-    """A context manager that restores the process's generators, and these, at its end."""
-    generators = list(generators)
-    before, states = _process_state(), [_state(each) for each in generators]
-    try:
-        yield
-    finally:
-        _set_process_state(before)
-        for each, state in zip(generators, states, strict=True):
-            _restore(each, state)
+class Generators:
+    """The process's generators, behind the functions of ``random``, ``numpy.random`` and ``torch``, and ``held``."""
+
+    def __init__(self, held: Iterable[Generator] = ()) -> None:
+        self._all: list[Generator] = [random._inst, np.random.mtrand._rand, torch.default_generator, *held]
+
+    def states(self) -> list[Any]:
+        """The state of each."""
+        return list(map(_state, self._all))
+
+    def restore(self, states: list[Any]) -> None:
+        """Put each into its state of :meth:`states`."""
+        for generator, state in zip(self._all, states, strict=True):
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            elif isinstance(generator, torch.Generator):
+                generator.set_state(torch.from_numpy(state))
+            elif isinstance(generator, random.Random):
+                generator.setstate(state)
+            else:
+                generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        """Seed each by a seed of its own."""
+        for number, generator in enumerate(self._all):
+            own = _hash(repr((seed, number)).encode())
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = type(generator.bit_generator)(own).state
+            elif isinstance(generator, torch.Generator):
+                generator.manual_seed(own)
+            else:
+                generator.seed(own % 2**32 if isinstance(generator, np.random.RandomState) else own)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """A context manager that restores them at its end."""
+        states = self.states()
+        try:
+            yield
+        finally:
+            self.restore(states)
 
 
 class OwnRandomNumbers:
@@ -74,29 +105,23 @@ class OwnRandomNumbers:
     """
 
     def __init__(self, *keys: int, held: Iterable[Generator] = ()) -> None:
-        self._held = list(held)
-        states = [_state(each) for each in self._held]
-        self._states: Any = None
-        self.seed = _hash(repr(keys).encode(), *(_bytes(state) for state in states))
+        held = list(held)
+        self._generators = Generators(held)
+        self._states: list[Any] | None = None
+        self.seed = _hash(pickle.dumps((keys, list(map(_state, held)))))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """A context manager in which all these generators go on where they were in the last one."""
-        with kept(self._held):
+        with self._generators.kept():
             if self._states is None:
-                self._begin()
+                self._generators.seed(self.seed)
             else:
-                before, held = self._states
-                _set_process_state(before)
-                for each, state in zip(self._held, held, strict=True):
-                    _restore(each, state)
+                self._generators.restore(self._states)
             try:
                 yield
             finally:
-                self._states = _process_state(), [_state(each) for each in self._held]
-
-    def _begin(self) -> None:
-        _seed(self.seed, self._held)
+                self._states = self._generators.states()
 
 
 class SampleNumbers:
@@ -112,13 +137,19 @@ class SampleNumbers:
     def __init__(self, salt: int, data: Any, collate: Any) -> None:
         self._salt = salt
         self._samples_draw = not is_plain(data)
-        self._drawing = [each for each in (data, collate) if not is_plain(each)]
-        self._held: list[Generator] | None = None
+        self._drawing = [source for source in (data, collate) if not is_plain(source)]
+        self._found: Generators | None = None
+
+    @property
+    def _generators(self) -> Generators:
+        if self._found is None:  # searched in the process that draws
+            self._found = Generators(generators_in(self._drawing, {}))
+        return self._found
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """A context manager that restores all generators at its end."""
-        with kept(self._generators()) if self._drawing else contextlib.nullcontext():
+        with self._generators.kept() if self._drawing else contextlib.nullcontext():
             yield
 
     def of_sample(self, epoch: int, key: int) -> None:
@@ -128,30 +159,22 @@ class SampleNumbers:
 
     def of_batch(self, epoch: int, number: int) -> None:
         """Seed the generators for a whole batch of an epoch."""
-        self._seed(epoch, number, 1)
+        if self._drawing:
+            self._seed(epoch, number, 1)
 
     def drawn_by(self, action: Callable[[], T]) -> tuple[T, bool]:
         """The result of an action, and whether it has drawn random numbers, which is then undone."""
         if not self._drawing:
             return action(), False
-        held = self._generators()
-        before, states = _process_state(), [_state(each) for each in held]
+        before = self._generators.states()
         result = action()
-        if _equal(before, _process_state()) and all(map(_equal, states, map(_state, held))):
-            return result, False
-        _set_process_state(before)
-        for each, state in zip(held, states, strict=True):
-            _restore(each, state)
-        return result, True
-
-    def _generators(self) -> list[Generator]:
-        if self._held is None:  # searched in the process that draws
-            self._held = list(generators_in(self._drawing, {}))
-        return self._held
+        drawn = pickle.dumps(before) != pickle.dumps(self._generators.states())
+        if drawn:
+            self._generators.restore(before)
+        return result, drawn
 
     def _seed(self, *keys: int) -> None:
-        if self._drawing:
-            _seed(_hash(repr((self._salt, *keys)).encode()), self._generators())
+        self._generators.seed(_hash(repr((self._salt, *keys)).encode()))
 
 
 def is_plain(data: Any) -> bool:
@@ -162,69 +185,13 @@ def is_plain(data: Any) -> bool:
     return is_plain(data.dataset) if isinstance(data, Subset) else plain
 
 
-def _seed(seed: int, held: Iterable[Generator]) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    for number, each in enumerate(held):
-        own = _hash(seed.to_bytes(8, "big"), bytes([number % 256]))
-        if isinstance(each, np.random.Generator):
-            each.bit_generator.state = type(each.bit_generator)(own).state
-        elif isinstance(each, torch.Generator):
-            each.manual_seed(own)
-        else:
-            each.seed(own % 2**32)
-
-
-def _hash(*parts: bytes) -> int:
-    digest = xxhash.xxh3_64()
-    for part in parts:
-        digest.update(part)
-    return digest.intdigest() >> 1  # PyTorch takes seeds below 2**63 only
-
-
-def _equal(state: Any, other: Any) -> bool:
-    if isinstance(state, torch.Tensor):
-        return torch.equal(state, other)
-    if isinstance(state, np.ndarray):
-        return np.array_equal(state, other)
-    if isinstance(state, dict):
-        return all(_equal(each, other[name]) for name, each in state.items())
-    if isinstance(state, tuple) and any(isinstance(each, np.ndarray | torch.Tensor) for each in state):
-        return all(map(_equal, state, other))
-    return bool(state == other)
-
-
-def _bytes(state: Any) -> bytes:
-    if isinstance(state, torch.Tensor | np.ndarray):
-        return np.asarray(state).tobytes()
-    if isinstance(state, dict):
-        return b"".join(f"{name}".encode() + _bytes(each) for name, each in state.items())
-    if isinstance(state, tuple) and not all(isinstance(each, int) for each in state):
-        return b"".join(map(_bytes, state))
-    return repr(state).encode()
-
-
-def _process_state() -> Any:
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-
-
-def _set_process_state(state: Any) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.default_generator.set_state(state[2])
+def _hash(key: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(key) >> 1  # PyTorch takes seeds below 2**63 only
 
 
 def _state(generator: Generator) -> Any:
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _restore(generator: Generator, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state().numpy() if isinstance(generator, torch.Generator) else generator.get_state()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from hpctrain.worker.adapters.recording import note_data_position, warn_of_data_
 from hpctrain.worker.adapters.torch import batch
 from hpctrain.worker.adapters.torch.epochs import Epochs, require_all_ranks
 from hpctrain.worker.adapters.torch.orders import epoch_said_to, refuse_divided, set_epoch
-from hpctrain.worker.adapters.torch.sources import Drawn, MapSource, Place, Source
+from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.agreement import agreement
@@ -34,6 +33,7 @@ class ShardedLoader:
         self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int, by_sample: bool
     ) -> None:
         self._comm = comm
+        comm.divides_batches = True
         self._evaluation = evaluation
         self._started = 0
         _refuse_loaded_state(loader)
@@ -65,8 +65,12 @@ class ShardedLoader:
         place = self._next
         require_all_ranks(self._comm, self._epochs.number, place)
         set_epoch(place.epoch, *self._source.told)
-        with self._unchanged_generator() if place.batches else contextlib.nullcontext():
-            drawn = self._source.begin(place)  # takes the epoch's order
+        generator = self._loader.generator or torch.default_generator
+        state = generator.get_state()
+        # Takes the epoch's order. A loader that is made again was compared before.
+        drawn = self._source.begin(place, look=not self._epochs.first and not self._started)
+        if place.batches:  # the epoch's first beginning has drawn from it already
+            generator.set_state(state)
         self._next = Place(place.epoch + 1)
         self._epochs.begun(place.epoch)
         self._handed_out = place
@@ -96,7 +100,7 @@ class ShardedLoader:
         After a ``break`` that is the next batch of the same epoch; at the end of an epoch, the begin of the next.
         """
         epoch, batches, trace = self._handed_out
-        order = {"order": list(trace)} if self._source.traced else {}
+        order = {"order": trace} if self._source.traced else {}
         return {"epoch": epoch, "batches": batches, **self._source.identity, **order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,17 +130,9 @@ class ShardedLoader:
                 differ=differ,
             )
         note_data_position()
-        self._next = self._handed_out = Place(state["epoch"], state["batches"], tuple(state.get("order", ())))
+        self._next = self._handed_out = Place(state["epoch"], state["batches"], state.get("order", 0.0))
 
-    @contextlib.contextmanager
-    def _unchanged_generator(self) -> Iterator[None]:
-        """Restore the generator after an epoch that is continued: its first beginning has drawn from it already."""
-        generator = self._loader.generator or torch.default_generator
-        state = generator.get_state()
-        yield
-        generator.set_state(state)
-
-    def _draw(self, drawn: Iterator[Drawn], epoch: int, started: int) -> Iterator[Any]:
+    def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
         note_loop(left=False)
         for drawn_batch, after in drawn:
             if self._loader.persistent_workers and started != self._started:
@@ -201,7 +197,8 @@ def shard(
     An iterable data set is read whole on every rank: its batches are those of one process with as many workers. The
     ranks compare a few numbers of each batch before the script gets it, and refuse streams that differ.
 
-    The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and a few samples.
+    The ranks compare the loader's settings, the length of its data set, the indices of a ``Subset``, and with the first
+    batch a few samples.
     All of them have to read the loader, at the same places of the script.
 
     Args:

@@ -29,20 +29,19 @@ class Order(Protocol):
 
     Attributes:
         identity: what decides, together with the epoch, which samples are in a global batch.
-        traced: whether the order of an epoch that is continued has to be compared with what was drawn of it before.
-        once: whether the indices are numbers, each of which comes once an epoch.
+        traced: whether a sampler of the script decides the order: an epoch that is continued has to be compared with
+            what was drawn of it before, and an index need be no number, nor come once. Otherwise each comes once.
         told: the script's objects whose order depends on the epoch that they are told.
     """
 
     identity: dict[str, Any]
     traced: bool
-    once: bool
     told: tuple[Any, ...]
 
     def __len__(self) -> int: ...
 
-    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
-        """The indices of each global batch of an epoch, and what its trace depends on."""
+    def batches(self, epoch: int) -> Iterator[list[Any]]:
+        """The indices of each global batch of an epoch."""
 
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
@@ -106,7 +105,6 @@ class _OwnOrder:
     """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
 
     traced = False
-    once = True
     told = ()
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
@@ -119,11 +117,11 @@ class _OwnOrder:
     def __len__(self) -> int:
         return batch_count(self._samples, self._size, drop_last=self._drop_last)
 
-    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
+    def batches(self, epoch: int) -> Iterator[list[Any]]:
         samples = self._samples
         order = epoch_order(samples, seed=self._seed, epoch=epoch) if self._shuffled else np.arange(samples)
         for batch in global_batches(order, self._size, drop_last=self._drop_last):
-            yield batch.tolist(), None
+            yield batch.tolist()
 
 
 class _SamplerOrder:
@@ -135,7 +133,6 @@ class _SamplerOrder:
     """
 
     traced = True
-    once = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
         self._comm, self._seed = comm, seed
@@ -152,9 +149,8 @@ class _SamplerOrder:
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
-    def batches(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
-        for batch in filter(None, self._agreed(epoch)):
-            yield batch, batch
+    def batches(self, epoch: int) -> Iterator[list[Any]]:
+        return filter(None, self._agreed(epoch))
 
     def _agreed(self, epoch: int) -> Iterator[list[Any]]:
         """The global batches, on all ranks."""
@@ -175,8 +171,7 @@ class _SamplerOrder:
                         chunk = list(itertools.islice(drawn, count))
                 except Exception as error:
                     failure = error
-            sent = chunk, repr(failure) if failure else "", numbers.seed
-            chunk, failed, numbers.seed = agreement(self._comm).broadcast(sent)
+            chunk, failed = agreement(self._comm).broadcast((chunk, repr(failure) if failure else ""))
             if failed:
                 raise HpctrainError(
                     "HT-loader-sampler-failed",
@@ -221,10 +216,6 @@ def _identity(loader: DataLoader[Any], seed: int) -> dict[str, Any]:
     return identity
 
 
-def trace_of(before: tuple[float, ...], drawn: Any) -> tuple[float, ...]:
+def next_trace(before: float, batch: list[Any]) -> float:
     """A number for the samples of an epoch up to this batch, equal on all ranks."""
-    return (_digest((before, drawn)),)
-
-
-def _digest(value: Any) -> float:
-    return float(xxhash.xxh3_64_intdigest(repr(value).encode()) >> 12)  # a float holds 52 bits exactly
+    return float(xxhash.xxh3_64_intdigest(repr((before, batch)).encode()) >> 12)  # a float holds 52 bits exactly

@@ -1,9 +1,8 @@
-"""Compares what the ranks give ``ht.shard``: the loader's settings, the data set's length, and a few of its samples."""
+"""Compares what the ranks give ``ht.shard``: the loader's settings, the data set's length and what it is a part of."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import xxhash
 from torch.utils.data import DataLoader, Subset
 
-from hpctrain.worker.adapters.same_data import RANDOM, WHOLE, Sample, compare, sample_indices, summarise
+from hpctrain.worker.adapters.same_data import RANDOM, WHOLE, Sample, compare, summarise
 from hpctrain.worker.comm import Communicator
 
 _SEEDED = (
@@ -19,21 +18,13 @@ _SEEDED = (
     "indices are drawn"
 )
 _ALIKE = "give DataLoader and ht.shard the same settings on every rank"
-# Compared data sets by id, so that a loader that is made anew for each epoch costs one small message.
-_compared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def compare_loaders(
-    comm: Communicator,
-    loader: DataLoader[Any],
-    identity: Mapping[str, Any],
-    looks: Callable[[list[int]], Mapping[int, Sample]] = lambda _: {},
-) -> None:
+def compare_loaders(comm: Communicator, loader: DataLoader[Any], identity: Mapping[str, Any]) -> None:
     """Refuse loaders that differ between ranks. Collective.
 
     Args:
         identity: what decides which samples are in a batch.
-        looks: what the samples of these indices look like.
 
     Raises:
         HpctrainError: names what differs, with the values of two ranks; raised on all ranks.
@@ -52,10 +43,7 @@ def compare_loaders(
     settings |= {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
     settings |= {name: value for name, value in identity.items() if name not in ("samples", "sampler", "workers")}
     facts |= {name: (str(value), _ALIKE) for name, value in settings.items()}
-    known = _compared.get(id(data)) is data
-    compare(comm, facts, {} if known else looks(sample_indices(samples)))
-    with contextlib.suppress(TypeError):  # a list has no weak references
-        _compared[id(data)] = data
+    compare(comm, facts)
 
 
 def look_at(fetch: Callable[[], Any]) -> Sample:

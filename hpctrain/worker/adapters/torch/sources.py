@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Subset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
-from hpctrain.worker.adapters.same_data import Sample
+from hpctrain.worker.adapters.same_data import Sample, compare_samples, sample_indices
 from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers, generators_in, is_plain
-from hpctrain.worker.adapters.torch.orders import Order, order_of, trace_of
+from hpctrain.worker.adapters.torch.orders import Order, next_trace, order_of
 from hpctrain.worker.adapters.torch.same_data import compare_loaders, look_at
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.agreement import agreement
 
 T = TypeVar("T")
 
@@ -28,22 +28,31 @@ class Place(NamedTuple):
     Attributes:
         epoch: the epoch.
         batches: how many of its global batches come before.
-        trace: numbers that say which samples those had; empty where the other attributes decide that.
+        trace: a number that says which samples those had; 0 where the other attributes decide that.
     """
 
     epoch: int = 0
     batches: int = 0
-    trace: tuple[float, ...] = ()
+    trace: float = 0.0
 
 
-class Drawn(NamedTuple):
-    """A global batch, as the script gets it, and the place behind it."""
+class Read(NamedTuple):
+    """A global batch, as a worker hands it on.
 
-    batch: Any
+    Attributes:
+        part: this rank's part, collated; None if the batch is passed over.
+        after: the place behind it.
+        samples: their number; None where it is known without reading.
+        looks: what a few samples look like, by their indices, for the ranks to compare; mostly empty.
+    """
+
+    part: Part | None
     after: Place
+    samples: int | None = None
+    looks: Mapping[Any, Sample] = {}
 
 
-class Source(Protocol):
+class Source(ABC):
     """Draws the batches of a loader.
 
     Attributes:
@@ -55,80 +64,90 @@ class Source(Protocol):
 
     loader: DataLoader[Any]
     identity: dict[str, Any]
-    traced: bool
-    told: tuple[Any, ...]
+    traced = False
+    told: tuple[Any, ...] = ()
 
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def begin(self, place: Place) -> Iterator[Drawn]:
-        """Begin to read an epoch, from this place on."""
+    @abstractmethod
+    def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
+        """Begin to read an epoch from this place on: each batch, as the script gets it, and the place behind it.
+
+        Args:
+            look: whether the ranks compare a few samples.
+        """
+
+    def compare(self, read: Read) -> None:
+        """Refuse samples that look different on another rank. Collective where there are some to look at."""
+        if read.looks and self.comm.size > 1:
+            compare_samples(agreement(self.comm).gather(read.looks))
 
 
-class MapSource:
+class MapSource(Source):
     """Reads a map-style data set, in the order of its loader or of hpctrain's own."""
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
-        self._comm = comm
+        super().__init__(comm)
         self._order: Order = order_of(loader, comm, seed=seed)
         self.identity, self.traced, self.told = self._order.identity, self._order.traced, self._order.told
+        compare_loaders(comm, loader, self.identity)
         collation = Collation(loader.collate_fn, by_sample=by_sample)
         numbers = SampleNumbers(salt_of(comm, seed, loader), loader.dataset, loader.collate_fn)
-        batches = _Batches(loader.dataset, collation, numbers)
-        compare_loaders(comm, loader, self.identity, lambda indices: looks(loader, batches, indices))
         self._wanted = _WantedBatches()
-        self.loader: DataLoader[Any] = DataLoader(
-            batches,
-            batch_size=None,
-            sampler=self._wanted,
-            collate_fn=as_it_is,
-            **settings_of(loader),
-        )
+        self._samples = max(0, self.identity["samples"]) if comm.size > 1 else 0
+        self.loader = reading(_Batches(loader.dataset, collation, numbers), loader, sampler=self._wanted)
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def begin(self, place: Place) -> Iterator[Drawn]:
+    def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
         # The loader's workers read ahead of the training.
-        ahead, batches = itertools.tee(self._batches(place))
-        self._wanted.batches = (wanted for wanted, _ in ahead)
-        return self._follow(iter(self.loader), batches)
+        self._wanted.batches = self._batches(place, sample_indices(self._samples) if look else ())
+        return self._follow(iter(self.loader))
 
-    def _batches(self, place: Place) -> Iterator[tuple[_Wanted, Place]]:
-        """The batches from a place on, each with the place behind it."""
+    def _follow(self, batches: Iterator[Read]) -> Iterator[tuple[Any, Place]]:
+        for read in batches:
+            self.compare(read)
+            assert read.part is not None
+            yield joined(read.part, self.comm), read.after
+
+    def _batches(self, place: Place, looks: Sequence[int]) -> Iterator[_Wanted]:
+        """The batches from a place on; the first of them with samples to look at."""
         at, samples = Place(place.epoch), 0
-        for indices, drawn in self._order.batches(place.epoch):
+        for indices in self._order.batches(place.epoch):
             if at.batches == place.batches:
                 require_same_order(at, place)
-            trace = trace_of(at.trace, drawn) if self.traced else ()
-            keys = indices if self._order.once else range(samples, samples + len(indices))
-            wanted = _Wanted(place.epoch, at.batches, indices, keys, data_place(self._comm))
-            at, samples = Place(at.epoch, at.batches + 1, trace), samples + len(indices)
-            if at.batches > place.batches:
-                yield wanted, at
+            after = Place(at.epoch, at.batches + 1, next_trace(at.trace, indices) if self.traced else 0.0)
+            # A sampler may give a sample twice.
+            keys = range(samples, samples + len(indices)) if self.traced else indices
+            if at.batches >= place.batches:
+                yield _Wanted(indices, keys, data_place(self.comm), after, looks)
+                looks = ()
+            at, samples = after, samples + len(indices)
         if at.batches <= place.batches:
             require_same_order(at, place)
-
-    def _follow(self, parts: Iterator[Part], batches: Iterator[tuple[_Wanted, Place]]) -> Iterator[Drawn]:
-        for part, (_, after) in zip(parts, batches, strict=True):
-            yield Drawn(joined(part, self._comm), after)
 
 
 class _Wanted(NamedTuple):
     """A global batch that is to be read.
 
     Attributes:
-        epoch: the epoch.
-        number: the batch's place in it.
         indices: its samples.
-        keys: what their random numbers depend on: the index, or the sample's place in an epoch that has it twice.
+        keys: what their random numbers depend on: the index, or the sample's place in an epoch that may have it twice.
         place: which of the samples are this rank's.
+        after: the place in the order behind it.
+        looks: the indices of samples that the ranks compare.
     """
 
-    epoch: int
-    number: int
     indices: list[Any]
     keys: Sequence[int]
     place: DataPlace
+    after: Place
+    looks: Sequence[int]
 
 
 class _WantedBatches(torch.utils.data.Sampler[_Wanted]):
@@ -140,7 +159,7 @@ class _WantedBatches(torch.utils.data.Sampler[_Wanted]):
         return self.batches
 
 
-class _Batches(torch.utils.data.Dataset[Part]):
+class _Batches(Dataset[Read]):
     """This rank's part of the global batches of a data set, by what is wanted of them.
 
     Attributes:
@@ -158,7 +177,11 @@ class _Batches(torch.utils.data.Dataset[Part]):
         # Shared with worker processes, which begin anew in each epoch.
         self._draws = torch.zeros(1, dtype=torch.bool, device="cpu").share_memory_()
 
-    def __getitem__(self, wanted: _Wanted) -> Part:
+    def __getitem__(self, wanted: _Wanted) -> Read:
+        looks = {index: self._look(index) for index in wanted.looks}
+        return Read(self._drawn(wanted), wanted.after, looks=looks)
+
+    def _drawn(self, wanted: _Wanted) -> Part:
         """Seeding the generators for each sample takes time, so a batch is read again where that has drawn numbers."""
         if not self._draws:
             part, drawn = self._numbers.drawn_by(lambda: self._part(wanted, self._read))
@@ -173,9 +196,7 @@ class _Batches(torch.utils.data.Dataset[Part]):
         samples = read(wanted, self._collation.fetched(total, wanted.place))
         return self._collation(samples, total, wanted.place)
 
-    def look(self, index: int) -> Sample:
-        """What a sample looks like."""
-
+    def _look(self, index: int) -> Sample:
         def fetch() -> Any:
             self._numbers.of_sample(0, index)
             return self.data[index]
@@ -189,38 +210,14 @@ class _Batches(torch.utils.data.Dataset[Part]):
 
     def _read_seeded(self, wanted: _Wanted, part: slice) -> Any:
         if self._at_once and not self._collation.by_sample:
-            self._numbers.of_batch(wanted.epoch, wanted.number)
+            self._numbers.of_batch(wanted.after.epoch, wanted.after.batches)
             return self._read(wanted, part)
         samples = []
         for index, key in zip(wanted.indices[part], wanted.keys[part], strict=True):
-            self._numbers.of_sample(wanted.epoch, key)
+            self._numbers.of_sample(wanted.after.epoch, key)
             samples.append(self.data[index])
-        self._numbers.of_batch(wanted.epoch, wanted.number)  # for the collate_fn
+        self._numbers.of_batch(wanted.after.epoch, wanted.after.batches)  # for the collate_fn
         return samples
-
-
-class _Looks(torch.utils.data.Dataset[Sample]):
-    """What the samples of a data set look like."""
-
-    def __init__(self, batches: _Batches) -> None:
-        self.data = batches.data
-        self._batches = batches
-
-    def __getitem__(self, index: int) -> Sample:
-        return self._batches.look(index)
-
-
-def looks(loader: DataLoader[Any], batches: _Batches, indices: list[int]) -> dict[int, Sample]:
-    """What samples look like, fetched in a worker process if the loader has some: they may open files."""
-    settings: dict[str, Any] = {}
-    if loader.num_workers and not is_plain(loader.dataset):
-        # Workers that are not forked would import PyTorch again, which takes seconds.
-        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
-            return {}
-        settings = settings_of(loader) | {"num_workers": 1, "pin_memory": False, "persistent_workers": False}
-    settings["generator"] = torch.Generator(device="cpu")
-    found = DataLoader(_Looks(batches), batch_size=None, sampler=indices, collate_fn=as_it_is, **settings)
-    return dict(zip(indices, found, strict=True))
 
 
 def salt_of(comm: Communicator, seed: int, loader: DataLoader[Any]) -> int:
@@ -229,26 +226,30 @@ def salt_of(comm: Communicator, seed: int, loader: DataLoader[Any]) -> int:
     return comm.broadcast_object(OwnRandomNumbers(seed, held=held).seed)
 
 
-def as_it_is(made: T) -> T:
-    """The ``collate_fn`` of a loader whose data set has made what it yields."""
+def reading(data: Dataset[Read], loader: DataLoader[Any], **settings: Any) -> DataLoader[Any]:
+    """A loader of what a data set has made already, that reads as another one does. ``data.data`` is that one's."""
+    begin = loader.worker_init_fn
+    return DataLoader(
+        data,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=_WorkerBegin(begin) if begin else None,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        **settings,
+    )
+
+
+def _as_it_is(made: T) -> T:
     return made
 
 
-def settings_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The settings of a loader that say how it reads, not what. Its data set is read by one with it as ``data``."""
-    return {
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": WorkerBegin(loader.worker_init_fn) if loader.worker_init_fn else None,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-    }
-
-
-class WorkerBegin:
+class _WorkerBegin:
     """The ``worker_init_fn`` of a script, which may look for its data set in the worker's information."""
 
     def __init__(self, begin: Callable[[int], None]) -> None:

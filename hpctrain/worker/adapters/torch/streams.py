@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,35 +17,19 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
-from hpctrain.worker.adapters.same_data import Sample, differences, summaries_of_few
-from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
+from hpctrain.worker.adapters.same_data import summaries_of_few
+from hpctrain.worker.adapters.torch.collation import Collation, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
 from hpctrain.worker.adapters.torch.orders import divided_already, set_epoch
 from hpctrain.worker.adapters.torch.same_data import compare_loaders
-from hpctrain.worker.adapters.torch.sources import Drawn, Place, as_it_is, order_not_kept, salt_of, settings_of
+from hpctrain.worker.adapters.torch.sources import Place, Read, Source, order_not_kept, reading, salt_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count
 
 
-class _Read(NamedTuple):
-    """A global batch of a stream, as a worker hands it on.
-
-    Attributes:
-        total: its samples.
-        looks: what a few of an epoch's first batch look like; empty for later ones.
-        part: this rank's part, collated; None if the batch is passed over.
-    """
-
-    total: int
-    looks: tuple[Sample, ...]
-    part: Part | None
-
-
-class StreamSource:
+class StreamSource(Source):
     """Reads a stream, on each rank the whole of it."""
-
-    traced = False
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int, by_sample: bool) -> None:
         size = loader.batch_size
@@ -55,7 +39,7 @@ class StreamSource:
                 "ht.shard needs a loader with a batch_size",
                 "DataLoader(dataset, batch_size=…), over a stream of single samples",
             )
-        self._comm = comm
+        super().__init__(comm)
         self._size, self._drop_last = size, loader.drop_last
         agreement(comm)  # formed here, where all ranks are
         self._data: Any = loader.dataset
@@ -72,61 +56,47 @@ class StreamSource:
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
         self.identity: dict[str, Any] = own
         compare_loaders(comm, loader, own)
-        self.loader: DataLoader[Any] = DataLoader(
-            self._reader, batch_size=None, collate_fn=as_it_is, **settings_of(loader)
-        )
+        self.loader = reading(self._reader, loader)
 
     def __len__(self) -> int:
         return batch_count(len(self._data), self._size, drop_last=self._drop_last)
 
-    def begin(self, place: Place) -> Iterator[Drawn]:
-        self._reader.place(place.epoch, place.batches, *data_place(self._comm))
+    def begin(self, place: Place, *, look: bool) -> Iterator[tuple[Any, Place]]:
+        self._reader.place(place.epoch, place.batches, *data_place(self.comm))
         return self._follow(iter(self.loader), place)
 
-    def _follow(self, batches: Iterator[_Read], wanted: Place) -> Iterator[Drawn]:
+    def _follow(self, batches: Iterator[Read], wanted: Place) -> Iterator[tuple[Any, Place]]:
         for number in itertools.count():
             read = next(batches, None)
-            if not self._agree(number, read):
+            self._require_same_length(number, read.samples if read else 0)
+            if read is None:
                 break
-            assert read is not None
-            if number >= wanted.batches:
-                assert read.part is not None
-                yield Drawn(joined(read.part, self._comm), Place(wanted.epoch, number + 1))
+            self.compare(read)
+            if read.part is not None:
+                yield joined(read.part, self.comm), read.after
         if number < wanted.batches:
             raise order_not_kept(wanted, number)
 
-    def _agree(self, number: int, read: _Read | None) -> bool:
-        """Whether the stream goes on. Collective.
-
-        Raises:
-            HpctrainError: a batch of another length on another rank, or a first one of other samples; raised on all
-                ranks.
-        """
-        counts = agreement(self._comm).rows(np.array([float(read.total if read else 0)]))[:, 0]
+    def _require_same_length(self, number: int, samples: int | None) -> None:
+        """Refuse a batch of another length on another rank. Collective; raised on all ranks."""
+        counts = agreement(self.comm).rows(np.array([float(samples or 0)]))[:, 0]
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
-            raise self._different(number, f"{counts[0]:.0f} samples", other, f"{counts[other]:.0f} samples")
-        if read is not None and read.looks and self._comm.size > 1:
-            for looks in zip(*agreement(self._comm).gather(read.looks), strict=True):
-                for _, other, first, found in differences(looks):
-                    raise self._different(number, str(first), other, str(found))
-        return read is not None
-
-    def _different(self, number: int, first: str, other: int, found: str) -> HpctrainError:
-        return HpctrainError(
-            "HT-loader-different-streams",
-            "the ranks read different streams: batch {number} has {first} on rank 0 and {found} on rank {other}",
-            "give ht.shard the whole stream on every rank, in one order: not divided by rank, and with shuffles that "
-            "have a seed or draw from the process's generators",
-            number=number,
-            first=first,
-            found=found,
-            other=other,
-        )
+            raise HpctrainError(
+                "HT-loader-different-streams",
+                "the ranks read different streams: batch {number} has {first} samples on rank 0 and {found} on rank "
+                "{other}",
+                "give ht.shard the whole stream on every rank, in one order: not divided by rank, and with shuffles "
+                "that have a seed or draw from the process's generators",
+                number=number,
+                first=int(counts[0]),
+                found=int(counts[other]),
+                other=other,
+            )
 
 
-class _Reader(IterableDataset[_Read]):
-    """The global batches of a stream, in each worker those of its own part, as :class:`_Read`.
+class _Reader(IterableDataset[Read]):
+    """The global batches of a stream, in each worker those of its own part.
 
     Attributes:
         data: the data set, as it is read here.
@@ -149,13 +119,13 @@ class _Reader(IterableDataset[_Read]):
         else:  # workers of another iterator may not have read theirs yet
             self._place = place
 
-    def __iter__(self) -> Iterator[_Read]:
+    def __iter__(self) -> Iterator[Read]:
         # Not a generator: the place is the one at the moment of the call.
         epoch, *rest = self._place.tolist()
         _begin_epoch(self.data, epoch)
         return self._read(epoch, *rest)
 
-    def _read(self, epoch: int, first: int, rank: int, ranks: int) -> Iterator[_Read]:
+    def _read(self, epoch: int, first: int, rank: int, ranks: int) -> Iterator[Read]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         # Equal on all ranks, for a stream that shuffles with the process's generators.
@@ -170,13 +140,13 @@ class _Reader(IterableDataset[_Read]):
             # Workers take turns, and those whose part has ended are left out: this batch is at most that far behind.
             place, part = turn * workers + number, None
             # Before a collate_fn that changes its samples.
-            looks = summaries_of_few(batch) if place == 0 else ()
+            looks = summaries_of_few(batch) if place == 0 else {}
             if place >= first:
                 with self._numbers.in_use():
                     self._numbers.of_batch(epoch, place)
                     own = self._collation.fetched(len(batch), DataPlace(rank, ranks))
                     part = self._collation(batch[own], len(batch), DataPlace(rank, ranks))
-            yield _Read(len(batch), looks, part)
+            yield Read(part, Place(epoch, place + 1), len(batch), looks)
 
 
 def _whole(data: Any, ranks: int) -> Any:

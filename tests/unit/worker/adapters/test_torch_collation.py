@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence  # noqa: E402
 from torch.utils.data import default_collate  # noqa: E402
 
 from hpctrain.worker.adapters.data_ranks import DataPlace  # noqa: E402
+from hpctrain.worker.adapters.same_data import leaves  # noqa: E402
 from hpctrain.worker.adapters.torch.batch import BatchTensor  # noqa: E402
-from hpctrain.worker.adapters.torch.collation import Axis, Collation, axes_of, changed, joined, leaves  # noqa: E402
+from hpctrain.worker.adapters.torch.collation import Axis, Collation, axes_of, changed, joined  # noqa: E402
 from hpctrain.worker.comm.agreement import Agreement  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
@@ -88,7 +89,8 @@ def joined_parts(collate, count: int, ranks: int, **settings) -> list:
         comm.rank, comm.size = place
         collation = Collation(collate, by_sample=settings.get("by_sample", False))
         part = collation(samples(count)[collation.fetched(count, place)], count, place)
-        pinned = [[list(path), dim, list(sizes)] for path, dim, sizes in part.sizes]  # as PyTorch's pinning gives them
+        # As PyTorch's pinning gives them.
+        pinned = {path: [dim, list(sizes)] for path, (dim, sizes) in part.sizes.items()}
         made.append(joined(part._replace(sizes=pinned), comm))
     return made
 
@@ -136,9 +138,9 @@ def test_a_batch_of_any_collate_fn_is_that_of_one_process(collate, divided, coun
 
 def test_dimensions_that_count_samples():
     found = {collate: axes_of(collate, samples()) for collate in (padded, sequence_first, two_views, without_some)}
-    assert found[padded] == found[without_some] == {(0,): Axis(0), (1,): Axis(0)}
-    assert found[sequence_first] == {("x",): Axis(1), ("y", 0): Axis(0)}
-    assert found[two_views] == {(0,): Axis(0, 2), (1,): Axis(0)}
+    assert found[padded] == found[without_some] == {"[0]": Axis(0), "[1]": Axis(0)}
+    assert found[sequence_first] == {"['x']": Axis(1), "['y'][0]": Axis(0)}
+    assert found[two_views] == {"[0]": Axis(0, 2), "[1]": Axis(0)}
     assert axes_of(default_collate, {"not": "a list"}) == axes_of(lambda batch: batch[5], samples()) == {}
 
 
@@ -184,7 +186,7 @@ def test_containers_keep_their_types():
     batch = UserDict(pair=Pair([1], (2, 3)), record=Record(torch.ones(1)), texts=["a", "b"])
     made = changed(batch, lambda path, leaf: (path, leaf) if not isinstance(leaf, torch.Tensor) else leaf + 1)
     assert type(made) is UserDict and made["pair"] == Pair(
-        [(("pair", 0, 0), 1)], ((("pair", 1, 0), 2), (("pair", 1, 1), 3))
+        [("['pair'][0][0]", 1)], (("['pair'][1][0]", 2), ("['pair'][1][1]", 3))
     )
-    assert made["record"].x.item() == 2 and made["record"].name == (("record", "name"), "all")
-    assert made["texts"] == (("texts",), ["a", "b"]) and batch["record"].x.item() == 1
+    assert made["record"].x.item() == 2 and made["record"].name == ("['record']['name']", "all")
+    assert made["texts"] == ("['texts']", ["a", "b"]) and batch["record"].x.item() == 1
