@@ -29,7 +29,7 @@ from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
-from hpctrain.worker.adapters.torch.pieces import local_tensor
+from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.bench.workloads import BenchWorkload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.train.parallel_plan import plan_of

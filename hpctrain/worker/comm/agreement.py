@@ -6,7 +6,6 @@ A script may draw batches in a thread of its own, while gradients are reduced.
 from __future__ import annotations
 
 import pickle  # objects of the ranks of one run
-import weakref
 from typing import TypeVar
 
 import numpy as np
@@ -16,16 +15,13 @@ from hpctrain.worker.comm.base import Communicator
 
 T = TypeVar("T")
 
-# By communicator, because a script may make a loader for each epoch. The death of a rank ends an agreement.
-_made: weakref.WeakKeyDictionary[Communicator, Agreement] = weakref.WeakKeyDictionary()
-
 
 class Agreement:
     """What all ranks tell each other about the batches that they draw. All ranks call it in the same order."""
 
     def __init__(self, comm: Communicator) -> None:
         self._rank, self.ranks = comm.rank, comm.size
-        self._group = comm.group(what="agreeing on the batches of a loader")
+        self._group = comm.kept_group("agreeing on the batches of a loader")
 
     def rows(self, own: NDArray[np.float64]) -> NDArray[np.float64]:
         """The rows of all ranks, in rank order."""
@@ -52,7 +48,4 @@ class Agreement:
 
 def agreement(comm: Communicator) -> Agreement:
     """The agreement of a communicator's ranks. Collective where it is formed: at first, and after ranks died."""
-    own = _made.get(comm)
-    if own is None or own.ranks != comm.size:
-        own = _made[comm] = Agreement(comm)
-    return own
+    return Agreement(comm)

@@ -135,6 +135,7 @@ class Communicator(ABC):
         distributed: whether ``ht.distribute`` got a model, whose parameters are proven equal, or the script asked for
             process groups.
         reduced_by_hand: whether the script reduced an array of several numbers itself.
+        divides_batches: whether ``ht.shard`` got a DataLoader.
         left: whether :func:`hpctrain.shutdown` has left the run.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
@@ -154,11 +155,12 @@ class Communicator(ABC):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.passes = 0
-        self.left = self.distributed = self.reduced_by_hand = False
+        self.left = self.distributed = self.reduced_by_hand = self.divides_batches = False
         self.host = socket.gethostname()
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._kept: list[object] = []
+        self._kept_groups: dict[str, tuple[int, Group]] = {}
 
     @property
     def bucket_bytes(self) -> float:
@@ -211,6 +213,14 @@ class Communicator(ABC):
                 size=size,
             )
         return self._group(size, what)
+
+    def kept_group(self, what: str) -> Group:
+        """All ranks as a group for one purpose. Collective where it is formed: at first, and after ranks died."""
+        size, group = self._kept_groups.get(what, (0, None))
+        if group is None or size != self.size:
+            group = self.group(what=what)
+            self._kept_groups[what] = self.size, group
+        return group
 
     @abstractmethod
     def _group(self, size: int | None, what: str) -> Group: ...

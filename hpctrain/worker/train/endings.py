@@ -67,10 +67,10 @@ def record_fields(ending: Ending | None) -> dict[str, Any]:
 
 
 def _own_training() -> OwnTraining | None:
-    alone = sys.modules.get("hpctrain.worker.adapters.torch.alone")
+    watched = sys.modules.get("hpctrain.worker.adapters.torch.rank_training")
     # The script is done. What it has left may be in any state.
     with contextlib.suppress(Exception):
-        if alone:
-            found: OwnTraining | None = alone.own_training()
+        if watched:
+            found: OwnTraining | None = watched.own_training()
             return found
     return None

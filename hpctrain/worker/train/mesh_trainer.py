@@ -16,7 +16,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.torch import distribute
 from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
 from hpctrain.worker.adapters.torch.parallel.sharding import reshard
-from hpctrain.worker.adapters.torch.pieces import fill, local_tensor, tensor_of
+from hpctrain.worker.adapters.torch.tensor_pieces import fill, local_tensor, tensor_of
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_gpt import GPT
 from hpctrain.worker.train.parallel_plan import parallel_plan

@@ -26,7 +26,7 @@ from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import ParameterKind
 from hpctrain.common.recipes.optimizers import SCALARS
 from hpctrain.common.recipes.sections import Optimizer
-from hpctrain.worker.adapters.torch.pieces import is_dtensor, laid_out, local_tensor
+from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor, laid_out, local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

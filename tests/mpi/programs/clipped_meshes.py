@@ -14,7 +14,7 @@ import torch
 import hpctrain as ht
 from hpctrain.common.recipes.load import mesh_overrides, override_recipe
 from hpctrain.worker.adapters.data_ranks import set_mesh
-from hpctrain.worker.adapters.torch.pieces import local_tensor
+from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data import open_sources
 from hpctrain.worker.train.recipe import torch_trainer

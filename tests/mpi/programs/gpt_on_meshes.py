@@ -18,7 +18,7 @@ from hpctrain.common.checkpoints.find import newest_whole
 from hpctrain.common.recipes.load import mesh_overrides, override_recipe
 from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.adapters.data_ranks import set_mesh
-from hpctrain.worker.adapters.torch.pieces import pieces_of
+from hpctrain.worker.adapters.torch.tensor_pieces import pieces_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data import open_sources
 from hpctrain.worker.train.checkpoint import Checkpoints

@@ -17,20 +17,13 @@ from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_e
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
 
-# All models of a run share one group. It is kept with its size: the ranks that remain after a failure form a new one.
-_GROUPS: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
-
 # How many collectives each graph has got.
 _CALLS: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
 def group_of(comm: Communicator) -> Group:
     """All ranks as a group with connections of its own. Collective at its first call."""
-    ranks, group = _GROUPS.get(comm, (0, None))
-    if group is None or ranks != comm.size:
-        group = comm.group()
-        _GROUPS[comm] = comm.size, group
-    return group
+    return comm.kept_group("summing over a group of ranks")
 
 
 def in_step(function: Callable[[AnyArray], AnyArray], tensor: tf.Tensor) -> tf.Tensor:

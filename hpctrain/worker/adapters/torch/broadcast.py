@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_of
+from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, parameters_of
 from hpctrain.worker.comm.base import Communicator, TorchEngine
 
 _CHUNK_BYTES = 64_000_000

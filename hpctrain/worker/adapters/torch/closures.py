@@ -13,16 +13,11 @@ from hpctrain.worker.comm import Communicator
 Closure = Callable[[], Any]
 
 
-def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a step with these arguments, the optimizer first, makes its gradients within it."""
-    return any(callable(value) for value in (*args[1:], *kwargs.values()))
-
-
 def with_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], evaluate: Callable[[Closure], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a step, the optimizer first, with closures that ``evaluate`` calls; None without a closure."""
-    if not has_closure(args, kwargs):
+    if not any(map(callable, (*args[1:], *kwargs.values()))):
         return None
 
     def instead(value: Any) -> Any:

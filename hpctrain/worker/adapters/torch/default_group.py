@@ -23,10 +23,21 @@ from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
 # The groups of --backend nccl, whose collectives are NCCL's or Gloo's by the device of a tensor.
 _ON_BOTH = "cpu:gloo,cuda:nccl"
 
-_records = False
-# Whether the script has asked for the default group that there is, and the backend that it named.
-_asked = False
-_named: str | None = None
+
+class _Script:
+    """What the script has asked for.
+
+    Attributes:
+        joined: whether it has asked for the default group that there is.
+        backend: that it named for it.
+        recorded: whether its steps are recorded.
+    """
+
+    joined = recorded = False
+    backend: str | None = None
+
+
+_script = _Script()
 
 
 def _join_default_group(asked: str | None) -> Communicator:
@@ -54,9 +65,9 @@ def _join_default_group(asked: str | None) -> Communicator:
     require_default_group(comm)
     _record_steps(comm)
     if comm.backend == "mpi":
-        from hpctrain.worker.adapters.torch import alone
+        from hpctrain.worker.adapters.torch import rank_training
 
-        alone.watch(comm)
+        rank_training.watch(comm)
     return comm
 
 
@@ -67,24 +78,23 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
         HpctrainError: another rank or number of ranks than the run has; a backend without process groups, or one
             for the CPU's memory though the script is on GPUs.
     """
-    global _asked, _named
-    _asked = _asked and dist.is_initialized()
+    _script.joined = _script.joined and dist.is_initialized()
     given = inspect.signature(original).bind(*arguments, **settings).arguments
     own = given.get("store") is not None or given.get("init_method") not in (None, "env://", _own_address())
     # Forks that a script starts as ranks of its own.
     own = own or (forks.is_fork() and given.get("world_size", -1) > 0)
     # PyTorch raises its own error for a second call; but the group of ht.init() is the one that a first call asks for.
-    if own or _asked:
+    if own or _script.joined:
         original(*arguments, **settings)
-        _asked = True
+        _script.joined = True
         note_own_group()
         return
     backend, limit = given.get("backend"), given.get("timeout")
     if limit is not None:
         os.environ[TIMEOUT.name] = f"{limit.total_seconds():g}"
-    _named = None if backend is None else str(backend)
-    comm = _join_default_group(_named)
-    _asked = True
+    _script.backend = None if backend is None else str(backend)
+    comm = _join_default_group(_script.backend)
+    _script.joined = True
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
             raise HpctrainError(
@@ -103,14 +113,14 @@ def get_backend(original: Callable[..., str], *arguments: Any, **settings: Any) 
     A script that named none is told a name that those know which wrap a model for some backends only.
     """
     found = original(*arguments, **settings)
-    shown = {NAME: _named or "mpi", _ON_BOTH: _named or found}
+    shown = {NAME: _script.backend or "mpi", _ON_BOTH: _script.backend or found}
     return dist.Backend(shown.get(found, found))
 
 
 def new_group(original: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """``new_group``: of the run's own kind where the script asks for the one that its default group seems to be."""
     bound = inspect.signature(original).bind(*arguments, **settings)
-    if bound.arguments.get("backend") == (_named or "mpi") and isinstance(dist.group.WORLD, HpctrainGroup):
+    if bound.arguments.get("backend") == (_script.backend or "mpi") and isinstance(dist.group.WORLD, HpctrainGroup):
         bound.arguments["backend"] = None
     return original(*bound.args, **bound.kwargs)
 
@@ -122,11 +132,10 @@ def _own_address() -> str:
 
 def _record_steps(comm: Communicator) -> None:
     """Record the steps of the first optimizer that makes one, on rank 0. Idempotent."""
-    global _records
     own = recording()
-    if own is None or _records:
+    if own is None or _script.recorded:
         return
-    _records = True
+    _script.recorded = True
 
     def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
         parameters = sum(each.numel() for group in optimizer.param_groups for each in group["params"])

@@ -12,7 +12,7 @@ import xxhash
 from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.worker.adapters.guard import Guard, Values
 from hpctrain.worker.adapters.replicas import Checksums
-from hpctrain.worker.adapters.torch.pieces import local_pieces, local_tensor
+from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 from hpctrain.worker.comm import Communicator
 
 guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()

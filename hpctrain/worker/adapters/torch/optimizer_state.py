@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.read import shape_of
-from hpctrain.worker.adapters.torch.pieces import fill, is_dtensor, laid_out, tensor_of
-from hpctrain.worker.adapters.torch.references import whole_of
+from hpctrain.worker.adapters.torch.optimizer_contents import whole_of
+from hpctrain.worker.adapters.torch.tensor_pieces import fill, is_dtensor, laid_out, tensor_of
 
 Named = Iterable[tuple[str, torch.nn.Parameter]]
 

@@ -20,8 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets
+from hpctrain.worker.adapters.torch.model_order import model_order
+from hpctrain.worker.adapters.torch.same_gradients import SameGradients
 from hpctrain.worker.adapters.torch.sparse import reduce_sparse
-from hpctrain.worker.adapters.torch.turns import turns_of
 from hpctrain.worker.comm.base import Communicator
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
@@ -84,17 +85,18 @@ class GradientReducer:
         self._at_end = at_end
         self._engine = comm.torch()
         self._name = f"gradients.{next(_numbers)}"
-        self._turns = turns_of(comm)
+        self._order = model_order(comm)
         self.title = title
-        self.number = self._turns.enter(comm, self)
+        self.number = self._order.enter(comm, self)
         self._bucket_bytes, self._wire = bucket_bytes, wire
-        # One rank's gradients are the means: they stay where autograd puts them, without hooks.
-        self._alone: list[torch.nn.Parameter] = []
         self._sparse: list[Named] = []
         self._dense: list[Named] = []
         self._buckets: list[Bucket] = []
-        self._slots: list[BucketSlot] = []
+        # By the ids of the parameters.
+        self._slots: dict[int, BucketSlot] = {}
         self._launched = 0
+        # Of the first model alone, which says it once.
+        self._same = None if self.number else SameGradients(comm)
         self._running = False
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
@@ -123,13 +125,12 @@ class GradientReducer:
                 self._hooks.pop(key).remove()
         self.managed.clear()
         self.managed.update(own)
-        if self.comm.size == 1:
-            self._alone = [parameter for _, parameter in parameters]
-            return
         self._sparse = [(name, parameter) for name, parameter in parameters if id(parameter) in sparse]
         self._dense = [(name, parameter) for name, parameter in parameters if id(parameter) not in sparse]
-        self._take_buckets()
-        self._register()
+        # One rank's gradients are the means: they stay where autograd puts them, without hooks.
+        if self.comm.size > 1:
+            self._take_buckets()
+            self._register()
 
     @property
     def interrupted(self) -> bool:
@@ -147,17 +148,17 @@ class GradientReducer:
         See :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`.
         """
         unknown = [numbers for bucket in self._buckets if bucket.finite is None for numbers in bucket.numbers()]
-        elsewhere = (*self._alone, *(each for _, each in self._sparse))
-        return unknown + [each.grad for each in elsewhere if each.grad is not None]
+        elsewhere = (*self._sparse, *(() if self._buckets else self._dense))
+        return unknown + [parameter.grad for _, parameter in elsewhere if parameter.grad is not None]
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.
 
         No parameter has a gradient then. Collective over the ranks that are left.
         """
-        for parameter in (*(slot.parameter for slot in self._slots), *(parameter for _, parameter in self._sparse)):
+        for _, parameter in (*self._dense, *self._sparse):
             parameter.grad = None
-        self._turns.renew(self.comm)
+        self._order.renew(self.comm)
         self._take_buckets()
         self._launched = 0
         self._running = self._held = False
@@ -165,25 +166,24 @@ class GradientReducer:
     @property
     def changed(self) -> bool:
         """Whether a parameter's type, shape or device differs from that of its gradient's slot."""
-        return any(differs(slot) for slot in self._slots)
+        return any(map(differs, self._slots.values()))
 
     def _take_buckets(self) -> None:
         self._buckets, self._used = make_buckets(
             self._dense, self._engine, name=self._name, bucket_bytes=self._bucket_bytes, wire=self._wire
         )
         self._used.fill_(1)
-        self._slots = [slot for bucket in self._buckets for slot in bucket.slots]
-        self._place = {id(slot.parameter): index for index, slot in enumerate(self._slots)}
+        self._slots = {id(slot.parameter): slot for bucket in self._buckets for slot in bucket.slots}
 
     def _leave_buffers(self) -> None:
         """Copy gradients out of the engine's buffers, which are about to be freed."""
         self._copy_gradients()
-        self._buckets, self._slots = [], []
+        self._buckets, self._slots = [], {}
         self._used = torch.empty(0, device="cpu")
         self._left = True
 
     def _copy_gradients(self) -> None:
-        for slot in self._slots:
+        for slot in self._slots.values():
             gradient = slot.parameter.grad
             if gradient is not None and gradient.data_ptr() == slot.gradient.data_ptr():
                 slot.parameter.grad = gradient.clone()
@@ -195,14 +195,13 @@ class GradientReducer:
         def hook(key: int) -> Callable[[torch.Tensor], None]:
             return lambda _: own._arrived(key)
 
-        for parameter in (each for _, each in self._dense if id(each) not in self._hooks):
-            self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook(id(parameter)))
-        for parameter in (each for _, each in self._sparse if id(each) not in self._hooks):
-            self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(lambda _: own._sparse_arrived())
+        for _, parameter in (*self._dense, *self._sparse):
+            if (key := id(parameter)) not in self._hooks:
+                self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook(key))
 
     def _begin(self) -> None:
         """At the first gradient of a backward pass, ask autograd to call back at its end."""
-        if self._running or _paused:
+        if self._running:
             return
         if self._left:
             raise HpctrainError(
@@ -215,22 +214,18 @@ class GradientReducer:
         self._start = time.perf_counter()
         self.timeline = []
         torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self._turns.begin(self)
-
-    def _sparse_arrived(self) -> None:
-        with self._turns.lock:
-            self._begin()
+        self._order.begin(self)
 
     def _arrived(self, key: int) -> None:
-        # Locked because autograd runs a thread for each device.
-        with self._turns.lock:
-            self._take(key)
-
-    def _take(self, key: int) -> None:
         if _paused:
             return
-        self._begin()
-        slot = self._slots[self._place[key]]
+        # Locked because autograd runs a thread for each device.
+        with self._order.lock:
+            self._begin()
+            if key in self._slots:
+                self._take(key, self._slots[key])
+
+    def _take(self, key: int, slot: BucketSlot) -> None:
         if slot.ready:
             if slot.bucket.index >= self._launched:
                 return
@@ -246,7 +241,7 @@ class GradientReducer:
         hooks = slot.parameter._post_accumulate_grad_hooks
         self._held = self._held or (bool(hooks) and next(reversed(hooks)) != self._hooks[key].id)
         self._note("gradient", slot.bucket.index)
-        if self._turns.has(self):
+        if self._order.has(self):
             self.launch_ready()
 
     def launch_ready(self) -> None:
@@ -255,11 +250,13 @@ class GradientReducer:
             self._launch()
         # Sparse gradients are reduced last.
         if self._launched == len(self._buckets) and not self._sparse:
-            self._turns.done(self)
+            self._order.done(self)
 
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         self._launched += 1
+        if self._same and not bucket.index:
+            self._same.before(bucket.numbers())
         bucket.launch()
         self._note("launched", bucket.index)
 
@@ -274,9 +271,9 @@ class GradientReducer:
         """Reduce the gradients that are there and were not reduced in this backward pass. Collective."""
         unused = self._fill_rest()
         self._reduce_rest()
-        for index in unused:
+        for index, slot in unused.items():
             if self._used[index] > 0:
-                self._slots[index].parameter.grad = self._slots[index].gradient
+                slot.parameter.grad = slot.gradient
         self._end()
 
     def _reduce_rest(self) -> None:
@@ -284,9 +281,11 @@ class GradientReducer:
         while self._launched < len(self._buckets):
             self._launch()
         if not self._sparse:
-            self._turns.done(self)
+            self._order.done(self)
         for bucket in self._buckets:
             bucket.finish()
+            if self._same and not bucket.index:
+                self._same.after(bucket.numbers())
             self._note("finished", bucket.index)
         for number, (name, parameter) in enumerate(self._sparse):
             reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.sparse.{number}")
@@ -298,25 +297,25 @@ class GradientReducer:
         self._launched = 0
         self._running = self._held = False
         if self._sparse:
-            self._turns.done(self)
+            self._order.done(self)
 
-    def _fill_rest(self) -> list[int]:
-        """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters.
+    def _fill_rest(self) -> dict[int, BucketSlot]:
+        """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters by flag.
 
         A parameter that this rank did not use may have been used by another: then it gets a gradient here too, and
         otherwise none, as in one process. One flag a parameter, 1 where a rank has a gradient, decides: the flags are
         averaged with the last bucket, without a message of their own.
         """
-        unused = []
-        for index, slot in enumerate(self._slots):
+        unused = {}
+        for index, slot in enumerate(self._slots.values()):
             if not slot.ready:
                 if slot.parameter.grad is None:
-                    unused.append(index)
+                    unused[index] = slot
                 slot.bucket.fill(slot)
             elif self._held and slot.parameter.grad is not None:
                 slot.bucket.fill(slot)
         if unused:
-            self._used[unused] = 0
+            self._used[list(unused)] = 0
         return unused
 
     def _note(self, what: Literal["gradient", "launched", "finished"], bucket: int) -> None:

@@ -116,7 +116,7 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
     _outermost.clear()
     for each in records():
         if not each.is_led_by(optimizer):
-            if each.guard is not None and any(optimizer is one for one in each.optimizers):
+            if each.guard is not None and optimizer in each.optimizers:
                 each.guard.updated()
             continue
         if each.note is not None:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.worker.comm.base import Communicator, Group
+from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.group_sum import group_sum
 
-# Groups with their sizes, because the death of a rank ends a group.
-_groups: weakref.WeakKeyDictionary[Communicator, tuple[int, Group]] = weakref.WeakKeyDictionary()
+_PURPOSE = "normalising a batch over the ranks"
 _ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDictionary()
 
 
@@ -29,19 +28,10 @@ def synchronise_batch_norms(comm: Communicator, model: nn.Module) -> None:
     norms = [each for each in model.modules() if isinstance(each, nn.SyncBatchNorm) and each.process_group is None]
     if comm.size == 1 or not norms:
         return
-    _group(comm)
+    comm.kept_group(_PURPOSE)
     for norm in norms:
         norm.__class__ = BatchNormOverRanks
         _ranks[norm] = comm
-
-
-def _group(comm: Communicator) -> Group:
-    """The group of all ranks. Collective where it is formed: at first, and after ranks died."""
-    size, group = _groups.get(comm, (0, None))
-    if group is None or size != comm.size:
-        group = comm.group(what="normalising a batch over the ranks")
-        _groups[comm] = comm.size, group
-    return group
 
 
 class BatchNormOverRanks(nn.SyncBatchNorm):
@@ -81,7 +71,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
         values = x.double()
         count = values.new_tensor([x.numel() // max(x.size(1), 1)])
         own = torch.cat([values.sum(axes), values.square().sum(axes), count])
-        total = group_sum(own, _group(comm))
+        total = group_sum(own, comm.kept_group(_PURPOSE))
         count = total[-1].detach()
         mean, square = (total[:-1] / count).view(2, -1)
         return mean, (square - mean.square()).clamp(min=0), count

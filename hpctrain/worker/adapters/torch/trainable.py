@@ -26,8 +26,8 @@ from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_same
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
-from hpctrain.worker.adapters.torch.references import optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
 from hpctrain.worker.adapters.torch.sparse import sparse_parameters
 from hpctrain.worker.comm import Communicator
@@ -50,15 +50,14 @@ class Trained:
     """The record of a model that was given to ``ht.distribute``. It lives as long as one of the model's modules.
 
     Attributes:
-        number: its place among all records, the same on every rank.
         reducer: reduces its gradients; None where another record's reducer handles all of them.
         guard: compares its parameters between the ranks.
+        optimizers: those that it was distributed with.
         note: records a step in the run's events; None where nothing is recorded.
     """
 
     def __init__(self, comm: Communicator, model: torch.nn.Module, settings: Settings) -> None:
         self.comm, self.settings = comm, settings
-        self.number = next(_numbers)
         self.reducer: GradientReducer | None = None
         self.guard: Guard | None = None
         self.note: Callable[[Optimizer], None] | None = None
@@ -68,24 +67,17 @@ class Trained:
         self._frozen: list[Parameter] = []
         # ModuleList.insert and Sequential.insert call no hook.
         self._lists: list[tuple[weakref.ref[torch.nn.Module], int]] = []
-        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sealing: weakref.finalize[..., Trained] | None = None
         self._leader: weakref.ref[Optimizer] | None = None
         self._first: weakref.ref[Parameter] | None = None
-        _records.add(self)
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers that the model was distributed with, in order."""
-        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        _records[next(_numbers)] = self
 
     def add(self, optimizers: Iterable[Optimizer]) -> None:
         """Add optimizers that the model was distributed with."""
-        known = self.optimizers
-        new = [each for each in optimizers if not any(each is one for one in known)]
-        self._optimizers += map(weakref.ref, new)
-        for each in new:
-            within_others.update(optimizers_in(each)[1:])
+        for optimizer in optimizers:
+            self.optimizers.add(optimizer)
+            within_others.update(optimizers_in(optimizer)[1:])
 
     @property
     def changed(self) -> bool:
@@ -202,7 +194,8 @@ trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDi
 # Optimizers that other optimizers hold: their steps are made within those of the outer one.
 within_others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _parts: weakref.WeakKeyDictionary[torch.nn.Module, _Part] = weakref.WeakKeyDictionary()
-_records: weakref.WeakSet[Trained] = weakref.WeakSet()
+# By their numbers, and in their order.
+_records: weakref.WeakValueDictionary[int, Trained] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _module_numbers = itertools.count()
 # Whether a module or a parameter was registered in a model since parameters were taken.
@@ -212,7 +205,7 @@ _hooks: list[object] = []
 
 def records() -> list[Trained]:
     """The records of all living models that have a reducer, in the same order on every rank."""
-    return sorted((each for each in _records if each.reducer is not None), key=lambda each: each.number)
+    return [record for record in _records.values() if record.reducer is not None]
 
 
 def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
@@ -256,7 +249,7 @@ def take_new_parameters() -> None:
 
 
 def _have_changed() -> bool:
-    return _registered.is_set() or any(each.changed for each in _records)
+    return _registered.is_set() or any(record.changed for record in _records.values())
 
 
 def _reduce_new_parameters() -> None:
@@ -278,11 +271,7 @@ def take_changed() -> list[GradientReducer]:
     for module, part in list(_parts.items()):
         for child in list(module.children()):
             add_modules(child, part.record)
-    return [each.reducer for each in sorted(_records, key=_by_number) if each.take() and each.reducer is not None]
-
-
-def _by_number(record: Trained) -> int:
-    return record.number
+    return [record.reducer for record in list(_records.values()) if record.take() and record.reducer is not None]
 
 
 def _parameters_in(module: torch.nn.Module) -> Iterator[tuple[str, Parameter]]:

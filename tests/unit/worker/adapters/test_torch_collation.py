@@ -122,8 +122,8 @@ def whole(parts: list[torch.Tensor]) -> torch.Tensor:
 )
 @pytest.mark.parametrize("count", [7, 2, 1])
 def test_a_batch_of_any_collate_fn_is_that_of_one_process(collate, divided, count):
-    alone = leaves(collate(samples(count)))
-    parts = [leaves(each) for each in joined_parts(collate, count, 3)]
+    alone = list(leaves(collate(samples(count))))
+    parts = [list(leaves(each)) for each in joined_parts(collate, count, 3)]
     found = 0
     for number, (path, leaf) in enumerate(alone):
         each = [part[number][1] for part in parts]

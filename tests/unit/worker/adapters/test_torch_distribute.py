@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
 from hpctrain.worker.adapters.torch.guarding import guard_of  # noqa: E402
+from hpctrain.worker.adapters.torch.model_order import ModelOrder, model_order  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
 from hpctrain.worker.adapters.torch.trainable import is_reduced, take_new_parameters  # noqa: E402
-from hpctrain.worker.adapters.torch.turns import Turns, turns_of  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 X = torch.arange(12.0).view(4, 3)
@@ -92,17 +92,17 @@ def test_models_that_are_gone_leave_nothing_behind():
     models = [torch.nn.Linear(3, 2) for _ in range(3)]
     for model in models:
         distribute(model, sgd(model), comm=comm)
-    turns = turns_of(comm)
-    assert [turns.model(number) for number in range(3)] == [f"model {number} (Linear)" for number in (1, 2, 3)]
+    order = model_order(comm)
+    assert [order.model(number) for number in range(3)] == [f"model {number} (Linear)" for number in (1, 2, 3)]
     del model, models[1]
     gc.collect()
-    assert list(turns._living) == [0, 2]
+    assert list(order._living) == [0, 2]
     # The others keep their numbers, by which the ranks know them.
     named = ["model 1 (Linear)", "model 2", "model 3 (Linear)"]
-    assert [turns.model(number) for number in range(3)] == named
+    assert [order.model(number) for number in range(3)] == named
 
 
-def test_connections_for_turns_are_made_anew_only_where_ranks_died():
+def test_connections_for_the_order_are_made_anew_only_where_ranks_died():
     class Ranks(SingleCommunicator):
         size, made = 3, 0
 
@@ -110,15 +110,20 @@ def test_connections_for_turns_are_made_anew_only_where_ranks_died():
             self.made += 1
             return super()._group(size, what)
 
+    class Model:
+        """In the place of a reducer."""
+
     comm = Ranks("test")
-    turns = Turns(comm)
-    turns.connect(comm)
-    turns.renew(comm)
+    order = ModelOrder(comm)
+    models = [Model(), Model()]
+    for model in models:
+        order.enter(comm, model)
+    order.renew(comm)
     assert comm.made == 1
     comm.size = 2
     for _ in range(2):
-        turns.renew(comm)
-    assert comm.made == 2 and turns.size == 2
+        order.renew(comm)
+    assert comm.made == 2 and order.size == 2
 
 
 def test_gradients_of_several_devices_are_sent_in_one_order():

@@ -162,7 +162,7 @@ def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypat
 
     monkeypatch.setattr(forks, "_forked", True)
     monkeypatch.setattr("hpctrain.worker.comm._current", None)
-    monkeypatch.setattr(default_group, "_asked", False)
+    monkeypatch.setattr(default_group._script, "joined", False)
     made: list[tuple[int, int]] = []
 
     def original(backend: str, init_method: str | None = None, *, world_size: int = -1, rank: int = -1) -> None:

@@ -16,7 +16,7 @@ from support.digits_recipes import digits_recipe
 from support.small_runs import assert_same_state, recipe, run
 
 torch = pytest.importorskip("torch")
-from hpctrain.worker.adapters.torch.pieces import laid_out  # noqa: E402
+from hpctrain.worker.adapters.torch.tensor_pieces import laid_out  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 COMM = SingleCommunicator("test")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
-from hpctrain.worker.adapters.torch.pieces import is_dtensor
+from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error

@@ -20,6 +20,7 @@ from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
+from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in
 from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
@@ -29,7 +30,6 @@ from hpctrain.worker.adapters.torch.parallel.sharding import divide, recompute
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import syncing
-from hpctrain.worker.adapters.torch.references import optimizers_in
 from hpctrain.worker.adapters.torch.steps import reduced_elsewhere
 from hpctrain.worker.comm import Communicator
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.pieces import local_pieces, local_tensor
-from hpctrain.worker.adapters.torch.references import Optimizer, optimizers_in, parameters_of
+from hpctrain.worker.adapters.torch.optimizer_contents import Optimizer, optimizers_in, parameters_of
+from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 
 New = Mapping[int, Sequence[nn.Parameter]]
 

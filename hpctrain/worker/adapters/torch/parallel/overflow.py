@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from hpctrain.worker.adapters.torch.references import whole_of
+from hpctrain.worker.adapters.torch.optimizer_contents import whole_of
 
 _OPERATION = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 _agreeing: list[bool] = []

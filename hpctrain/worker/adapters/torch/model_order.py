@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Communicator, Group
 
-_all: weakref.WeakKeyDictionary[Communicator, Turns] = weakref.WeakKeyDictionary()
+_PURPOSE = "agreeing on the model of a backward pass"
+_all: weakref.WeakKeyDictionary[Communicator, ModelOrder] = weakref.WeakKeyDictionary()
 
 
-class TakesTurns(Protocol):
+class Ordered(Protocol):
     """The reducer of a model.
 
     Attributes:
@@ -35,7 +36,7 @@ class TakesTurns(Protocol):
         """Start the reductions of the full buckets: it is this reducer's turn."""
 
 
-class Turns:
+class ModelOrder:
     """The order in which the models of one communicator are reduced.
 
     Attributes:
@@ -47,24 +48,20 @@ class Turns:
         self.lock = threading.RLock()
         self._entered = 0
         # Weak, because a script may distribute any number of models one after another.
-        self._living: weakref.WeakValueDictionary[int, TakesTurns] = weakref.WeakValueDictionary()
+        self._living: weakref.WeakValueDictionary[int, Ordered] = weakref.WeakValueDictionary()
+        # In which the ranks agree; None where a process has one model.
         self._group: Group | None = None
         # The models that this backward pass has reached and that have not started all their reductions, in that order.
         # A model whose backward pass failed stays here as long as it lives.
-        self._begun: list[weakref.ref[TakesTurns]] = []
+        self._begun: list[weakref.ref[Ordered]] = []
 
-    @property
-    def _agrees(self) -> bool:
-        """Whether the ranks have to agree on whose turn it is."""
-        return self._group is not None and self._entered > 1
-
-    def enter(self, comm: Communicator, reducer: TakesTurns) -> int:
+    def enter(self, comm: Communicator, reducer: Ordered) -> int:
         """Add a reducer to the order; returns its number. Collective."""
         number = self._entered
         self._entered += 1
         self._living[number] = reducer
-        if self._entered > 1:
-            self.connect(comm)
+        if self._entered > 1 and self.size > 1:
+            self._group = comm.kept_group(_PURPOSE)
         return number
 
     def model(self, number: int) -> str:
@@ -73,36 +70,29 @@ class Turns:
         reducer = self._living.get(number)
         return f"model {number + 1}" + (f" ({reducer.title})" if reducer else "")
 
-    def connect(self, comm: Communicator) -> None:
-        """Open connections for agreements. Collective."""
-        if self._group is None and self.size > 1:
-            self._group = comm.group(what="agreeing on the model of a backward pass")
-
     def renew(self, comm: Communicator) -> None:
         """Start over with the remaining ranks after :meth:`Communicator.recover`. Collective."""
-        died = comm.size != self.size
         self._rank, self.size = comm.rank, comm.size
         self._begun.clear()
-        if self._group is not None and died:
-            self._group = None
-            self.connect(comm)
+        if self._group is not None:
+            self._group = comm.kept_group(_PURPOSE)
 
-    def begin(self, reducer: TakesTurns) -> None:
+    def begin(self, reducer: Ordered) -> None:
         """Record that a backward pass has reached a model."""
-        if not self._agrees:
+        if self._group is None:
             return
         self._begun = [each for each in self._begun if each() is not None]
         self._begun.append(weakref.ref(reducer))
         if len(self._begun) == 1:
             self._agree(reducer)
 
-    def has(self, reducer: TakesTurns) -> bool:
+    def has(self, reducer: Ordered) -> bool:
         """Whether it is this reducer's turn to start reductions."""
-        return not self._agrees or (bool(self._begun) and self._begun[0]() is reducer)
+        return self._group is None or (bool(self._begun) and self._begun[0]() is reducer)
 
-    def done(self, reducer: TakesTurns) -> None:
+    def done(self, reducer: Ordered) -> None:
         """Record that a reducer has started all its reductions, and let the next one start."""
-        if not self._agrees or not self.has(reducer):
+        if self._group is None or not self.has(reducer):
             return
         del self._begun[0]
         following = self._begun[0]() if self._begun else None
@@ -110,7 +100,7 @@ class Turns:
             self._agree(following)
             following.launch_ready()
 
-    def _agree(self, reducer: TakesTurns) -> None:
+    def _agree(self, reducer: Ordered) -> None:
         """Make sure that it is the turn of the same model on all ranks. Collective."""
         assert self._group is not None
         numbers = np.zeros(self.size, dtype=np.int64)
@@ -138,8 +128,8 @@ class Turns:
         )
 
 
-def turns_of(comm: Communicator) -> Turns:
+def model_order(comm: Communicator) -> ModelOrder:
     """The order of the models of a communicator."""
     if comm not in _all:
-        _all[comm] = Turns(comm)
+        _all[comm] = ModelOrder(comm)
     return _all[comm]
