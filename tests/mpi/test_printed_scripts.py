@@ -15,7 +15,6 @@ from hpctrain.common.run.events.kinds import StoppedEvent
 from support.interrupted_runs import ask, interrupted
 from support.pages import scripts
 
-# Those of other frameworks are run by test_frameworks.py.
 SCRIPTS = {name: text for name, text in scripts().items() if name in ("digits_torch.py", "digits_keras.py")}
 
 

@@ -1,4 +1,4 @@
-"""The scripts of Lightning, Fabric, Accelerate and the Trainer on the pages, and what they print in one process."""
+"""Scripts of Lightning, Fabric, Accelerate and the Trainer, and what they print in one process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.pages import ROOT, scripts
+from support.pages import ROOT
 
 # `make test` puts the frameworks beside the environment.
 _BESIDE = ROOT / ".frameworks"
 SCRIPTS = {
-    f"digits_{name}.py": scripts()[f"digits_{name}.py"] for name in ("lightning", "fabric", "accelerate", "trainer")
+    f"digits_{name}.py": (Path(__file__).parent / "frameworks" / f"digits_{name}.py").read_text()
+    for name in ("lightning", "fabric", "accelerate", "trainer")
 }
 VARIABLES = {
     "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_BESIDE)))),

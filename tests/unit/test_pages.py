@@ -37,7 +37,7 @@ def test_the_picture_of_the_layers_is_the_contract():
 
 
 def test_scripts_are_those_that_are_run():
-    names = ("torch", "keras", "resume", "resume_sharded", "lightning", "fabric", "accelerate", "trainer")
+    names = ("torch", "keras", "resume", "resume_sharded")
     assert set(scripts()) == {"sweep.py", *(f"digits_{name}.py" for name in names)}
 
 
