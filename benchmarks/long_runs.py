@@ -1,8 +1,7 @@
 """What the commands cost that read the events of a long run: ``python benchmarks/long_runs.py --events 1000000``.
 
 A real run of the ``digits`` recipe on two ranks is lengthened: its lines are repeated with the numbers, times, losses
-and durations of a run of so many steps (``--seed``). Prints seconds and the peak of the resident memory by command;
-``status`` comes twice, before and after there is an index, and each other command as if it were the first.
+and durations of a run of so many steps (``--seed``). Prints seconds and the peak of the resident memory by command.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def main() -> None:
         print(f"{'command':24} {'s':>7} {'CPU s':>7} {'MB':>6}")
         commands = {
             "status": [*_PROGRAM, "status", str(run)],
-            "status, again": [*_PROGRAM, "status", str(run)],
             "checkpoint list": [*_PROGRAM, "checkpoint", "list", str(run)],
             "report": [*_PROGRAM, "report", str(run)],
             "report --json": [*_PROGRAM, "report", str(run), "--json"],
@@ -62,8 +60,6 @@ def main() -> None:
             "tensorboard": [*_PROGRAM, "report", str(run), "--tracking", "tensorboard"],
         }
         for name, command in commands.items():
-            if "again" not in name:
-                (run / "events.index").unlink(missing_ok=True)
             seconds, processor, megabytes = measure(command)
             print(f"{name:24} {seconds:7.2f} {processor:7.2f} {megabytes:6.0f}", flush=True)
 

@@ -33,7 +33,7 @@ def cancel(
     from hpctrain.common.run.plan import Plan, Stop
     from hpctrain.control.schedulers.cancel import cancel_jobs, stop_launcher
     from hpctrain.control.schedulers.find_run import find_run
-    from hpctrain.report.record import Progress
+    from hpctrain.report.record import Record
     from hpctrain.report.status import RunStatus, read_status
 
     found = find_run(target)
@@ -44,7 +44,7 @@ def cancel(
     if not cancelled and not found.directory.summary.exists():
         plan = found.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
-        start = Progress.read(found.directory).start
+        start = Record.read(found.directory).start
         for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS, save_seconds=save_seconds):
             answer(line)
             cancelled = True

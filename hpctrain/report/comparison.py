@@ -131,12 +131,12 @@ def _incomparable(record: Record, plan: Plan, predicted: PredictedRow) -> str:
 
 
 def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure]:
-    timed, slow = record.timed, "slower than predicted"
+    timed, slow = record.sums.timed, "slower than predicted"
     figures = [
         Figure(
             name="step_s",
             title="step (median)",
-            measured=statistics.median(record.durations) if record.durations else None,
+            measured=statistics.median(record.sums.durations) if record.sums.durations else None,
             predicted=predicted.step_s,
             below="faster",
             above=slow,
@@ -235,7 +235,7 @@ def _reductions(share: Figure, nodes: int) -> list[str]:
 
 
 def _input(record: Record, step: Figure) -> list[str]:
-    share = record.timed.data_share
+    share = record.sums.timed.data_share
     if share is None or step.measured is None or share * step.measured < _MOSTLY * step.excess:
         return []
     return [

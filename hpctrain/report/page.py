@@ -23,7 +23,7 @@ from hpctrain.common.recipes.difference import flat
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
-from hpctrain.common.run.events.kinds import Moment
+from hpctrain.common.run.events.kinds import Moment, OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import last_words
@@ -33,7 +33,7 @@ from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
 from hpctrain.report.plots import MOST_NAMES, curves, overlap, verified
 from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
-from hpctrain.report.record import PastAttempt, Record
+from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
 from hpctrain.report.verified import lines_of, read_verdict
@@ -103,7 +103,7 @@ def render(directory: RunDirectory) -> str:
     ranks = [*read_records(directory, unread).values()]
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     predicted, fault = own_prediction(directory, plan)
-    left, verdict = directory.summary.exists(), read_verdict(directory)
+    left, verdict, overlaps = directory.summary.exists(), read_verdict(directory), of_kind(record.events, OverlapEvent)
     summary = read_summary(directory) if left else _summary_of(record, plan, predicted)
     return template("page.html.jinja").render(
         plan=plan,
@@ -115,9 +115,9 @@ def render(directory: RunDirectory) -> str:
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
         differences=_picture(verified(verdict.differences)) if verdict and verdict.differences else None,
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
-        left_out=len(record.logged_counts) - MOST_NAMES,
-        overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in record.overlaps[:1]],
-        hidden=_hidden_share(record.overlaps[0].timeline) if record.overlaps else None,
+        left_out=len(record.sums.logged_counts) - MOST_NAMES,
+        overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in overlaps[:1]],
+        hidden=_hidden_share(overlaps[0].timeline) if overlaps else None,
         comparison=compare(record, plan, predicted) if predicted else None,
         prediction_fault=fault,
         settings=settings(plan),

@@ -124,7 +124,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     if not record.by_epoch:
         return _by_step_alone(record)
     pictures: dict[str, str] = {}
-    steps = _by_step(record) if record.totals.count else None
+    steps = _by_step(record) if record.sums.totals.count else None
     if steps:
         pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record, steps.loss))
     if any(epoch.test_accuracy is not None for epoch in record.epochs):
@@ -138,16 +138,16 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
 
 def _by_step_alone(record: Record) -> dict[str, str]:
     """The curves of a script: its logged values by name, and the known values of its steps."""
-    drawn = itertools.islice(record.logged_counts.items(), MOST_NAMES)
+    drawn = itertools.islice(record.sums.logged_counts.items(), MOST_NAMES)
     series = {name: Means(count) for name, count in drawn}
     for event in record.logs():
         for name in event.values.keys() & series.keys():
             series[name].add(event.iteration, event.values[name])
     # Added last, because a script may log these names, too.
-    rate, seconds = Means(record.totals.count), Means(record.timed.count)
+    rate, seconds = Means(record.sums.totals.count), Means(record.sums.timed.count)
     for step in record.steps():
         rate.add(step.iteration, step.learning_rate)
-        if step.iteration not in record.first_steps:
+        if record.sums.is_timed(step):
             seconds.add(step.iteration, step.seconds)
     series |= {"Learning rate": rate, "Seconds a step": seconds}
     return {name: _picture("script", partial(_points, means=means)) for name, means in series.items() if means.known}
@@ -261,14 +261,14 @@ class _Steps:
 
 
 def _by_step(record: Record) -> _Steps:
-    totals, timed = record.totals, record.timed
+    totals, timed = record.sums.totals, record.sums.timed
     found = _Steps(loss=Means(totals.count), rate=Means(totals.count), samples_per_s=Means(timed.count))
     done = EpochsDone(record)
     for step in record.steps():
         x = done.after(step)
         found.loss.add(x, step.loss)
         found.rate.add(x, step.learning_rate)
-        if step.iteration not in record.first_steps:
+        if record.sums.is_timed(step):
             found.samples_per_s.add(x, ratio(step.samples, step.seconds))
     return found
 
@@ -281,7 +281,7 @@ class EpochsDone:
 
     def __init__(self, record: Record) -> None:
         assert record.run and record.run.iterations_per_epoch is not None
-        per_epoch, ends = record.run.iterations_per_epoch, record.epoch_ends
+        per_epoch, ends = record.run.iterations_per_epoch, record.sums.epoch_ends
         self._begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
         self._lengths = {epoch: max(1, ends[epoch] - self._begins[epoch]) for epoch in ends}
         if ends:

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
-from hpctrain.common.files.printable import dotted
+from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import read_regular
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory, model_error
 from hpctrain.common.run.plan import Plan
 
 # No figure of a run is larger, and no run that reaches something takes fewer epochs: what follows from both is finite.
@@ -98,29 +98,12 @@ def read_prediction(path: Path, plan: Plan) -> tuple[bytes, PredictedRow]:
     Raises:
         HpctrainError: it cannot be read, is no prediction, or is one of another training or other nodes.
     """
-    try:
+    with reading(path, _how(plan)):
         content = read_regular(path, _MOST_BYTES)
-    except OSError as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read the prediction {path}: {reason}",
-            _how(plan),
-            path=path,
-            reason=error.strerror,
-        ) from error
     try:
         file = _PredictionFile.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}: " for part in [dotted(first["loc"])] if part)
-        raise HpctrainError(
-            "HT-prediction-bad-file",
-            "{path} is not a prediction: {where}{problem}",
-            _how(plan),
-            path=path,
-            where=where,
-            problem=first["msg"],
-        ) from error
+        raise model_error(error, path, _how(plan)) from error
     return content, _row_for(file, plan, path)
 
 
@@ -137,38 +120,27 @@ def own_prediction(directory: RunDirectory, plan: Plan) -> tuple[PredictedRow | 
 def _row_for(file: _PredictionFile, plan: Plan, path: Path) -> PredictedRow:
     recipe = plan.recipe
     if recipe and recipe.name != file.recipe:
-        raise HpctrainError(
-            "HT-prediction-other-recipe",
-            "{path} is a prediction of {predicted}, but the run is of {recipe}",
-            _how(plan),
-            path=path,
-            predicted=file.recipe,
-            recipe=recipe.name,
-        )
+        raise _other(path, plan, file.recipe, recipe.name)
     rows = [row for row in file.rows if row.gpus == plan.ranks and (not plan.hosts or row.nodes == len(plan.hosts))]
     if not rows:
         known = ", ".join(f"{row.gpus} on {row.nodes}" for row in file.rows)
         nodes = f" on {len(plan.hosts)}" if plan.hosts else ""
-        raise HpctrainError(
-            "HT-prediction-other-ranks",
-            "{path} is a prediction for other ranks and nodes ({known}), but the run has {ranks}{nodes}",
-            _how(plan),
-            path=path,
-            known=known,
-            ranks=plan.ranks,
-            nodes=nodes,
-        )
-    (row, *_) = rows
-    if recipe and abs(row.batch_per_gpu * row.gpus - recipe.global_batch) >= 0.5:
-        raise HpctrainError(
-            "HT-prediction-other-batch",
-            "{path} is a prediction for steps of {predicted:g} samples, but those of the run have {batch}",
-            _how(plan),
-            path=path,
-            predicted=row.batch_per_gpu * row.gpus,
-            batch=recipe.global_batch,
-        )
+        raise _other(path, plan, f"other ranks and nodes ({known})", f"{plan.ranks}{nodes}")
+    row, samples = rows[0], rows[0].batch_per_gpu * rows[0].gpus
+    if recipe and abs(samples - recipe.global_batch) >= 0.5:
+        raise _other(path, plan, f"steps of {samples:g} samples", f"{recipe.global_batch}")
     return row.lasting(recipe.epochs) if recipe else row
+
+
+def _other(path: Path, plan: Plan, predicted: str, recorded: str) -> HpctrainError:
+    return HpctrainError(
+        "HT-prediction-of-another-run",
+        "{path} is a prediction of {predicted}, but the run has {recorded}",
+        _how(plan),
+        path=path,
+        predicted=predicted,
+        recorded=recorded,
+    )
 
 
 def _how(plan: Plan) -> str:

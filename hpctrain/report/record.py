@@ -1,4 +1,4 @@
-"""A run's events, sorted by kind, and the figures that follow from them: all of them, or quickly the newest."""
+"""A run's events, sorted by kind, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, attempts, kept
 from hpctrain.common.run.events.kinds import (
-    DamagedEvent,
     EndEvent,
     EnergyEvent,
     EpochEvent,
     FaultEvent,
     LogEvent,
-    OverlapEvent,
     RecoveredFaultEvent,
     RunEvent,
     StallEvent,
@@ -27,22 +26,10 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.events.reader import BOUNDS, Events
 from hpctrain.common.run.values import ratio
 from hpctrain.control.schedulers.slurm.queue import is_job_id
 
 Kind = TypeVar("Kind", bound=Event)
-
-# What a status shows; other kinds are not parsed for it.
-_OF_PROGRESS = (
-    *BOUNDS,
-    EpochEvent,
-    FaultEvent,
-    DamagedEvent,
-    StallEvent,
-    EnergyEvent,
-    EndEvent,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +103,30 @@ class StepTotals:
         return ratio(self._data, self._data_of)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outline:
-    """A run's events in order, without steps and logs, and without what was lost and done again."""
+class Record:
+    """What one run recorded, each event once, however often the run was resumed. Unknown kinds of events are left out.
 
-    events: Sequence[Event]
+    Everything is read where it is first asked for, of what the run had recorded when the record was made. A long run
+    has too many steps and logs to keep them: the newest are here, their totals, and :meth:`steps` and :meth:`logs`,
+    which read them again.
+
+    Raises:
+        HpctrainError: the file cannot be read, or a line of it is no event; names the line. From here and all members.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._source = EventsFile(path)
+
+    @classmethod
+    def read(cls, directory: RunDirectory) -> Record:
+        """The record of a run that may still be going on."""
+        return cls(directory.events)
+
+    @cached_property
+    def events(self) -> Sequence[Event]:
+        """The events in order, but for steps and logs."""
+        return [event for event in kept(self._source.outline()) if not isinstance(event, StepEvent)]
 
     @cached_property
     def attempts(self) -> list[PastAttempt]:
@@ -140,6 +146,11 @@ class Outline:
     def last_attempt(self) -> PastAttempt | None:
         """The newest attempt; None before the first."""
         return self.attempts[-1] if self.attempts else None
+
+    @cached_property
+    def start(self) -> StartEvent | None:
+        """The newest start of a launcher; None for ranks that were started by hand."""
+        return last_of(self.events, StartEvent)
 
     @cached_property
     def run(self) -> RunEvent | None:
@@ -177,127 +188,6 @@ class Outline:
         """The end of the last attempt; None until then."""
         return self.last_attempt.end if self.last_attempt else None
 
-
-@dataclass(frozen=True, kw_only=True)
-class Record(Outline):
-    """Everything that one run recorded, each step and epoch once, however often the run was resumed.
-
-    A long run has too many steps and logs to keep them: their totals are here, and :meth:`steps` and :meth:`logs` read
-    them again.
-
-    Attributes:
-        last_time: the time of the last event, in seconds since the epoch.
-        timed: the totals of the steps that show the speed, without the first of each attempt, which also compiles and
-            allocates.
-        durations: the seconds of each timed step.
-        metered: the totals of the steps up to the last reading of energy.
-        epoch_ends: the last step of each epoch.
-        by_epoch: whether each step's epoch is known: true for a recipe, false for a script.
-        first_steps: the numbers of the steps that are not timed.
-        logged: the last value of each name that a script logged.
-        logged_counts: how often each name was logged.
-        source: the run's events, to be read again.
-    """
-
-    last_time: float | None
-    totals: StepTotals
-    timed: StepTotals
-    durations: Sequence[float]
-    metered: StepTotals
-    epoch_ends: dict[int, int]
-    by_epoch: bool
-    first_steps: set[int]
-    logged: dict[str, float | None]
-    logged_counts: dict[str, int]
-    source: Events
-
-    @classmethod
-    def read(cls, directory: RunDirectory) -> Record:
-        """Read the record of a run that may still be going on. Unknown kinds of events are left out.
-
-        Raises:
-            HpctrainError: the file is damaged; names the line.
-        """
-        return cls.of(EventsFile(directory.events), str(directory.events))
-
-    @classmethod
-    def of(cls, given: EventsFile | Iterable[Event], where: str = "events") -> Record:
-        """The record of these events."""
-        source = given if isinstance(given, EventsFile) else [*given]
-        outline = _outline(source.outline() if isinstance(source, EventsFile) else source)
-        run, last_energy = outline.run, last_of(outline.events, EnergyEvent)
-        first = _first_steps(outline.attempts)
-        sums = _Sums(first, last_energy.iteration if last_energy else 0)
-        for event in kept(source):
-            sums.add(event)
-        if sums.totals.count and run is None:
-            raise HpctrainError(
-                "HT-run-no-start-event", "{where}: there are steps, but no event 'run' that says of what", where=where
-            )
-        counts = (run.epochs, run.iterations_per_epoch) if run else (None,)
-        return cls(
-            events=outline.events,
-            last_time=sums.last_time,
-            totals=sums.totals,
-            timed=sums.timed if sums.timed.count else sums.totals,
-            durations=sums.durations or sums.first_durations,
-            first_steps=first if sums.timed.count else set(),
-            metered=sums.metered,
-            epoch_ends=sums.epoch_ends,
-            by_epoch=None not in (*counts, sums.epochs_known or None),
-            logged=sums.logged,
-            logged_counts=sums.logged_counts,
-            source=source,
-        )
-
-    def steps(self) -> Iterator[StepEvent]:
-        """All steps, in order."""
-        return (event for event in kept(self.source) if isinstance(event, StepEvent))
-
-    def logs(self) -> Iterator[LogEvent]:
-        """The events of what a script logged, in order."""
-        return (event for event in kept(self.source) if isinstance(event, LogEvent))
-
-    @property
-    def overlaps(self) -> list[OverlapEvent]:
-        """The events of this kind, in order."""
-        return of_kind(self.events, OverlapEvent)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress(Outline):
-    """The progress of a run, read quickly from a file that may be long: of steps and logs only the last are parsed.
-
-    Attributes:
-        steps, logs: the last hundred of the last attempt, at most.
-        last_time: the time of the last event, in seconds since the epoch.
-    """
-
-    steps: Sequence[StepEvent]
-    logs: Sequence[LogEvent]
-    last_time: float | None
-
-    @classmethod
-    def read(cls, directory: RunDirectory) -> Progress:
-        """Read the progress of a run that may still be going on.
-
-        Raises:
-            HpctrainError: the file cannot be read, or a line that is parsed is no event.
-        """
-        source = EventsFile(directory.events)
-        last = source.last()
-        return cls(
-            events=_outline(source.outline(*_OF_PROGRESS)).events,
-            steps=source.newest(StepEvent),
-            logs=source.newest(LogEvent),
-            last_time=last.time if last else None,
-        )
-
-    @property
-    def start(self) -> StartEvent | None:
-        """The newest start of the launcher; None for ranks that were started by hand."""
-        return last_of(self.events, StartEvent)
-
     @property
     def jobs(self) -> tuple[str, ...]:
         """Slurm's numbers of the jobs of all attempts."""
@@ -305,68 +195,129 @@ class Progress(Outline):
         # What is no number names no job, but might name a file elsewhere.
         return tuple(dict.fromkeys(job for job in named if is_job_id(job)))
 
+    @cached_property
+    def last_time(self) -> float | None:
+        """The time of the last event, in seconds since the epoch."""
+        last = self._source.last()
+        return last.time if last else None
+
+    @cached_property
+    def newest_steps(self) -> Sequence[StepEvent]:
+        """The last hundred steps of the last attempt."""
+        return self._source.newest(StepEvent)
+
+    @cached_property
+    def newest_logs(self) -> Sequence[LogEvent]:
+        """The last hundred events of what a script logged in the last attempt."""
+        return self._source.newest(LogEvent)
+
     @property
     def iteration(self) -> int | None:
         """The number of steps done, including earlier attempts."""
         begun = self.start.iteration if self.start else None
-        iteration = self.steps[-1].iteration if self.steps else begun
+        iteration = self.newest_steps[-1].iteration if self.newest_steps else begun
         # A script may count its own steps, which are then in what it logs.
-        logged = self.logs[-1].iteration if self.logs else None
+        logged = self.newest_logs[-1].iteration if self.newest_logs else None
         return logged or iteration or (iteration if self.run else None)
-
-    @property
-    def logged(self) -> dict[str, float | None]:
-        """The newest values that a script logged, by name."""
-        return {name: value for event in self.logs for name, value in event.values.items()}
 
     @property
     def iterations(self) -> int | None:
         """The least number of steps in all: when ranks die, batches can become smaller and steps more."""
         if self.run is None:
             return None
-        epoch = self.steps[-1].epoch if self.steps else self.run.epochs
+        epoch = self.newest_steps[-1].epoch if self.newest_steps else self.run.epochs
         return None if epoch is None else iterations(self.run, self.iteration or 0, epoch)
 
     @property
-    def timed_steps(self) -> Sequence[StepEvent]:
-        """The steps that show the speed, without the first, which also compiles, traces and allocates."""
-        return self.steps[1:] or self.steps
+    def newest_timed(self) -> Sequence[StepEvent]:
+        """The newest steps that show the speed, without the first, which also compiles, traces and allocates."""
+        return self.newest_steps[1:] or self.newest_steps
 
     @property
     def step_seconds(self) -> float | None:
         """The mean time from one step to the next, in seconds, with everything between them; None before two steps, and
         where the clock was set back meanwhile.
         """
-        times = [step.time for step in self.timed_steps]
+        times = [step.time for step in self.newest_timed]
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 and times[-1] >= times[0] else None
 
+    @cached_property
+    def sums(self) -> Sums:
+        """The figures that follow from all steps and logs, for which the file is read once more."""
+        first_steps = {1}
+        for attempt in self.attempts:
+            first_steps |= {event.iteration + 1 for event in (attempt.start, attempt.stopped) if event}
+        energy = last_of(self.events, EnergyEvent)
+        sums = Sums(first_steps, energy.iteration if energy else 0)
+        for event in kept(self._source):
+            sums.add(event)
+        if sums.totals.count and self.run is None:
+            raise HpctrainError(
+                "HT-run-no-start-event",
+                "{where}: there are steps, but no event 'run' that says of what",
+                where=self._path,
+            )
+        return sums
 
-def _outline(events: Iterable[Event]) -> Outline:
-    return Outline(events=[event for event in kept(events) if not isinstance(event, StepEvent | LogEvent)])
+    @property
+    def by_epoch(self) -> bool:
+        """Whether each step's epoch is known: true for a recipe, false for a script."""
+        counts = (self.run.epochs, self.run.iterations_per_epoch) if self.run else (None,)
+        return self.sums.epochs_known and None not in counts
+
+    def steps(self) -> Iterator[StepEvent]:
+        """All steps, in order."""
+        return (event for event in kept(self._source) if isinstance(event, StepEvent))
+
+    def logs(self) -> Iterator[LogEvent]:
+        """The events of what a script logged, in order."""
+        return (event for event in kept(self._source) if isinstance(event, LogEvent))
 
 
-class _Sums:
-    """The figures of a record that follow from steps and logs, summed in one pass.
+class Sums:
+    """The figures of a run that follow from its steps and logs, summed in one pass.
 
     Args:
-        first: the numbers of the steps that are not timed.
+        first_steps: the numbers of the steps that do not show the speed, the first of each attempt, which also compiles
+            and allocates.
         energy: the number of the last step whose energy was read.
+
+    Attributes:
+        totals: the totals of all steps.
+        metered: the totals of the steps up to the last reading of energy.
+        epoch_ends: the last step of each epoch.
+        epochs_known: whether each step says its epoch.
+        logged: the last value of each name that a script logged.
+        logged_counts: how often each name was logged.
     """
 
-    def __init__(self, first: set[int], energy: int) -> None:
-        self.totals, self.timed, self.metered = StepTotals(), StepTotals(), StepTotals()
+    def __init__(self, first_steps: set[int], energy: int) -> None:
+        self.totals, self.metered, self._timed = StepTotals(), StepTotals(), StepTotals()
         # The median needs every duration. Nothing else in a record grows with the steps; these take 8 bytes each.
-        self.durations, self.first_durations = array("d"), array("d")
+        self._durations, self._first_durations = array("d"), array("d")
         self.epoch_ends: dict[int, int] = {}
         self.epochs_known = True
         self.logged: dict[str, float | None] = {}
         self.logged_counts: dict[str, int] = {}
-        self.last_time: float | None = None
-        self._first = first
+        self._first_steps = first_steps
         self._energy = energy
 
+    @property
+    def timed(self) -> StepTotals:
+        """The totals of the steps that show the speed; of all, where the run has no others."""
+        return self._timed if self._timed.count else self.totals
+
+    @property
+    def durations(self) -> Sequence[float]:
+        """The seconds of each of these steps."""
+        return self._durations or self._first_durations
+
+    def is_timed(self, step: StepEvent) -> bool:
+        """Whether a step is one of these."""
+        return not self._timed.count or step.iteration not in self._first_steps
+
     def add(self, event: Event) -> None:
-        self.last_time = event.time
+        """Add an event of the run."""
         if isinstance(event, StepEvent):
             self._add(event)
         elif isinstance(event, LogEvent):
@@ -376,23 +327,17 @@ class _Sums:
 
     def _add(self, step: StepEvent) -> None:
         self.totals.add(step)
-        if step.iteration in self._first:
-            self.first_durations.append(step.seconds)
+        if step.iteration in self._first_steps:
+            self._first_durations.append(step.seconds)
         else:
-            self.timed.add(step)
-            self.durations.append(step.seconds)
+            self._timed.add(step)
+            self._durations.append(step.seconds)
         if step.iteration <= self._energy:
             self.metered.add(step)
         if step.epoch is None:
             self.epochs_known = False
         else:
             self.epoch_ends[step.epoch] = step.iteration
-
-
-def _first_steps(attempts: Iterable[PastAttempt]) -> set[int]:
-    """The numbers of the attempts' first steps."""
-    begun = (after.iteration for attempt in attempts for after in (attempt.start, attempt.stopped) if after)
-    return {1, *(iteration + 1 for iteration in begun)}
 
 
 def iterations(run: RunEvent, iteration: int, epoch: int) -> int | None:

@@ -18,7 +18,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
 from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
-from hpctrain.report.record import Progress
+from hpctrain.report.record import Record
 from hpctrain.report.say import duration
 from hpctrain.report.status import RunStatus, run_status
 
@@ -118,14 +118,14 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
     made = 0.0
     try:
         made = directory.plan.stat().st_mtime
-        progress = Progress.read(directory)
+        record = Record.read(directory)
         task = array_task(directory)
         found = FoundRun(directory=directory, task=task, tasks={})
-        numbers = {*found.submitted_jobs(), *progress.jobs}
+        numbers = {*found.submitted_jobs(), *record.jobs}
         known, problem = jobs() if numbers else ([], None)
         own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
         plan = read_model(directory.plan, Plan)
-        status = run_status(directory, found, progress, own, task, problem is None)
+        status = run_status(directory, found, record, own, task, problem is None)
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
@@ -140,7 +140,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
         steps=status.steps,
         metric=_metric(status),
         seconds=status.elapsed_s,
-        time=progress.last_time or made,
+        time=record.last_time or made,
         plan=plan,
     )
 

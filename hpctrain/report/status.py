@@ -27,7 +27,7 @@ from hpctrain.control.schedulers.slurm.accounting import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
-from hpctrain.report.record import Progress, StepTotals, of_kind
+from hpctrain.report.record import Record, StepTotals, of_kind
 
 # The status appears without Slurm's answer if that takes longer.
 _SLURM_SECONDS = 10.0
@@ -118,45 +118,45 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
     Raises:
         HpctrainError: a file of the run is damaged.
     """
-    progress = Progress.read(found.directory)
+    record = Record.read(found.directory)
     problem = None
     try:
-        jobs = jobs_of(found, progress.jobs, seconds=_SLURM_SECONDS)
+        jobs = jobs_of(found, record.jobs, seconds=_SLURM_SECONDS)
     except HpctrainError as error:
         jobs, problem = [], error.message
     if not found.tasks:
-        status = run_status(found.directory, found, progress, jobs, found.task, problem is None)
+        status = run_status(found.directory, found, record, jobs, found.task, problem is None)
         drawn = None if problem else kwh(consumed_joules(status.job_ids, seconds=_SLURM_SECONDS))
         return status.model_copy(update={"slurm_energy_kwh": drawn}), problem
     tasks = []
     for task, directory in found.tasks.items():
         own = [job for job in jobs if job.has_task(task)]
-        tasks.append(run_status(directory, found, Progress.read(directory), own, task, problem is None))
+        tasks.append(run_status(directory, found, Record.read(directory), own, task, problem is None))
     return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks)), problem
 
 
 def run_status(
     directory: RunDirectory,
     found: FoundRun,
-    progress: Progress,
+    record: Record,
     jobs: Sequence[JobState],
     task: int | None,
     slurm_answers: bool,
 ) -> RunStatus:
     """Read the rest of a run: its plan, its summary and its processes."""
     submitted = found.submitted_jobs() if task is None else ()
-    job_ids = tuple(dict.fromkeys([*progress.jobs, *submitted, *(job.id for job in jobs)]))
-    in_a_job = bool(progress.start.job if progress.start else job_ids)
+    job_ids = tuple(dict.fromkeys([*record.jobs, *submitted, *(job.id for job in jobs)]))
+    in_a_job = bool(record.start.job if record.start else job_ids)
     unread: list[HpctrainError] = []
     known = KnownRun(
         directory=directory,
         plan=read_model(directory.plan, Plan),
-        progress=progress,
+        record=record,
         jobs=jobs,
         job_ids=job_ids,
         task=task,
         summary=summary_status(directory),
-        alive=False if in_a_job and slurm_answers else _alive(directory, progress.start, unread),
+        alive=False if in_a_job and slurm_answers else _alive(directory, record.start, unread),
         unread=tuple(error.message for error in unread),
     )
     return known.status(time.time())
@@ -195,7 +195,7 @@ class KnownRun:
 
     directory: RunDirectory
     plan: Plan
-    progress: Progress
+    record: Record
     jobs: Sequence[JobState]
     job_ids: tuple[str, ...]
     task: int | None
@@ -205,11 +205,11 @@ class KnownRun:
 
     def status(self, now: float) -> RunStatus:
         """The status at a time, in seconds since the epoch."""
-        state, progress = self._state(), self.progress
-        start, run, attempt = progress.start, progress.run, progress.last_attempt
-        epoch = progress.epochs[-1] if progress.epochs else None
-        survived = [fault for _, fault in progress.survived]
-        energy = energy_of(progress.events, self.plan)
+        state, record = self._state(), self.record
+        start, run, attempt = record.start, record.run, record.last_attempt
+        epoch = record.epochs[-1] if record.epochs else None
+        survived = [fault for _, fault in record.survived]
+        energy = energy_of(record.events, self.plan)
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
@@ -224,19 +224,19 @@ class KnownRun:
             jobs=tuple(self.jobs),
             ranks=run.ranks if run else self.plan.ranks,
             hosts=(start and start.hosts) or tuple(host.host for host in self.plan.hosts),
-            step=progress.iteration,
-            steps=progress.iterations,
-            epoch=progress.steps[-1].epoch if progress.steps else epoch.epoch if epoch else None,
+            step=record.iteration,
+            steps=record.iterations,
+            epoch=record.newest_steps[-1].epoch if record.newest_steps else epoch.epoch if epoch else None,
             epochs=run.epochs if run else None,
-            step_loss=progress.steps[-1].loss if progress.steps else None,
+            step_loss=record.newest_steps[-1].loss if record.newest_steps else None,
             train_loss=epoch.train_loss if epoch else None,
             test_accuracy=epoch.test_accuracy if epoch else None,
-            logged=progress.logged,
-            samples_per_s=StepTotals(progress.timed_steps).samples_per_s,
-            step_seconds=progress.step_seconds,
+            logged={name: value for event in record.newest_logs for name, value in event.values.items()},
+            samples_per_s=StepTotals(record.newest_timed).samples_per_s,
+            step_seconds=record.step_seconds,
             energy_kwh=kwh(energy.total) if energy else None,
             energy_covers=energy.covers if energy else None,
-            survived=(*map(fault_line, survived), *map(damaged_line, of_kind(progress.events, DamagedEvent))),
+            survived=(*map(fault_line, survived), *map(damaged_line, of_kind(record.events, DamagedEvent))),
             stalls=tuple(map(stall_line, attempt.stalls if attempt else ())),
             unread=self.unread,
             **self._times(state, now),
@@ -257,12 +257,12 @@ class KnownRun:
             return self.summary
         if self.alive:
             return "running"
-        if self.progress.end:
+        if self.record.end:
             # The launcher could not write the summary, for which a full disk had no room.
-            return self.progress.end.status
-        if self.alive is None and self.progress.last_time:
+            return self.record.end.status
+        if self.alive is None and self.record.last_time:
             return "running"
-        return "stopped" if self.progress.last_time or self.job_ids else "not started"
+        return "stopped" if self.record.last_time or self.job_ids else "not started"
 
     def _message(self, state: str) -> str:
         last = self.jobs[-1] if self.jobs else None
@@ -270,17 +270,17 @@ class KnownRun:
             case "waiting":
                 return "; ".join(_waits_for(job) for job in self.jobs if job.waits)
             case "running" if self.alive is None and not last:
-                host = (self.progress.start and self.progress.start.host) or "another host"
+                host = (self.record.start and self.record.start.host) or "another host"
                 return f"its launcher is on {host}; whether it is alive cannot be seen from here"
             case "stopped" if last:
                 why = f" ({last.reason})" if last.reason else ""
                 return f"job {last.id} ended as {last.state}{why}, exit code {last.exit_code}{self._last_words}"
             case "stopped":
                 return f"its processes are gone{self._last_words}"
-            case "resumable" if (attempt := self.progress.last_attempt) and attempt.stopped:
+            case "resumable" if (attempt := self.record.last_attempt) and attempt.stopped:
                 return attempt.stopped.text
             case "failed" | "resumable":
-                return self.progress.faults[-1].message if self.progress.faults else ""
+                return self.record.faults[-1].message if self.record.faults else ""
         return ""
 
     @property
@@ -293,15 +293,15 @@ class KnownRun:
         return last_words(self.directory, self.job_ids)
 
     def _times(self, state: str, now: float) -> dict[str, Any]:
-        progress, job = self.progress, self._running
-        step_seconds, last_time = progress.step_seconds, progress.last_time
-        first = progress.start or progress.run
+        record, job = self.record, self._running
+        step_seconds, last_time = record.step_seconds, record.last_time
+        first = record.start or record.run
         begin = first.time if first else None
         end = now if state == "running" else last_time
         since = None if last_time is None else max(0.0, now - last_time)
         remaining = None
-        if state not in ("done", "failed") and step_seconds is not None and progress.iterations is not None:
-            remaining = (progress.iterations - (progress.iteration or 0)) * step_seconds
+        if state not in ("done", "failed") and step_seconds is not None and record.iterations is not None:
+            remaining = (record.iterations - (record.iteration or 0)) * step_seconds
         limit = job.limit_seconds if job else None
         left = limit - job.seconds if job and limit else None
         return {

@@ -71,7 +71,7 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
     """:func:`summarise` for events that were read before."""
     asked = plan.backend if plan.capabilities else None
     run = record.run
-    totals, timed = record.totals, record.timed
+    totals, timed = record.sums.totals, record.sums.timed
     speeds = run.speeds(timed.samples_per_s) if run else {}
     return {
         "status": status,
@@ -94,9 +94,9 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
             {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
             for attempt, fault in record.survived
         ],
-        **energy_keys(energy_of(record.events, plan), record.metered.samples),
+        **energy_keys(energy_of(record.events, plan), record.sums.metered.samples),
         **comparison_keys(compare(record, plan, predicted) if predicted else None),
-        "metrics": record.logged if plan.script else _metrics(record.epochs, plan),
+        "metrics": record.sums.logged if plan.script else _metrics(record.epochs, plan),
     }
 
 

@@ -25,7 +25,6 @@ class Capabilities:
     frameworks: frozenset[str] = frozenset(("torch", "keras"))
     joins_ranks: bool = True
     replicates: bool = False
-    min_ranks: int = 1
     outlives_ranks: bool = False
     has_meshes: bool = True
     serves_parameters: bool = False
@@ -44,7 +43,7 @@ CAPABILITIES: Mapping[str, Capabilities] = {
     # These are strategies of tf.distribute, under its names.
     "mirrored": replace(_TENSORFLOW, joins_ranks=False, replicates=True),
     "multi_worker": _TENSORFLOW,
-    "parameter_server": replace(_TENSORFLOW, min_ranks=3),
+    "parameter_server": _TENSORFLOW,
     # With one process there are no other ranks to lose.
     "single": Capabilities(joins_ranks=False, outlives_ranks=True),
 }

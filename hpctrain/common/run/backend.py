@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES, Capabilities
+from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.common.cluster.gpus import fitting_backend, require_shareable
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.common.settings import PARAMETER_SERVERS
 
@@ -20,6 +19,7 @@ _OVER_NCCL = ("nccl", "horovod")
 
 
 def require_backend(backend: str, plan: Plan) -> None:
+    """Refuse a backend that does not exist, or that cannot do what the plan asks for."""
     if backend not in BACKENDS:
         raise HpctrainError(
             "HT-backend-unknown", "unknown backend {backend!r}", nearest(backend, BACKENDS), backend=backend
@@ -29,19 +29,12 @@ def require_backend(backend: str, plan: Plan) -> None:
     if capable is None:
         return
     if plan.framework is not None and plan.framework not in capable.frameworks:
-        (own, other), backends = (("PyTorch", "Keras"), "mpi or horovod")
+        own, other, backends = "PyTorch", "Keras", "mpi or horovod"
         if plan.framework == "torch":
             own, other, backends = "TensorFlow", "PyTorch", "mpi, nccl or gloo"
-        raise HpctrainError(
-            "HT-backend-of-other-framework",
-            "backend {backend!r} reduces {own}'s gradients, and {title} is to run in {other}",
-            f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}",
-            backend=backend,
-            own=own,
-            title=plan.title,
-            other=other,
-        )
-    _require_strategy(plan, backend, capable)
+        remedy = f"choose --backend {backends}, or --framework {'torch' if own == 'PyTorch' else 'keras'}"
+        raise _unfit(backend, f"reduces {own}'s gradients, and {plan.title} is to run in {other}", remedy)
+    _require_strategy(plan, backend)
     if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
         raise HpctrainError(
             "HT-backend-needs-mpi",
@@ -50,75 +43,38 @@ def require_backend(backend: str, plan: Plan) -> None:
             backend=backend,
         )
     if not plan.mesh.replicates_only and not capable.has_meshes:
-        raise HpctrainError(
-            "HT-backend-without-groups",
-            "backend {backend!r} has no groups of ranks for the mesh {mesh}",
-            "choose --backend nccl, mpi or gloo",
-            backend=backend,
-            mesh=plan.mesh,
-        )
+        problem = f"has no groups of ranks for the mesh {plan.mesh}"
+        raise _unfit(backend, problem, "choose --backend nccl, mpi or gloo")
     if _is_async(plan) and not capable.serves_parameters:
-        raise HpctrainError(
-            "HT-backend-without-async",
-            "sync: async needs --backend mpi, whose ranks write to each other's memory; {backend!r} cannot",
-            "choose --backend mpi; or --set sync.mode=local, with sync.every",
-            backend=backend,
-        )
+        problem = "cannot write to another rank's memory, as sync: async does"
+        raise _unfit(backend, problem, "choose --backend mpi; or --set sync.mode=local, with sync.every")
     if plan.fault_tolerant and not capable.outlives_ranks:
-        raise HpctrainError(
-            "HT-backend-without-shrink",
-            "fault_tolerance: shrink needs --backend mpi; {backend!r} ends with its first dead rank",
-            "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead",
-            backend=backend,
+        problem = "ends with its first dead rank, and fault_tolerance is shrink"
+        raise _unfit(
+            backend, problem, "choose --backend mpi; --set fault_tolerance=stop ends the run resumably instead"
         )
+
+
+def _unfit(backend: str, problem: str, remedy: str) -> HpctrainError:
+    return HpctrainError("HT-backend-unfit", "backend {backend!r} {problem}", remedy, backend=backend, problem=problem)
 
 
 def _require_sharing(plan: Plan, backend: str) -> None:
-    """Refuse to share GPUs where NCCL does not reduce the gradients, or TensorFlow would take all of their memory."""
-    if not plan.start.share_gpus:
-        return
-    if backend not in ("auto", *_OVER_NCCL):
-        raise HpctrainError(
-            "HT-gpus-shared-without-nccl",
-            "--share-gpus is for NCCL, and the backend {backend!r} does not reduce by it",
-            "choose --backend nccl or horovod, or leave --share-gpus out",
-            backend=backend,
-        )
-    if plan.framework == "keras":
-        raise HpctrainError(
-            "HT-gpus-shared-in-keras",
-            "--share-gpus is for PyTorch, and {title} is to run in Keras",
-            "choose --framework torch, or leave --share-gpus out",
-            title=plan.title,
-        )
+    """Refuse to share GPUs where NCCL does not reduce the gradients."""
+    if plan.start.share_gpus and backend not in ("auto", *_OVER_NCCL):
+        remedy = "choose --backend nccl or horovod, or leave --share-gpus out"
+        raise _unfit(backend, "does not reduce by NCCL, which --share-gpus is for", remedy)
 
 
-def _require_strategy(plan: Plan, backend: str, capable: Capabilities) -> None:
+def _require_strategy(plan: Plan, backend: str) -> None:
     """Refuse too few ranks for a strategy of tf.distribute, and recipes whose steps do more than its scope supports."""
-    if plan.ranks < capable.min_ranks:
-        raise HpctrainError(
-            "HT-backend-needs-more-ranks",
-            "backend {backend!r} needs {least} ranks at least, and -np is {ranks}: a coordinator, one "
-            "that keeps the parameters, and the workers",
-            f"-np {capable.min_ranks} or more",
-            backend=backend,
-            least=capable.min_ranks,
-            ranks=plan.ranks,
-        )
-    if backend == "parameter_server" and plan.ranks < PARAMETER_SERVERS.read() + 2:
-        raise HpctrainError(
-            "HT-backend-without-workers",
-            "{variable}={servers} leaves no worker of -np {ranks}",
-            f"-np {PARAMETER_SERVERS.read() + 2} or more",
-            variable=PARAMETER_SERVERS.name,
-            servers=PARAMETER_SERVERS.read(),
-            ranks=plan.ranks,
-        )
-    if backend in _IN_SCOPE and plan.recipe:
-        _require_plain(plan.recipe, backend)
-
-
-def _require_plain(recipe: Recipe, backend: str) -> None:
+    least = PARAMETER_SERVERS.read() + 2 if backend == "parameter_server" else 1
+    if plan.ranks < least:
+        problem = f"needs a coordinator, {least - 2} to keep the parameters, and a worker, and -np is {plan.ranks}"
+        raise _unfit(backend, problem, f"-np {least} or more; {PARAMETER_SERVERS.name} says how many keep parameters")
+    if backend not in _IN_SCOPE or plan.recipe is None:
+        return
+    recipe = plan.recipe
     odd = {
         f"model: {recipe.model.name}, with batch normalisation": recipe.model.name != "digits_cnn",
         f"precision: {recipe.precision}": recipe.precision == "fp16",
@@ -129,13 +85,8 @@ def _require_plain(recipe: Recipe, backend: str) -> None:
         f"communication.compression: {recipe.communication.compression}": recipe.communication.compression != "none",
     }
     if found := next((name for name, is_odd in odd.items() if is_odd), None):
-        raise HpctrainError(
-            "HT-backend-for-plain-networks",
-            "backend {backend!r} takes plain steps of networks without batch normalisation, and the recipe has {found}",
-            "choose --backend multi_worker, mpi or horovod",
-            backend=backend,
-            found=found,
-        )
+        problem = f"takes plain steps of networks without batch normalisation, and the recipe has {found}"
+        raise _unfit(backend, problem, "choose --backend multi_worker, mpi or horovod")
 
 
 def _is_async(plan: Plan) -> bool:
@@ -187,14 +138,8 @@ def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
             ranks=plan.ranks,
         )
     if elsewhere := [host for host in hosts if not same_host(host, machine.host)]:
-        raise HpctrainError(
-            "HT-backend-of-this-machine",
-            "backend {backend!r} starts its process on this machine, {host}, not on {other}",
-            "choose --backend auto",
-            backend=plan.asked_backend,
-            host=machine.host,
-            other=elsewhere[0],
-        )
+        problem = f"starts its process on this machine, {machine.host}, not on {elsewhere[0]}"
+        raise _unfit(plan.asked_backend, problem, "choose --backend auto")
 
 
 def _fitting(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, str]:

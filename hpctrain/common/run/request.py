@@ -18,7 +18,6 @@ MOST_SEEDS = 1000
 """How many runs a series can have."""
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
-_REPLICATED = "dp_replicate=-1,dp_shard=1,pp=1,cp=1,tp=1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,35 +144,25 @@ def require_possible(plan: Plan, *, with_data: bool = True) -> None:
 
 def _require_framework(plan: Plan) -> None:
     # Reading the mesh raises where it does not fit the ranks.
-    mesh = plan.mesh
+    mesh, recipe = plan.mesh, plan.recipe
     if plan.framework != "keras":
         return
-    if plan.recipe and plan.recipe.model.name == "gpt":
+    of_pytorch = {
+        "--share-gpus": plan.start.share_gpus,
+        f"the mesh {mesh}": not mesh.replicates_only,
+    }
+    if recipe:
+        of_pytorch |= {
+            "its network": recipe.model.name == "gpt",
+            "batch.micro_batch: auto, which predicts PyTorch's memory,": recipe.batch.micro_batch == "auto",
+            "model.frozen": recipe.model.frozen,
+            "optimizer.rates": recipe.optimizer.rates,
+        }
+    if feature := next((name for name, is_asked in of_pytorch.items() if is_asked), None):
         raise HpctrainError(
-            "HT-framework-without-network",
-            "the network of {title} is available only in PyTorch, not in Keras",
-            "--framework torch",
+            "HT-framework-unfit",
+            "{title} is to run in Keras, and {feature} is for PyTorch",
+            "choose --framework torch, or leave it out",
             title=plan.title,
-        )
-    if plan.recipe and plan.recipe.batch.micro_batch == "auto":
-        raise HpctrainError(
-            "HT-batch-auto-in-keras",
-            "batch.micro_batch: auto predicts the memory of PyTorch, and {title} is to run in Keras",
-            "--framework torch, or --set batch.micro_batch=N",
-            title=plan.title,
-        )
-    if plan.recipe and (plan.recipe.model.frozen or plan.recipe.optimizer.rates):
-        raise HpctrainError(
-            "HT-framework-without-tuning",
-            "model.frozen and optimizer.rates are for PyTorch, and {title} is to run in Keras",
-            "--framework torch",
-            title=plan.title,
-        )
-    if not mesh.replicates_only:
-        raise HpctrainError(
-            "HT-mesh-needs-pytorch",
-            "the mesh {mesh} needs PyTorch, and {title} is to run in Keras",
-            f"choose --framework torch, or --mesh {_REPLICATED}",
-            mesh=mesh,
-            title=plan.title,
+            feature=feature,
         )

@@ -17,7 +17,7 @@ from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.lines import LONGEST_LINE
-from hpctrain.common.run.events.reader import count_lines, update_index
+from hpctrain.common.run.events.reader import count_lines
 from hpctrain.common.run.streams import Streams
 from hpctrain.control.supervision.audience import Audience
 
@@ -28,8 +28,6 @@ _LOOK_BYTES = 2**22
 # After the last write, a file server that has just failed is tried again this often.
 _LAST_TRIES = 10
 _PAUSE_SECONDS = 0.2
-# Keeps the part that `hpctrain status` has to read small; an update takes some hundredths of a second.
-_INDEX_LINES = 20_000
 
 _New = TypeVar("_New", bytes, list[bytes])
 
@@ -107,7 +105,7 @@ class Follower:
         self._streams = Streams()
         self._path = directory.events
         # The line number of the last event that was read or skipped, from 1, for error messages.
-        self._number = self._indexed = count_lines(self._path)
+        self._number = count_lines(self._path)
         self._audience = audience
         self._said: set[str] = set()
 
@@ -133,9 +131,6 @@ class Follower:
             self._say_once(
                 "another file", f"it took the place of {self._path}, and further steps are not recorded there"
             )
-        if self._number - self._indexed > _INDEX_LINES:
-            update_index(self._path)
-            self._indexed = self._number
 
     def _pass_on(self, line: bytes) -> None:
         self._number += 1

@@ -174,7 +174,7 @@ def begin(path: Path) -> None:
     # The file may not exist yet: ranks that are started by hand may be the first to write it.
     events = EventsFile(path)
     stops = [event.iteration for event in events.few(StoppedEvent) if isinstance(event, StoppedEvent)]
-    _recording = Recording(path, None if events.last_step() is None else max(stops, default=0))
+    _recording = Recording(path, max(stops, default=0) if events.has_steps else None)
 
 
 def note_data_position() -> None:

@@ -155,7 +155,7 @@ def _events(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.events import EventWriter, read_events
     from hpctrain.common.run.events.kinds import FaultEvent
     from hpctrain.report.faults import fault_line, trouble_lines
-    from hpctrain.report.record import Progress
+    from hpctrain.report.record import Record
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
 
@@ -169,7 +169,7 @@ def _events(content: bytes, folder: Path) -> None:
     known = KnownRun(
         directory=directory,
         plan=plan,
-        progress=Progress.read(directory),
+        record=Record.read(directory),
         jobs=(),
         job_ids=(),
         task=None,

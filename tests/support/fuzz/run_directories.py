@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.main import main as hpctrain
-from hpctrain.common.run.events import index as events_index
 
 MOST_SECONDS, MOST_MB = 2.0, 500
 # A text of 10^6 characters in a file is in its JSON too. Logs are printed whole.
@@ -61,7 +60,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 # A number as a line of indented JSON has it, which strict readers refuse.
 _NO_JSON = re.compile(r'^ *("[^"]*": )?-?(NaN|Infinity),?$', re.MULTILINE)
 
-_JSON = (".json", ".jsonl", ".index")
+_JSON = (".json", ".jsonl")
 
 # An event of each kind that a calm run has none of.
 _RARE: tuple[dict[str, Any], ...] = (
@@ -96,7 +95,7 @@ def _is_small(path: Path) -> bool:
 def _some_file(chance: random.Random, run: Path) -> Path:
     small = [path for path in sorted(run.rglob("*")) if _is_small(path)]
     # What is read first is mutated most.
-    known = [path for path in small if path.suffix in (".json", ".jsonl", ".log", ".index")]
+    known = [path for path in small if path.suffix in (".json", ".jsonl", ".log")]
     return chance.choice(known if known and chance.random() < 0.8 else small or [run / "plan.json"])
 
 
@@ -342,15 +341,6 @@ def add_rare_events(run: Path) -> None:
     place.write_text("".join([*lines[:-1], *rare, lines[-1]]))
 
 
-def index(run: Path) -> None:
-    """Write the index of the events, which a short run has none of, beside them."""
-    place = run / "events.jsonl"
-    with place.open("rb") as file:
-        made = events_index.LineIndex()
-        made.extend(file)
-        events_index.save(made, place, file)
-
-
 def warm_up(run: Path) -> None:
     """Import what the commands import, of which each case then has a copy for nothing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -375,7 +365,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-runs-") as name:
         run = options.run or trained(Path(name))
         add_rare_events(run)
-        index(run)
         warm_up(run)
         (folder := Path(name) / "cases").mkdir()
         found: Counter[str] = Counter()

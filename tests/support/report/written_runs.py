@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import yaml
 import hpctrain.common.recipes
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import Event, parse_event
+from hpctrain.common.run.events import Event, line_of, parse_event
 from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.report.record import Record
 
 Line = dict[str, Any]
 """An event as JSON has it."""
@@ -126,3 +130,14 @@ def write_run(path: Path, plan: Plan, events: list[Line] | None) -> RunDirectory
     if events is not None:
         directory.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     return directory
+
+
+def record_of(events: Iterable[Event]) -> Record:
+    """The record of a run with these events."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(folder.name) / "events.jsonl"
+    path.write_bytes(b"".join(map(line_of, events)))
+    record = Record(path)
+    # Not before, because a record reads its file again.
+    weakref.finalize(record, folder.cleanup)
+    return record

@@ -82,7 +82,7 @@ def test_one_host_elsewhere_is_reached_by_mpirun(
     assert "--host" not in capsys.readouterr().out
     assert main([*run, "--hosts", "n1", "--backend", "single"]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-backend-of-this-machine"] and socket.gethostname() in said
+    assert codes(said) == ["HT-backend-unfit"] and socket.gethostname() in said
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     assert main(run) == 0
     assert "  --host n1:1,n2:1 " in capsys.readouterr().out

@@ -108,8 +108,8 @@ def test_ranks_share_the_gpu_that_there_is(one_gpu: None, capsys: pytest.Capture
     ("arguments", "code"),
     [
         (["-np", "1"], "HT-gpus-enough"),
-        (["-np", "2", "--backend", "mpi"], "HT-gpus-shared-without-nccl"),
-        (["-np", "2", "--framework", "keras"], "HT-gpus-shared-in-keras"),
+        (["-np", "2", "--backend", "mpi"], "HT-backend-unfit"),
+        (["-np", "2", "--framework", "keras"], "HT-framework-unfit"),
         (["-np", "2", "--hosts", "n1,n2", "--backend", "nccl"], "HT-gpus-shared-on-several-hosts"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_dry_run_says_what_a_mesh_sends(capfd: pytest.CaptureFixture[str]) -> 
     assert "mesh dp_shard" in said and " 3 " in said
     assert main(["run", "train.py", "-np", "2", "--mesh", "dp_shard=2", "--backend", "horovod", "--dry-run"]) == 2
     said = capfd.readouterr().err
-    assert codes(said) == ["HT-backend-without-groups"] and "horovod" in said and "dp_shard 2" in said
+    assert codes(said) == ["HT-backend-unfit"] and "horovod" in said and "dp_shard 2" in said
 
 
 def programs(monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:

@@ -157,7 +157,7 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--mount", "/data"], "HT-kubernetes-option-of-slurm"),
         (["--sbatch", "mail-type=END"], "HT-kubernetes-option-of-slurm"),
         (["--run-dir", "hpctrain-runs/one"], "HT-run-directory-on-no-volume"),
-        (["--backend", "gloo", "--framework", "keras"], "HT-backend-of-other-framework"),
+        (["--backend", "gloo", "--framework", "keras"], "HT-backend-unfit"),
         (["--env", "MY_TOKEN"], "HT-kubernetes-secret-in-manifest"),
     ],
 )

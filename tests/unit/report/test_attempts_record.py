@@ -19,8 +19,9 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.report.console import Console
-from hpctrain.report.record import Record, of_kind
+from hpctrain.report.record import of_kind
 from support.golden import check_text
+from support.report.written_runs import record_of
 
 STEPS, EPOCHS = 3, 4
 LAST = STEPS * EPOCHS
@@ -64,7 +65,7 @@ def test_each_step_once(cuts: list[tuple[int, bool, int]], kept_every: int) -> N
         begin = max(0, (end - older % STEPS) // kept_every * kept_every)
     events += attempt(number + 1, begin, LAST, evaluated=True, kept_every=kept_every)
     by_step.update(dict.fromkeys(range(begin + 1, LAST + 1), number + 1))
-    record = Record.of(events)
+    record = record_of(events)
     assert [(step.iteration, step.time) for step in record.steps()] == sorted(by_step.items())
     assert [epoch.epoch for epoch in record.epochs] == [*range(1, EPOCHS + 1)]
     assert [event.iteration for event in of_kind(record.events, CheckpointEvent)] == [
@@ -77,8 +78,8 @@ def test_faults_and_end_are_those_of_the_last_attempt() -> None:
     first = attempt(1, 0, 2, evaluated=False, kept_every=1)
     fault = FaultEvent(rank=1, host="n2", message="killed")
     end = EndEvent(status="resumable")
-    assert (Record.of([*first, fault, end]).faults, Record.of([*first, fault, end]).end) == ((fault,), end)
-    record = Record.of([*first, fault, end, *attempt(2, 2, 3, evaluated=False, kept_every=1)])
+    assert (record_of([*first, fault, end]).faults, record_of([*first, fault, end]).end) == ((fault,), end)
+    record = record_of([*first, fault, end, *attempt(2, 2, 3, evaluated=False, kept_every=1)])
     assert (record.faults, record.end, record.attempts[0].faults) == ((), None, (fault,))
 
 

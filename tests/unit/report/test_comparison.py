@@ -18,11 +18,20 @@ from hpctrain.common.run.plan import Start
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.page import render
 from hpctrain.report.predicted import PredictedRow
-from hpctrain.report.record import Record
 from hpctrain.report.summary import summarise
 from support.golden import check_text
 from support.report.predicted_plans import figure, record, row, written
-from support.report.written_runs import EPOCHS, STEPS, Line, digits, recipe_plan, run_events, typed, write_run
+from support.report.written_runs import (
+    EPOCHS,
+    STEPS,
+    Line,
+    digits,
+    recipe_plan,
+    record_of,
+    run_events,
+    typed,
+    write_run,
+)
 
 # The run took 10.5 s, and had 3 epochs.
 PLAN = recipe_plan(recipe=digits().model_copy(update={"epochs": EPOCHS}))
@@ -35,7 +44,7 @@ def predicted(**changes: Any) -> PredictedRow:
 
 
 def compared(events: Sequence[Line] | None = None, **changes: Any) -> Comparison:
-    return compare(Record.of([*map(typed, events or run_events())]), PLAN, predicted(**changes))
+    return compare(record_of([*map(typed, events or run_events())]), PLAN, predicted(**changes))
 
 
 def verdicts(comparison: Comparison) -> dict[str, str | None]:
@@ -160,7 +169,7 @@ def test_a_run_that_had_other_ranks_is_not_compared(tmp_path: Path) -> None:
 
 def test_ranks_that_shared_gpus_are_not_compared(tmp_path: Path) -> None:
     shared = PLAN.model_copy(update={"start": Start(share_gpus=True)})
-    found = compare(Record.of([*map(typed, run_events())]), shared, predicted())
+    found = compare(record_of([*map(typed, run_events())]), shared, predicted())
     assert found.note and comparison_keys(found) == {"predicted": None, "outside": None}
     directory = write_run(tmp_path / "shared", shared, run_events())
     assert summarise(directory, shared, "done")["shared_gpus"] is True

@@ -30,7 +30,7 @@ def test_the_row_of_the_run_s_ranks(tmp_path: Path) -> None:
 def test_as_many_ranks_on_other_nodes_are_another_run(tmp_path: Path) -> None:
     plan = recipe_plan(hosts=tuple(Slots(host=f"n{number}", slots=1) for number in (1, 2)))
     assert read(tmp_path, record(row(), row(nodes=2, step_s=figure(1, 2, 3))), plan).step_s.value == 2
-    with refused("HT-prediction-other-ranks", known="2 on 1", ranks=2, nodes=" on 2"):
+    with refused("HT-prediction-of-another-run", predicted="other ranks and nodes (2 on 1)", recorded="2 on 2"):
         read(tmp_path, record(), plan)
 
 
@@ -55,30 +55,36 @@ def test_a_script_has_neither_recipe_nor_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "code", "values"),
     [
-        ("", "HT-prediction-bad-file", {"where": ""}),
-        ('{"recipe": "digits", "rows": [', "HT-prediction-bad-file", {"where": ""}),
-        ("[1]", "HT-prediction-bad-file", {"where": ""}),
-        ({"recipe": "digits"}, "HT-prediction-bad-file", {"where": "rows: ", "problem": "Field required"}),
-        (record(rows=[]), "HT-prediction-bad-file", {"where": "rows: "}),
-        (record(row(minutes=figure(0, 1, 1e308))), "HT-prediction-bad-file", {"where": "rows.0.minutes.high: "}),
-        (record(row(step_s=3)), "HT-prediction-bad-file", {"where": "rows.0.step_s: "}),
-        (
-            record(row(step_s=figure(3, 2, 4))),
-            "HT-prediction-bad-file",
-            {"where": "rows.0.step_s: ", "problem": "Value error, 2 is not within its range, 3 to 4"},
-        ),
-        (record(row(step_s=figure(0, 1, -1))), "HT-prediction-bad-file", {"where": "rows.0.step_s.high: "}),
-        (record(row(gpus=0)), "HT-prediction-bad-file", {"where": "rows.0.gpus: "}),
-        (record(recipe="goyal2017"), "HT-prediction-other-recipe", {"predicted": "goyal2017", "recipe": "digits"}),
-        (record(row(gpus=8)), "HT-prediction-other-ranks", {"known": "8 on 1", "ranks": 2, "nodes": " on 1"}),
-        (record(row(batch_per_gpu=64.0)), "HT-prediction-other-batch", {"predicted": 128.0, "batch": 64}),
+        ("", "HT-file-not-json", {}),
+        ('{"recipe": "digits", "rows": [', "HT-file-not-json", {}),
+        ("[1]", "HT-file-value", {}),
+        ({"recipe": "digits"}, "HT-file-missing-key", {"key": "rows"}),
+        (record(rows=[]), "HT-file-value", {"key": "rows"}),
+        (record(row(minutes=figure(0, 1, 1e308))), "HT-file-value", {"key": "rows.0.minutes.high"}),
+        (record(row(step_s=3)), "HT-file-value", {"key": "rows.0.step_s"}),
+        (record(row(step_s=figure(3, 2, 4))), "HT-prediction-value-outside-range", {"value": 2, "low": 3, "high": 4}),
+        (record(row(step_s=figure(0, 1, -1))), "HT-file-value", {"key": "rows.0.step_s.high"}),
+        (record(row(gpus=0)), "HT-file-value", {"key": "rows.0.gpus"}),
     ],
 )
-def test_damaged_and_foreign_files(tmp_path: Path, content: Any, code: str, values: dict[str, object]) -> None:
-    with refused(code, path=tmp_path / "prediction.json", **values) as caught:
+def test_damaged_files(tmp_path: Path, content: Any, code: str, values: dict[str, object]) -> None:
+    with refused(code, where=f"{tmp_path / 'prediction.json'}", **values) as caught:
         read(tmp_path, content)
     remedy = "make one: hpctrain predict digits --gpu NAME --nodes 1 --gpus-per-node 2 --json > prediction.json"
     assert caught.value.hint and caught.value.hint.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("content", "values"),
+    [
+        (record(recipe="goyal2017"), {"predicted": "goyal2017", "recorded": "digits"}),
+        (record(row(gpus=8)), {"predicted": "other ranks and nodes (8 on 1)", "recorded": "2 on 1"}),
+        (record(row(batch_per_gpu=64.0)), {"predicted": "steps of 128 samples", "recorded": "64"}),
+    ],
+)
+def test_predictions_of_other_runs(tmp_path: Path, content: Any, values: dict[str, object]) -> None:
+    with refused("HT-prediction-of-another-run", path=tmp_path / "prediction.json", **values):
+        read(tmp_path, content)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -91,7 +97,7 @@ def test_a_damaged_file_of_the_run_s_own_is_told_and_stops_nothing(tmp_path: Pat
     assert own_prediction(directory, recipe_plan()) == (None, None)
     written(directory.prediction, '{"rows"')
     found, fault = own_prediction(directory, recipe_plan())
-    assert found is None and fault and fault.startswith(f"{directory.prediction} ")
+    assert found is None and fault and fault.startswith(f"{directory.prediction}: ")
     summary = summarise(directory, recipe_plan(), "done")
     assert summary["predicted"] is None and summary["outside"] is None
     assert read_comparison(directory) == (None, fault)

@@ -18,11 +18,10 @@ from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy, StartEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.energy import energy_line, energy_of, energy_text
 from hpctrain.report.page import read_summary, render
-from hpctrain.report.record import Record
 from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise
 from support.golden import check_text
-from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, run_events, write_run
+from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, record_of, run_events, write_run
 
 SAMPLES = 64
 
@@ -131,7 +130,7 @@ def attempts_of_hosts(draw: st.DrawFn) -> tuple[list[Event], dict[str, float]]:
 @given(attempts_of_hosts())
 def test_sums_over_hosts_and_attempts(run: tuple[list[Event], dict[str, float]]) -> None:
     events, total = run
-    found = energy_of(Record.of(events).events, recipe_plan())
+    found = energy_of(record_of(events).events, recipe_plan())
     if found is None:
         assert not total
         return

@@ -17,6 +17,8 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import kept, read_events
+from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.held import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.cancel import stop_launcher
@@ -24,7 +26,7 @@ from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.page import render
-from hpctrain.report.record import Progress, Record
+from hpctrain.report.record import Record, of_kind
 from hpctrain.report.status import KnownRun, RunStatus, read_status
 from support.refusals import refused
 from support.report.written_runs import Line, recipe_plan, run_events, write_run
@@ -74,7 +76,7 @@ def known(tmp_path: Path, events: list[Line], **changes: Any) -> RunStatus:
     values: dict[str, Any] = {
         "directory": directory,
         "plan": recipe_plan(),
-        "progress": Progress.read(directory),
+        "record": Record.read(directory),
         "jobs": [job()],
         "job_ids": ("12",),
         "task": None,
@@ -204,7 +206,8 @@ def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:
 def test_what_is_kept_is_what_the_report_keeps(iteration: int, tmp_path: Path) -> None:
     events = [start(), *run_events(2), start(attempt=2, iteration=iteration)]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
-    assert Progress.read(directory).epochs == Record.read(directory).epochs
+    record = Record.read(directory)
+    assert record.epochs == of_kind(kept([*read_events(directory.events)]), EpochEvent)
 
 
 def test_a_silent_run(tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
         text = [*lines[:number], lines[number].replace('"epoch": 1', damage), *lines[number + 1 :]]
         directory.events.write_text("".join(text))
         with pytest.raises(HpctrainError) as caught:
-            Progress.read(directory)
+            Record.read(directory).events  # noqa: B018
         assert caught.value.code.startswith("HT-event-")
         assert caught.value.values["where"] == f"{directory.events}:{number + 1}"
 
@@ -233,8 +236,8 @@ def test_most_steps_are_not_parsed_and_a_cut_line_is_left_out(tmp_path: Path) ->
     broken = steps[0].replace('"loss"', '"lost"')
     with directory.events.open("a") as file:
         file.write("".join([broken, *steps]) + steps[0][:30])
-    progress = Progress.read(directory)
-    assert progress.iteration == 2999 and len(progress.steps) == 100
+    record = Record.read(directory)
+    assert record.iteration == 2999 and len(record.newest_steps) == 100
 
 
 @pytest.mark.parametrize("damage", [b"\0" * 40, b'{"time": 1.0, "event": "step", \0\0\0\n', b'{"time": 1.0, "eve'])
@@ -242,9 +245,9 @@ def test_status_and_report_leave_out_the_same_end(tmp_path: Path, damage: bytes)
     directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
     with directory.events.open("ab") as file:
         file.write(damage)
-    progress, record = Progress.read(directory), Record.read(directory)
-    assert progress.last_time == record.last_time == run_events(2)[-1]["time"]
-    assert progress.steps[-1] == [*record.steps()][-1] and progress.epochs == record.epochs
+    record, events = Record.read(directory), [*read_events(directory.events)]
+    assert record.last_time == events[-1].time == run_events(2)[-1]["time"]
+    assert record.newest_steps[-1] == [*record.steps()][-1] and record.epochs == of_kind(events, EpochEvent)
 
 
 def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.run.events import kept
+from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import EpochsDone
-from hpctrain.report.record import Progress, Record
+from hpctrain.report.record import Record, of_kind
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
-from support.report.written_runs import Line, recipe_plan, run_events, typed, write_run
+from support.report.written_runs import Line, recipe_plan, record_of, run_events, typed, write_run
 
 RECOVERED = {"iteration": 7, "recovery_seconds": 0.0321, "samples_affected": 1, "ranks": 3}
 LINES = {
@@ -31,10 +33,6 @@ LINES = {
 
 def event(kind: str, **values: Any) -> Line:
     return {"time": time.time(), "event": kind, **values}
-
-
-def record_of(lines: list[Line]) -> Record:
-    return Record.of(map(typed, lines))
 
 
 def start(attempt: int, iteration: int) -> Line:
@@ -65,11 +63,11 @@ def test_the_rank_is_named_once() -> None:
 def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:
     """The checkpoint of step 4 was before the loss of step 7: it happened all the same."""
     whole = [start(1, 0), *run_events(2), RANK, HOST, start(2, 4), KILLED]
-    record = record_of(whole)
+    record = record_of(map(typed, whole))
     assert ([fault for _, fault in record.survived], record.faults) == ([typed(RANK), typed(HOST)], (typed(KILLED),))
     # Its launcher did not go on: somebody else did.
     resumed = [start(1, 0), HOST, event("end", status="resumable"), start(2, 0)]
-    assert (record_of(resumed).survived, record_of(resumed[:-1]).faults) == ([], (typed(HOST),))
+    assert (record_of(map(typed, resumed)).survived, record_of(map(typed, resumed[:-1])).faults) == ([], (typed(HOST),))
 
 
 def shrunk_events(per_epoch: tuple[int, ...]) -> list[Line]:
@@ -89,9 +87,9 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
     """Batches that shrank with the ranks make epochs longer."""
     for per_epoch, iterations in (((4, 6), 14), ((4, 6, 7), 17), ((4, 4), 12)):
         events = shrunk_events(per_epoch)
-        progress = Progress.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
-        assert (progress.iteration, progress.iterations) == (sum(per_epoch), iterations)
-    record = record_of(shrunk_events((4, 8, 2)))
+        record = Record.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
+        assert (record.iteration, record.iterations) == (sum(per_epoch), iterations)
+    record = record_of(map(typed, shrunk_events((4, 8, 2))))
     done = [EpochsDone(record).after(step) for step in record.steps()]
     assert [done[number] for number in (0, 3, 4, 11, 12, 13)] == [0.25, 1, 1.125, 2, 2.25, 2.5]
 
@@ -104,8 +102,8 @@ def test_epochs_that_a_start_keeps_where_they_have_more_steps(iteration: int, tm
         {**run_events(1)[-1], "epoch": 3},
         start(3, iteration),
     ]
-    progress = Progress.read(write_run(tmp_path / "run", recipe_plan(), twice))
-    assert progress.epochs == record_of(twice).epochs
+    record = Record.read(write_run(tmp_path / "run", recipe_plan(), twice))
+    assert record.epochs == of_kind(kept([*map(typed, twice)]), EpochEvent)
 
 
 def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.utf8 import json_text
-from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, StallEvent, class_of
+from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, class_of
 
 LONGEST_LINE = 2**24
 """Bytes of an event; the longest that was seen, a stall with a deep stack, has some thousands."""
@@ -23,11 +23,6 @@ _KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclas
 def line_of(event: Event) -> bytes:
     """The line of an event, with its end."""
     return json_text(event.record()).encode() + b"\n"
-
-
-def mark(kind: type[StallEvent]) -> bytes:
-    """Text in every line of a kind, after the time, by which a reader recognises the kind without parsing."""
-    return f'"event": "{kind.model_fields["event"].default}"'.encode()
 
 
 # How EventWriter begins a line.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.run.events.index import LineIndex, line_at, load, save
 from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
     ContinuedEvent,
@@ -29,8 +27,8 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.common.run.events.lines import LONGEST_LINE, kind_of, parse_event, parse_known
 
 _BLOCK_BYTES = 2**18
-# This many bytes are read again within some hundredths of a second.
-_INDEX_BYTES = 2**22
+# Steps and logs at the end that are known: enough for a calm mean, few enough to follow a change.
+_NEWEST = 100
 Kind = TypeVar("Kind", bound=Event)
 Frequent = TypeVar("Frequent", StepEvent, LogEvent)
 
@@ -60,11 +58,31 @@ def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
         yield last
 
 
+class _Line(NamedTuple):
+    """A line that is neither a step nor a log, or the newest of those.
+
+    Attributes:
+        number: from 1.
+        offset: the bytes before it.
+        kind: of its event; empty for what is none.
+        step: the last step of the attempt before it.
+    """
+
+    number: int
+    offset: int
+    kind: bytes
+    step: _Line | None
+
+
 class EventsFile:
     """The events of a run as far as they are written now; a file that is not there has none.
 
     Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
-    what a script logs. The others are found without parsing those, and once an index is there without reading them.
+    what a script logs. Where the others are is found once, without parsing any of them.
+
+    Attributes:
+        lines: the number of lines.
+        has_steps: whether any attempt has made a step.
 
     Raises:
         HpctrainError: the file cannot be read or is damaged, see :func:`read_events`; from here and all methods.
@@ -72,19 +90,31 @@ class EventsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._index = LineIndex()
+        self.lines, self.has_steps = 0, False
+        self._few: list[_Line] = []
+        self._last: _Line | None = None
         with reading(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
-            self._index = load(path, file)
-            known = self._index.length
-            file.seek(known)
-            self._index.extend(_whole_lines(file))
-            if self._index.length > known + _INDEX_BYTES:
-                save(self._index, path, file)
+            self._find_lines(file)
 
-    @property
-    def lines(self) -> int:
-        """The number of lines."""
-        return self._index.lines
+    def _find_lines(self, file: BufferedReader) -> None:
+        # Of the current attempt. A long run has millions of lines, so these are tuples.
+        newest: dict[bytes, deque[tuple[int, int]]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
+        steps, offset, number, kind, begin = newest[b"step"], 0, 0, b"", 0
+        for number, line in enumerate(_whole_lines(file), start=1):
+            kind, begin = kind_of(line), offset
+            if kind in newest:
+                newest[kind].append((number, offset))
+            else:
+                if kind == b"start":
+                    self.has_steps = self.has_steps or bool(steps)
+                    newest[b"step"].clear()
+                    newest[b"log"].clear()
+                self._few.append(_Line(number, offset, kind, _Line(*steps[-1], b"step", None) if steps else None))
+            offset += len(line)
+        self._newest = {kind: [_Line(*place, kind, None) for place in places] for kind, places in newest.items()}
+        self.has_steps = self.has_steps or bool(steps)
+        if number:
+            self.lines, self._last = number, _Line(number, begin, kind, None)
 
     def __iter__(self) -> Iterator[Event]:
         if not self.lines:
@@ -106,64 +136,38 @@ class EventsFile:
         each end of an epoch: what :func:`kept` needs, if :data:`BOUNDS` are among them.
         """
         names = {kind.model_fields["event"].default.encode() for kind in kinds}
-        if not self._index.few:
-            return
-        begin, parsed, last = 0, None, None
-        with reading(self._path), open_regular(self._path, links=False) as file:
-            for place, step in self._index.few:
-                line = line_at(file, place)
-                kind = kind_of(line)
-                if kind == b"start":
-                    begin = place.number
-                if names and kind and kind not in names:
-                    continue
-                event = self._parse(line, place.number)
-                if step and step.number > begin and isinstance(event, _AFTER_STEPS):
-                    if last is None or step != parsed:
-                        parsed, last = step, self._parse(line_at(file, step), step.number)
-                    yield last
-                yield event
+        # What is no event is parsed too, which says so.
+        lines = [line for line in self._few if not names or not line.kind or line.kind in names]
+        last = None
+        for line, event in zip(lines, self._events(lines), strict=True):
+            if line.step and isinstance(event, _AFTER_STEPS):
+                if last is None or line.step != last[0]:
+                    last = line.step, next(self._events([line.step]))
+                yield last[1]
+            yield event
 
     def newest(self, kind: type[Frequent]) -> list[Frequent]:
         """The last hundred steps, or log events, of the last attempt."""
-        places = self._index.newest(kind)
-        if not places:
-            return []
-        # A start before all of them need not be found.
-        few = itertools.takewhile(places[0].__lt__, (place for place, _ in reversed(self._index.few)))
-        with reading(self._path), open_regular(self._path, links=False) as file:
-            begin = next((place.number for place in few if kind_of(line_at(file, place)) == b"start"), 0)
-            events = [self._parse(line_at(file, place), place.number) for place in places if place.number > begin]
-        return [event for event in events if isinstance(event, kind)]
-
-    def last_step(self) -> StepEvent | None:
-        """The last step of any attempt; None without one."""
-        if not self._index.steps:
-            return None
-        with reading(self._path), open_regular(self._path, links=False) as file:
-            place = self._index.steps[-1]
-            return cast(StepEvent, self._parse(line_at(file, place), place.number))
+        lines = self._newest[kind.model_fields["event"].default.encode()] if self.lines else []
+        return [event for event in self._events(lines) if isinstance(event, kind)]
 
     def last(self) -> Event | None:
         """The last event; None without one."""
-        place = self._index.last()
-        if place is None:
-            return None
+        return next(self._events([self._last] if self._last else []), None)
+
+    def _events(self, lines: Sequence[_Line]) -> Iterator[Event]:
+        if not lines:
+            return
         with reading(self._path), open_regular(self._path, links=False) as file:
-            return self._parse(line_at(file, place), place.number)
+            for line in lines:
+                file.seek(line.offset)
+                yield self._parse(file.readline(LONGEST_LINE), line.number)
 
     def _parse(self, line: bytes, number: int) -> Event:
         return parse_known(line) or parse_event(line, f"{self._path}:{number}")
 
 
 Events = EventsFile | Sequence[Event]
-
-
-def update_index(path: Path) -> None:
-    """Bring the index beside a long file of events up to date, where both can be read and written."""
-    with contextlib.suppress(HpctrainError):
-        EventsFile(path)
-
 
 _AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
 # By which it is known what was lost and done again.

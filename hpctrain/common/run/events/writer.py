@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +12,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.private import private
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.run.events.kinds import CheckpointEvent, Event, OtherEvent, StallEvent, StartEvent
-from hpctrain.common.run.events.lines import LONGEST_LINE, line_of, mark, parse_event
-from hpctrain.common.run.events.reader import EventsFile, intact_length
+from hpctrain.common.run.events.kinds import CheckpointEvent, Event, LogEvent, OtherEvent, StepEvent
+from hpctrain.common.run.events.lines import LONGEST_LINE, line_of
+from hpctrain.common.run.events.reader import EventsFile, attempts, intact_length
 
-# Any rank that sees a stall writes it, so these events do not say how far the writing rank was.
-_ASIDE = mark(StallEvent)
 # How far ranks can be ahead of the one that writes, and more: it takes part in each step.
 _RECENT = 16
 _BLOCK_BYTES = 65536
@@ -64,8 +61,10 @@ class EventWriter:
         if self._file:
             return
         self._open(path, alone=True)
+        events = EventsFile(path)
+        recorded = [*attempts(events.outline())[-1:], events.newest(StepEvent), events.newest(LogEvent)]
         # Events of unknown kinds cannot be compared, and this version emits none of them.
-        self._there = {_identity(event) for event in _newest(path) if not isinstance(event, OtherEvent)}
+        self._there = {_identity(event) for part in recorded for event in part if not isinstance(event, OtherEvent)}
         while self._recent:
             self._write(self._recent.popleft())
 
@@ -138,53 +137,31 @@ def _identity(event: Event) -> tuple[Any, ...]:
     return tuple(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank"))
 
 
-def _newest(path: Path) -> list[Event]:
-    """Events at the end of a file, of its last attempt: as many as any rank can be behind, stalls apart."""
-    begin, text = _end_of(path, lambda text: text.count(b"\n") - text.count(_ASIDE) > _RECENT)
-    # The first may be a part of a line.
-    lines = text.splitlines()[1 if begin else 0 :]
-    # Numbered from the end: how many lines are before them is not known.
-    events: list[Event] = []
-    for number, line in enumerate(lines):
-        event = parse_event(line, f"{path}, line {len(lines) - number} from its end")
-        events = [] if isinstance(event, StartEvent) else [*events, event]
-    return events
-
-
 def _drop_partial_line(path: Path) -> None:
     """A crash in the middle of a line leaves a part of it, which the next line must not be glued to.
 
     Raises:
         HpctrainError: the file ends in more than any event has, which nothing is cut off of.
     """
-    begin, text = _end_of(path, _has_a_line)
-    if begin and not _has_a_line(text):
-        raise HpctrainError(
-            "HT-events-without-line-ends",
-            "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
-            "restore it; without it, a run goes on from its newest checkpoint",
-            exit_code=1,
-            path=path,
-            megabytes=len(text) / 1e6,
-        )
-    if (length := intact_length(text)) < len(text):
-        with open(path, "r+b", opener=private) as file:
-            file.truncate(begin + length)
-
-
-def _has_a_line(text: bytes) -> bool:
-    """Whether a text from somewhere in a file has a line of which both ends are known."""
-    return text.count(b"\n") > 1
-
-
-def _end_of(path: Path, enough: Callable[[bytes], bool]) -> tuple[int, bytes]:
-    """Where the end of a file begins, and that end: as much as is ``enough``, or more than two events can have."""
     length = _BLOCK_BYTES
     with open_regular(path, links=False) as file:
         end = file.seek(0, os.SEEK_END)
         while True:
             begin = file.seek(max(0, end - length))
             text = file.read(end - begin)
-            if not begin or len(text) > 2 * LONGEST_LINE or enough(text):
-                return begin, text
+            # A line of which both ends are known.
+            if not begin or text.count(b"\n") > 1:
+                break
+            if len(text) > 2 * LONGEST_LINE:
+                raise HpctrainError(
+                    "HT-events-without-line-ends",
+                    "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
+                    "restore it; without it, a run goes on from its newest checkpoint",
+                    exit_code=1,
+                    path=path,
+                    megabytes=len(text) / 1e6,
+                )
             length *= 2
+    if (whole := intact_length(text)) < len(text):
+        with open(path, "r+b", opener=private) as writable:
+            writable.truncate(begin + whole)

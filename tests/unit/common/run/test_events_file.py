@@ -1,9 +1,8 @@
-"""Long files of events: what is not parsed, the index beside them, and which events count."""
+"""Long files of events: what is not parsed, and which events count."""
 
 from __future__ import annotations
 
 import json
-import os
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,8 +16,6 @@ from pydantic import ValidationError
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, kept, line_of, parse_event, read_events
-from hpctrain.common.run.events import index as index_module
-from hpctrain.common.run.events import reader as reader_module
 from hpctrain.common.run.events.kinds import (
     CheckpointEvent,
     ContinuedEvent,
@@ -66,15 +63,8 @@ def write(path: Path, events: Sequence[Event]) -> Path:
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is not long, but has an index as soon as it is read."""
-    monkeypatch.setattr(reader_module, "_INDEX_BYTES", 0)
-    monkeypatch.setattr(index_module, "_END_BYTES", 300)
+def path(tmp_path: Path) -> Path:
     return write(tmp_path / "events.jsonl", [*steps_of_a_run(257)])
-
-
-def index_of(path: Path) -> Path:
-    return path.with_name("events.index")
 
 
 def contents(path: Path) -> tuple[list[Event], list[Event], list[StepEvent], Event | None]:
@@ -102,105 +92,18 @@ def expected(path: Path) -> tuple[list[Event], list[Event], list[Event], Event |
 
 
 def test_what_is_not_parsed_is_as_if_it_were(path: Path) -> None:
-    assert not index_of(path).exists()
     assert contents(path) == expected(path)
-    assert index_of(path).exists()
-    assert contents(path) == expected(path)
-
-
-def test_a_file_that_grows(path: Path) -> None:
-    """What was read before is not read again, and a line that is not whole is none."""
-    assert contents(path) == expected(path)
-    before = json.loads(index_of(path).read_bytes())
     with path.open("ab") as file:
         for event in (StartEvent(attempt=2, iteration=240), *map(step, range(241, 300)), epoch(24)):
             file.write(line_of(event))
+        # A line that is not whole is none.
         file.write(line_of(step(300))[:40])
     assert contents(path) == expected(path)
-    after = json.loads(index_of(path).read_bytes())
-    assert after["few"][: len(before["few"])] == before["few"] and after["lines"] == before["lines"] + 61
+    assert EventsFile(path).lines == len([*read_events(path)])
 
 
 def test_no_file_has_no_events(tmp_path: Path) -> None:
     assert contents(tmp_path / "events.jsonl") == ([], [], [], None)
-
-
-def changed_within(path: Path) -> None:
-    """Same length, other lines: a step becomes a checkpoint."""
-    text = path.read_bytes()
-    line = line_of(step(7))
-    other = line_of(CheckpointEvent(iteration=7))
-    path.write_bytes(text.replace(line, other[:-2] + b" " * (len(line) - len(other)) + other[-2:]))
-
-
-def changed_order(path: Path) -> None:
-    """In the middle of what the index covers, and the file has grown since."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    number = lines.index(line_of(step(100)))
-    lines[number : number + 2] = lines[number : number + 2][::-1]
-    path.write_bytes(b"".join([*lines, line_of(step(258))]))
-
-
-def other_steps(path: Path) -> None:
-    """At the end of what the index covers, and the file has grown since."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:-5], *(line_of(step(number, loss=1 / 3)) for number in range(251, 280))]))
-
-
-def cut_and_grown(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:200], *(line_of(step(number, samples=9)) for number in range(1000, 1200))]))
-
-
-def another_run(path: Path) -> None:
-    write(path, [StartEvent(attempt=1, iteration=0), run(None), *map(step, range(1, 999))])
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:9000])
-
-
-@pytest.mark.parametrize("change", [changed_within, changed_order, other_steps, cut_and_grown, another_run, cut])
-def test_an_index_that_does_not_fit_is_made_anew(path: Path, change: Any) -> None:
-    contents(path)
-    os.utime(path, ns=(1, 1))
-    contents(path)
-    change(path)
-    assert contents(path) == expected(path)
-    assert contents(path) == expected(path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0\xff",
-        b"[]",
-        b'{"length": -1}',
-        b'{"few": [[[1, 999999999], null]], "lines": 5, "length": 10}',
-        b"[" * 99999,
-        b'{"length": 0, "lines": 5, "steps": [[1, -5]]}',
-        b'{"length": 0, "lines": 5, "steps": [[1, 1180591620717411303424]]}',
-        b'{"length": 0, "lines": 5, "steps": [[1, 7]]}',
-    ],
-)
-def test_an_index_that_is_none_is_made_anew(path: Path, content: bytes) -> None:
-    index_of(path).write_bytes(content)
-    assert contents(path) == expected(path)
-    assert json.loads(index_of(path).read_bytes())["lines"] == len([*read_events(path)])
-
-
-def test_an_index_is_written_in_place_of_a_link(path: Path, tmp_path: Path) -> None:
-    aim = tmp_path / "aim"
-    aim.write_text("mine")
-    index_of(path).symlink_to(aim)
-    contents(path)
-    assert aim.read_text() == "mine" and not index_of(path).is_symlink()
-
-
-def test_a_folder_that_cannot_be_written(path: Path) -> None:
-    index_of(path).mkdir()
-    assert contents(path) == expected(path)
 
 
 @pytest.mark.parametrize("keys", [["event", "time"], ["iteration", "event", "time"]])
@@ -320,10 +223,11 @@ def test_a_record_of_a_long_run_is_small(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         record = Record.read(directory)
+        assert record.sums.totals.count == 20_000
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert record.totals.count == 20_000 and record.totals.samples == 160_000
-    assert record.timed.seconds == 0.25 * 19_999
+    assert record.sums.totals.count == 20_000 and record.sums.totals.samples == 160_000
+    assert record.sums.timed.seconds == 0.25 * 19_999
     # As models they have 20 MB; 8 bytes each are for the median.
     assert peak < 2e6 < path.stat().st_size

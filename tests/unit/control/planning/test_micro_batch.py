@@ -138,7 +138,7 @@ def test_it_is_refused_where_memory_would_decide_the_result_or_is_not_predicted(
     for span in ("null", "world"):
         with refused("HT-batch-auto-with-batch-norm", model="resnet50"):
             load_recipe("goyal2017", [*GHOST, f"model.batch_norm.span={span}"])
-    with refused("HT-batch-auto-in-keras", title="digits"):
+    with refused("HT-framework-unfit", title="digits"):
         unplaced_plan(TrainingRequest(work=DIGITS, ranks=1, framework="keras"), BOTH)
     divided = override_recipe(DIGITS, ["mesh.dp_shard=2"])
     with refused("HT-prediction-not-data-parallel"):

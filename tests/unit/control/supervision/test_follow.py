@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import tempfile
 import tracemalloc
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import line_of, read_events
-from hpctrain.common.run.events.kinds import EndEvent, LogEvent, StoppedEvent
+from hpctrain.common.run.events.kinds import EndEvent, StoppedEvent
 from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.follow import Follower, Tail
 from support.refusals import refused
@@ -162,14 +161,3 @@ def test_something_else_in_place_of_the_events_is_not_waited_for(tmp_path, make)
     assert len(said) == 1 and str(directory.events) in said[0]
     with refused("HT-file-unreadable"):
         list(read_events(directory.events))
-
-
-def test_the_index_of_a_long_run_keeps_up(tmp_path):
-    directory = RunDirectory(tmp_path)
-    shown = []
-    follower = Follower(directory, Audience(show=shown.append))
-    line = line_of(LogEvent(iteration=1, values={"a" * 300: 1.0}))
-    directory.events.write_bytes(line * 25_000)
-    follower.advance(last=True)
-    assert len(shown) == 25_000
-    assert json.loads(directory.events.with_name("events.index").read_bytes())["lines"] == 25_000

@@ -179,8 +179,8 @@ def test_keys_that_do_not_go_together(overrides: list[str], code: str) -> None:
     ("given", "code"),
     [
         (["--set", "model.init_from=nothing"], "HT-weights-not-there"),
-        (["--set", "model.frozen=['0']", "--framework", "keras"], "HT-framework-without-tuning"),
-        (["--set", "optimizer.rates={'0': 2}", "--framework", "keras"], "HT-framework-without-tuning"),
+        (["--set", "model.frozen=['0']", "--framework", "keras"], "HT-framework-unfit"),
+        (["--set", "optimizer.rates={'0': 2}", "--framework", "keras"], "HT-framework-unfit"),
     ],
 )
 def test_runs_that_do_not_begin(tmp_path: Path, capfd: pytest.CaptureFixture[str], given: list[str], code: str) -> None:
