@@ -191,7 +191,8 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
 
 
 def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
-    from hpctrain.report.schedule import at_world, picture_format, plot, schedule, table
+    from hpctrain.report.pictures import picture_format
+    from hpctrain.report.schedule import at_world, plot, schedule, table
 
     # Everything is checked before anything is written or printed.
     found = schedule(at_world(recipe, world)) if world or file else {}

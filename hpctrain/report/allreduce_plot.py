@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
 from hpctrain.report.benchmarks import COPY, Row, size_text
+from hpctrain.report.pictures import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,15 +32,12 @@ _TICK_FACTOR = 16
 def plot(rows: Sequence[Row]) -> bytes:
     """Plot the rows of :func:`hpctrain.report.benchmarks.allreduce_rows`, for any numbers of ranks, into a PNG file."""
     numbers = list(dict.fromkeys(row["ranks"] for row in rows))
-    with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "lines.markersize": 4.5}):
-        figure = Figure(figsize=(6.4 * len(numbers), 4.6), layout="constrained")
+    with picture(6.4 * len(numbers), 4.6, **{"lines.markersize": 4.5}) as (figure, content):
         panels = figure.subplots(1, len(numbers), squeeze=False, sharey=True)[0]
         for panel, ranks in zip(panels, numbers, strict=True):
             _draw(panel, [row for row in rows if row["ranks"] == ranks])
         panels[0].set_ylabel("time of one all-reduce, slowest rank, median")
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()
+        return content("png")
 
 
 def _draw(panel: Axes, rows: Sequence[Row]) -> None:
@@ -57,10 +52,8 @@ def _draw(panel: Axes, rows: Sequence[Row]) -> None:
     panel.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: size_text(nbytes)))
     panel.xaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(EngFormatter(unit="s"))
-    panel.grid(color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
     panel.set_title(f"{rows[0]['ranks']} ranks" + (", oversubscribed" if rows[0]["oversubscribed"] else ""))
-    panel.legend(frameon=False)
+    panel.legend()
 
 
 def _ticks(smallest: int, largest: int) -> list[int]:

@@ -6,12 +6,11 @@ import io
 from html import escape
 from typing import TYPE_CHECKING
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator, ScalarFormatter
 from rich.console import Console
 
 from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.report.pictures import BLUE, GREY, ORANGE, picture
 from hpctrain.report.prediction import candidate_table, mesh_text, prediction_notes, prediction_table, yardstick
 
 if TYPE_CHECKING:
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
     from hpctrain.control.predict.prediction import Prediction, Row
     from hpctrain.control.predict.values import Estimate
-
-# Okabe and Ito's colours, https://jfly.uni-koeln.de/color
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#777777"
 
 # Meshes of a search in one picture.
 _MESHES = 15
@@ -63,21 +59,20 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
     if prediction.candidates:
         return _mesh_plot(prediction, kind)
     nodes = [row.nodes for row in prediction.rows]
-    with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(9.6, 4.0), layout="constrained")
+    with picture(9.6, 4.0) as (figure, content):
         rate, share = figure.subplots(1, 2)
         rates = [row.tokens_per_s or row.samples_per_s for row in prediction.rows]
         first = rates[0].value / nodes[0]
-        rate.plot(nodes, [first * count for count in nodes], color=_GREY, linestyle=":", label="in proportion")
-        _band(rate, nodes, rates, _BLUE, "predicted")
+        rate.plot(nodes, [first * count for count in nodes], color=GREY, linestyle=":", label="in proportion")
+        _band(rate, nodes, rates, BLUE, "predicted")
         what = "tokens" if prediction.rows[0].tokens_per_s else "samples"
         rate.set(yscale="log", ylabel=f"{what} per second")
         rate.yaxis.set_major_formatter(EngFormatter())
         rate.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
         rate.yaxis.set_minor_formatter(EngFormatter() if _within_a_decade(prediction) else NullFormatter())
-        _band(share, nodes, [row.efficiency for row in prediction.rows], _BLUE, "efficiency, recipe's batch")
+        _band(share, nodes, [row.efficiency for row in prediction.rows], BLUE, "efficiency, recipe's batch")
         if not prediction.rows[0].tokens_per_s:
-            _band(share, nodes, [row.weak_efficiency for row in prediction.rows], _ORANGE, "the same samples a rank")
+            _band(share, nodes, [row.weak_efficiency for row in prediction.rows], ORANGE, "the same samples a rank")
         share.set(ylabel=f"efficiency against {yardstick(prediction)}", ylim=(0, 1.05))
         for panel in (rate, share):
             _nodes(panel, nodes, prediction.worthwhile)
@@ -86,9 +81,7 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
         figure.suptitle(
             f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node", parse_math=False
         )
-        file = io.BytesIO()
-        figure.savefig(file, format=kind, dpi=150)
-    return file.getvalue()
+        return content(kind)
 
 
 def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
@@ -96,8 +89,7 @@ def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
     shown = prediction.candidates[:_MESHES]
     names = [_mesh_label(row) for row in shown]
     places = range(len(shown))
-    with rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(10.5, 1.4 + 0.36 * len(shown)), layout="constrained")
+    with picture(10.5, 1.4 + 0.36 * len(shown), **{"font.size": 8, "axes.grid.axis": "x"}) as (figure, content):
         rate, held = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         found = [row.tokens_per_s for row in shown if row.tokens_per_s is not None]
         values = [each.value for each in found]
@@ -105,23 +97,18 @@ def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
             [each.value - each.low for each in found],
             [each.high - each.value for each in found],
         ]
-        rate.barh(places, values, color=_BLUE, height=0.6)
-        rate.errorbar(values, places, xerr=spread, fmt="none", ecolor=_GREY, capsize=2, linewidth=0.8)
+        rate.barh(places, values, color=BLUE, height=0.6)
+        rate.errorbar(values, places, xerr=spread, fmt="none", ecolor=GREY, capsize=2, linewidth=0.8)
         rate.set(xlabel="tokens per second (lines: 80 % of the cases)", yticks=places, yticklabels=names)
         rate.xaxis.set_major_formatter(EngFormatter())
         rate.invert_yaxis()
-        held.barh(places, [row.memory_bytes.value / 1e9 for row in shown], color=_ORANGE, height=0.6)
-        held.axvline(gpu(prediction.node.gpu).memory_bytes / 1e9, color=_GREY, linewidth=0.8)
+        held.barh(places, [row.memory_bytes.value / 1e9 for row in shown], color=ORANGE, height=0.6)
+        held.axvline(gpu(prediction.node.gpu).memory_bytes / 1e9, color=GREY, linewidth=0.8)
         held.set(xlabel=f"GB of a rank (line: what {prediction.node.gpu} has)")
-        for panel in (rate, held):
-            panel.grid(axis="x", color="#dddddd", linewidth=0.6)
-            panel.set_axisbelow(True)
         figure.suptitle(
             f"{prediction.name} on {shown[0].gpus} {prediction.node.gpu}: the fastest meshes that fit", parse_math=False
         )
-        file = io.BytesIO()
-        figure.savefig(file, format=kind, dpi=150)
-    return file.getvalue()
+        return content(kind)
 
 
 def _mesh_label(row: Row) -> str:
@@ -164,7 +151,5 @@ def _nodes(panel: Axes, nodes: Sequence[int], worthwhile: int | None) -> None:
     panel.xaxis.set_major_formatter(ScalarFormatter())
     panel.xaxis.set_minor_locator(NullLocator())
     if worthwhile is not None:
-        panel.axvline(worthwhile, color=_GREY, linewidth=0.8)
-    panel.grid(color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.legend(frameon=False)
+        panel.axvline(worthwhile, color=GREY, linewidth=0.8)
+    panel.legend()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.schedule import LearningRate, learning_rate
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Data, Optimizer
+from hpctrain.report.pictures import BLUE, picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +26,6 @@ _OPENWEBTEXT, _CONTEXT = 9_035_582_198, 1024
 _POINTS = 2000
 # Values whose ratio exceeds _WIDE get a logarithmic axis, which ends at _LOWEST of the highest.
 _WIDE, _LOWEST = 100, 1e-4
-_FORMATS = ("png", "svg", "pdf")
-_ENDINGS = ", ".join(f".{kind}" for kind in _FORMATS)
 
 
 def training_samples(data: Data) -> int:
@@ -127,29 +124,9 @@ def table(found: dict[str, Any]) -> Table:
     return rows
 
 
-def picture_format(file: Path) -> str:
-    """The format of a picture with that name.
-
-    Raises:
-        HpctrainError: there is no such format.
-    """
-    kind = file.suffix.lower().removeprefix(".")
-    if kind not in _FORMATS:
-        raise HpctrainError(
-            "HT-plot-unknown-format",
-            "--plot {path}: no picture ends in {suffix}",
-            f"valid: {_ENDINGS}",
-            path=file,
-            suffix=file.suffix or "nothing",
-        )
-    return kind
-
-
 def plot(recipe: Recipe, kind: str = "png") -> bytes:
-    """Plot batch, rate and momentum by a recipe of :func:`at_world`, in a format of :func:`picture_format`."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
+    """Plot batch, rate and momentum by a recipe of :func:`at_world`, in a format of
+    :func:`hpctrain.report.pictures.picture_format`."""
     rate = learning_rate(recipe, training_samples(recipe.data))
     curves: dict[str, Callable[[float], float]] = {
         "batch": lambda iteration: recipe.global_batch,
@@ -158,16 +135,13 @@ def plot(recipe: Recipe, kind: str = "png") -> bytes:
     }
     iterations = _iterations(rate)
     epochs = [iteration / rate.iterations_per_epoch for iteration in iterations]
-    with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    with picture(6.4, 6.4) as (figure, content):
         panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2.5, 1))
         for panel, (label, value) in zip(panels, curves.items(), strict=True):
             _draw(panel, label, epochs, [value(iteration) for iteration in iterations])
         panels[0].set_title(f"{recipe.name}: {rate.iterations_per_epoch} iterations an epoch", parse_math=False)
         panels[-1].set_xlabel("epoch")
-        file = io.BytesIO()
-        figure.savefig(file, format=kind, dpi=150)
-    return file.getvalue()
+        return content(kind)
 
 
 def _iterations(rate: LearningRate) -> list[int]:
@@ -179,11 +153,9 @@ def _iterations(rate: LearningRate) -> list[int]:
 
 
 def _draw(panel: Axes, label: str, epochs: list[float], values: list[float]) -> None:
-    panel.plot(epochs, values, color="#0072B2", linewidth=1.6)
+    panel.plot(epochs, values, color=BLUE, linewidth=1.6)
     panel.set(ylabel=label, xlim=(0, epochs[-1]), ylim=(0, 1.08 * max(values) or 1))
     positive = [value for value in values if value > 0]
     if positive and max(positive) > _WIDE * min(positive):
         panel.set_yscale("log", nonpositive="mask")
         panel.set_ylim(max(min(positive), _LOWEST * max(positive)) / 1.5, 1.5 * max(positive))
-    panel.grid(color="#dddddd", linewidth=0.6)
-    panel.set_axisbelow(True)

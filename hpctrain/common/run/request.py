@@ -147,7 +147,7 @@ def _require_framework(plan: Plan) -> None:
     mesh, recipe = plan.mesh, plan.recipe
     if plan.framework != "keras":
         return
-    of_pytorch = {
+    of_pytorch: dict[str, object] = {
         "--share-gpus": plan.start.share_gpus,
         f"the mesh {mesh}": not mesh.replicates_only,
     }

@@ -155,6 +155,35 @@ def test_runs_side_by_side(runs: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert re.search("half +other +script\\[red\\]", table) and re.search(r"arguments +— +— +--lr 0\.1", table)
 
 
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_curves_over_each_other(runs: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs of the same name, without events, and with a metric that others have not; and no warning of a font."""
+    logged = [{"event": "log", "time": 1.0, "iteration": step, "values": {"bleu": step / 9}} for step in range(2000)]
+    write_run(runs / "more" / "half", script_plan(), [*run_events(1)[:1], *logged])
+    write_run(runs / "字$x$", recipe_plan(), run_events())
+    names = ["hpctrain-runs/half", "hpctrain-runs/more/half", "hpctrain-runs/script[red]", "hpctrain-runs/字$x$"]
+    picture = Path(f"curves.{kind}")
+    assert main(["compare", *names, "--plot", str(picture)]) == 0
+    assert capsys.readouterr().err == f"wrote {picture}\n"
+    text = picture.read_bytes()
+    assert text.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind])
+    if kind == "svg":
+        panels = re.findall(r"<!-- ([\w/]+) -->", text.decode())
+        assert [name for name in panels if name == "bleu" or "/" in name][:3] == [
+            "step/loss",
+            "epoch/train_loss",
+            "epoch/test_accuracy",
+        ]
+        assert "bleu" in panels and panels.index("bleu") < panels.index("step/learning_rate")
+
+
+def test_a_picture_that_cannot_be_written(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "hpctrain-runs/half", "--plot", "curves.gif"]) == 2
+    assert codes(capsys.readouterr().err) == ["HT-plot-unknown-format"]
+    assert main(["compare", "hpctrain-runs/half", "--plot", "nowhere/curves.png"]) == 2
+    assert codes(capsys.readouterr().err) == ["HT-output-folder-missing"]
+
+
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -62,7 +63,8 @@ class EventWriter:
             return
         self._open(path, alone=True)
         events = EventsFile(path)
-        recorded = [*attempts(events.outline())[-1:], events.newest(StepEvent), events.newest(LogEvent)]
+        recorded: list[Sequence[Event]] = [events.newest(StepEvent), events.newest(LogEvent)]
+        recorded += attempts(events.outline())[-1:]
         # Events of unknown kinds cannot be compared, and this version emits none of them.
         self._there = {_identity(event) for part in recorded for event in part if not isinstance(event, OtherEvent)}
         while self._recent:
