@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from hpctrain.report.record import Record, of_kind
 # The share of the excess that a cause has to explain to be named as the likely one.
 _MOSTLY = 0.5
 INSIDE = "inside"
+_SLOWER = "slower than predicted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,72 +131,31 @@ def _incomparable(record: Record, plan: Plan, predicted: PredictedRow) -> str:
     return f"not compared with its prediction, which is for {predicted.gpus} ranks: the run had {had}"
 
 
-def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> list[Figure]:
-    timed, slow = record.sums.timed, "slower than predicted"
-    figures = [
-        Figure(
-            name="step_s",
-            title="step (median)",
-            measured=statistics.median(record.sums.durations) if record.sums.durations else None,
-            predicted=predicted.step_s,
-            below="faster",
-            above=slow,
-            text=_duration,
-        ),
-        Figure(
-            name="samples_per_s",
-            title="samples/s",
-            measured=timed.samples_per_s,
-            predicted=predicted.samples_per_s,
-            below=slow,
-            above="faster",
-            text=_number,
-        ),
-        Figure(
-            name="communication_share",
-            title="communication",
-            measured=timed.communication_share,
-            predicted=predicted.communication_share,
-            below="less than predicted",
-            above="more than predicted",
-            text=_percent,
-        ),
-    ]
-    return [*figures, *_totals(record, plan, predicted, slow)]
-
-
-def _totals(record: Record, plan: Plan, predicted: PredictedRow, slow: str) -> list[Figure]:
-    """The time and energy of the whole run; they are measured only once it is done."""
+def _figures(record: Record, plan: Plan, predicted: PredictedRow) -> Iterator[Figure]:
+    timed = record.sums.timed
+    # The time and energy of the whole run are measured only once it is done.
     end = record.end if record.end and record.end.status == "done" else None
-    figures = []
-    if predicted.minutes is not None:
-        figures.append(
-            Figure(
-                name="minutes",
-                title="time",
-                measured=end.seconds / 60 if end and end.seconds is not None else None,
-                predicted=predicted.minutes,
-                below="faster",
-                above=slow,
-                text=lambda minutes: _duration(60 * minutes),
+    energy = energy_of(record.events, plan) if end else None
+    measured = {
+        "step_s": statistics.median(record.sums.durations) if record.sums.durations else None,
+        "samples_per_s": timed.samples_per_s,
+        "communication_share": timed.communication_share,
+        "minutes": end.seconds / 60 if end and end.seconds is not None else None,
+        "kwh": kwh(energy.total) if energy else None,
+    }
+    for name, (title, below, above, text) in _FIGURES.items():
+        if (interval := getattr(predicted, name)) is not None:
+            covers = name == "kwh" and energy and energy.total
+            yield Figure(
+                name=name,
+                title=title,
+                measured=measured[name],
+                predicted=interval,
+                below=below,
+                above=above,
+                text=text,
+                remark=f"measured of {energy.covers}; predicted of whole nodes" if covers and energy else "",
             )
-        )
-    if predicted.kwh is not None:
-        energy = energy_of(record.events, plan) if end else None
-        figures.append(
-            Figure(
-                name="kwh",
-                title="energy, kWh",
-                measured=kwh(energy.total) if energy else None,
-                predicted=predicted.kwh,
-                # The prediction is of whole nodes, and no counter sees all that one draws.
-                below=None,
-                above="more than predicted",
-                text=_number,
-                remark=f"measured of {energy.covers}; predicted of whole nodes" if energy and energy.total else "",
-            )
-        )
-    return figures
 
 
 def _causes(record: Record, figures: dict[str, Figure], nodes: int) -> list[str]:
@@ -210,7 +170,7 @@ def _causes(record: Record, figures: dict[str, Figure], nodes: int) -> list[str]
         ]
     elif figures.get("minutes") and figures["minutes"].excess:
         found += _between_steps(record, 60 * figures["minutes"].excess)
-    slower = any(figure.verdict == "slower than predicted" for figure in figures.values())
+    slower = any(figure.verdict == _SLOWER for figure in figures.values())
     return found if slower or figures["communication_share"].excess else []
 
 
@@ -271,3 +231,14 @@ def _percent(share: float) -> str:
 def _number(value: float) -> str:
     """Three digits, without an exponent for large ones."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_FIGURES: dict[str, tuple[str, str | None, str, Callable[[float], str]]] = {
+    "step_s": ("step (median)", "faster", _SLOWER, _duration),
+    "samples_per_s": ("samples/s", _SLOWER, "faster", _number),
+    "communication_share": ("communication", "less than predicted", "more than predicted", _percent),
+    "minutes": ("time", "faster", _SLOWER, lambda minutes: _duration(60 * minutes)),
+    # The prediction is of whole nodes, and no counter sees all that one draws.
+    "kwh": ("energy, kWh", None, "more than predicted", _number),
+}
+"""By key of ``summary.json`` and of a prediction: the title, the verdicts below and above the range, and the form."""

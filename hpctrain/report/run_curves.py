@@ -47,17 +47,12 @@ def plot_runs(runs: Mapping[str, EventsFile], kind: str) -> bytes:
     # Of what a model learns, and then of its costs, first what most runs have.
     names.sort(key=lambda name: (name.endswith(_COSTS), -sum(name in of_run for of_run in curves.values())))
     names = names[:_PANELS]
-    rows = max(1, -(-len(names) // _COLUMNS))
+    columns = min(_COLUMNS, max(1, len(names)))
+    rows = max(1, -(-len(names) // columns))
+    height = 2.6 * rows + 0.2 * -(-len(runs) // _LEGEND_COLUMNS)
     looks = list(itertools.islice(_looks(), len(runs)))
-    with picture(
-        4.8 * min(_COLUMNS, max(1, len(names))),
-        2.6 * rows + 0.2 * -(-len(runs) // _LEGEND_COLUMNS),
-        **{"lines.linewidth": 1.4},
-    ) as (
-        figure,
-        content,
-    ):
-        panels = figure.subplots(rows, min(_COLUMNS, max(1, len(names))), squeeze=False).flat
+    with picture(4.8 * columns, height, **{"lines.linewidth": 1.4}) as (figure, content):
+        panels = figure.subplots(rows, columns, squeeze=False).flat
         for panel, name in itertools.zip_longest(panels, names):
             if name is None:
                 panel.set_axis_off()

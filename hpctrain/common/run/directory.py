@@ -31,7 +31,7 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticSerializationError
@@ -73,71 +73,37 @@ def port_of(path: Path) -> int:
     return _FIRST_PORT + zlib.crc32(bytes(path)) % _PORTS
 
 
+class _Within:
+    """The path of a file or folder of a run, from its directory's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDirectory, owner: type[RunDirectory]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """One run's directory. Making the object touches nothing."""
 
     path: Path
 
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def dumps(self) -> Path:
-        return self.path / "dumps"
-
-    @property
-    def stop(self) -> Path:
-        return self.path / "stop"
-
-    @property
-    def script(self) -> Path:
-        return self.path / "job.sh"
-
-    @property
-    def submission(self) -> Path:
-        return self.path / "submission.json"
-
-    @property
-    def prediction(self) -> Path:
-        return self.path / "prediction.json"
-
-    @property
-    def verdict(self) -> Path:
-        return self.path / "verify.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        return self.path / "wandb"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def ranks(self) -> Path:
-        return self.path / "ranks"
+    plan: ClassVar = _Within("plan.json")
+    events: ClassVar = _Within("events.jsonl")
+    summary: ClassVar = _Within("summary.json")
+    checkpoints: ClassVar = _Within("checkpoints")
+    dumps: ClassVar = _Within("dumps")
+    stop: ClassVar = _Within("stop")
+    script: ClassVar = _Within("job.sh")
+    submission: ClassVar = _Within("submission.json")
+    prediction: ClassVar = _Within("prediction.json")
+    verdict: ClassVar = _Within("verify.json")
+    report: ClassVar = _Within("report.html")
+    tensorboard: ClassVar = _Within("tensorboard")
+    wandb: ClassVar = _Within("wandb")
+    logs: ClassVar = _Within("logs")
+    ranks: ClassVar = _Within("ranks")
 
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"

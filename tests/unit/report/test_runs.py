@@ -172,7 +172,7 @@ def test_curves_over_each_other(runs: Path, kind: str, capsys: pytest.CaptureFix
         assert [name for name in panels if name == "bleu" or "/" in name][:3] == [
             "step/loss",
             "epoch/train_loss",
-            "epoch/test_accuracy",
+            "epoch/test_loss",
         ]
         assert "bleu" in panels and panels.index("bleu") < panels.index("step/learning_rate")
 
