@@ -17,7 +17,7 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.utf8 import json_text
-from hpctrain.report.say import answer, tell, terminal
+from hpctrain.report.output import answer, tell, terminal
 
 if TYPE_CHECKING:
     from hpctrain.common.run.plan import HostOptions

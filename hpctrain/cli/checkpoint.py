@@ -15,7 +15,7 @@ from hpctrain.common.checkpoints.reconcile import GONE, missing
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 

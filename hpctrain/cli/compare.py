@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.tables import AsJson, print_table
-from hpctrain.report.say import answer_json
+from hpctrain.report.output import answer_json
 
 if TYPE_CHECKING:
     from hpctrain.common.run.directory import RunDirectory

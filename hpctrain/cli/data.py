@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.utf8 import json_text
-from hpctrain.report.say import answer
+from hpctrain.report.output import answer
 
 if TYPE_CHECKING:
     from hpctrain.common.files.objects import Objects

@@ -15,7 +15,7 @@ from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.run.directory import RUNS
-from hpctrain.report.say import answer_json, tell, terminal
+from hpctrain.report.output import answer_json, tell, terminal
 
 if TYPE_CHECKING:
     from rich.text import Text

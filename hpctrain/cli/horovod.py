@@ -12,7 +12,7 @@ import typer
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.horovod.wheel import Progress
-from hpctrain.report.say import answer, answer_json, tell, terminal
+from hpctrain.report.output import answer, answer_json, tell, terminal
 
 app = typer.Typer(
     add_completion=False,

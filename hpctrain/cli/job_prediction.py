@@ -10,7 +10,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script
 from hpctrain.control.schedulers.job_prediction import named_gpu, predict_job, predict_jobs
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
-from hpctrain.report.say import tell
+from hpctrain.report.output import tell
 
 
 def print_prediction(job: PreparedJob, work: Recipe | Script, gpu: str | None) -> None:

@@ -13,7 +13,7 @@ from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.slurm.submission import PreparedJob, check
 from hpctrain.control.schedulers.slurm.submission import submit as submit_job
-from hpctrain.report.say import answer, tell, terminal
+from hpctrain.report.output import answer, tell, terminal
 
 # The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130

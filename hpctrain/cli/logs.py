@@ -10,7 +10,7 @@ import typer
 
 from hpctrain.cli.status import Target
 from hpctrain.common.errors import HpctrainError
-from hpctrain.report.say import answer, tell
+from hpctrain.report.output import answer, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.schedulers.find_run import FoundRun

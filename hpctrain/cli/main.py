@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from hpctrain.cli import completion
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import missing_extra
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, tell
 
 # name: (module, its function or Typer application, help)
 _COMMANDS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.printable import shell_word
-from hpctrain.report.say import tell
+from hpctrain.report.output import tell
 
 _ELSEWHERE = "choose another place for it"
 

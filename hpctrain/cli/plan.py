@@ -24,7 +24,7 @@ from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import own_threads, rank_environment
 from hpctrain.control.planning.mesh import mesh_lines, parameters
 from hpctrain.control.planning.planner import make_plan
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.zero import Stage, StateBytes

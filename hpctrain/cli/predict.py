@@ -39,6 +39,7 @@ from hpctrain.control.predict.transformers.settings import parse_settings
 from hpctrain.control.programs.trace import trace_script
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.topology.node_file import node_map_of
+from hpctrain.report.output import answer, answer_json, tell
 from hpctrain.report.prediction import (
     candidate_table,
     memory_warnings,
@@ -46,7 +47,6 @@ from hpctrain.report.prediction import (
     prediction_record,
     prediction_table,
 )
-from hpctrain.report.say import answer, answer_json, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.prediction import Prediction

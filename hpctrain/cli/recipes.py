@@ -20,7 +20,7 @@ from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -16,7 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RUNS, RunDirectory
-from hpctrain.report.say import answer, tell
+from hpctrain.report.output import answer, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.runs import RunRow

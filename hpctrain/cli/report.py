@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.report.say import answer, answer_json, say, tell
+from hpctrain.report.output import answer, answer_json, say, tell
 
 if TYPE_CHECKING:
     from hpctrain.common.run.directory import RunDirectory

@@ -26,7 +26,7 @@ from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import command_for
-from hpctrain.report.say import answer, say, tell, terminal
+from hpctrain.report.output import answer, say, tell, terminal
 
 if TYPE_CHECKING:
     from hpctrain.common.run.events import Event

@@ -13,7 +13,7 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostNames
 from hpctrain.common.errors import HpctrainError
-from hpctrain.report.say import tell
+from hpctrain.report.output import tell
 
 if TYPE_CHECKING:
     from hpctrain.common.shards.work import Work

@@ -12,7 +12,7 @@ from hpctrain.cli.tables import table_width
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RUNS
-from hpctrain.report.say import answer, answer_json, duration, tell
+from hpctrain.report.output import answer, answer_json, duration, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus

@@ -23,7 +23,7 @@ from hpctrain.common.run.plan import Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.preparation import container_options, find_cluster, host_options, prepare, requested
 from hpctrain.control.schedulers.request import require_options
-from hpctrain.report.say import tell
+from hpctrain.report.output import tell
 
 
 @with_groups

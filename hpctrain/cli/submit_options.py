@@ -12,7 +12,7 @@ from hpctrain.cli import completion
 from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.preparation import ScriptContent
 from hpctrain.control.schedulers.request import further_options
-from hpctrain.report.say import answer
+from hpctrain.report.output import answer
 
 
 def _print_variables(wanted: bool) -> None:

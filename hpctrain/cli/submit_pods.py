@@ -22,7 +22,7 @@ from hpctrain.control.schedulers.places import kubectl_commands
 from hpctrain.control.schedulers.preparation import host_options
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.report.say import answer, tell
+from hpctrain.report.output import answer, tell
 
 
 @dataclass(frozen=True, kw_only=True)

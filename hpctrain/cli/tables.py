@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.report.say import terminal
+from hpctrain.report.output import terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -17,7 +17,7 @@ from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.report.say import answer, answer_json, tell, terminal
+from hpctrain.report.output import answer, answer_json, tell, terminal
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -24,7 +24,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.verified_scripts import note_script
-from hpctrain.report.say import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, tell
 
 if TYPE_CHECKING:
     from hpctrain.control.verify.runs import Verdict

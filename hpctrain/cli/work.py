@@ -18,7 +18,7 @@ from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Script
-from hpctrain.report.say import say
+from hpctrain.report.output import say
 
 # How other kinds of files become a script.
 _OTHER_CODE = {

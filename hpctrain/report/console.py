@@ -26,10 +26,10 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.bars import Lines
 from hpctrain.report.faults import event_line, spike_line
+from hpctrain.report.output import Patient, say
+from hpctrain.report.overwritten_lines import Lines
 from hpctrain.report.record import StepTotals, iterations
-from hpctrain.report.say import Patient, say
 
 # How much of what a rank wrote to stderr is known to have been shown: longer than any error with its traceback.
 _SHOWN_CHARACTERS = 2**16

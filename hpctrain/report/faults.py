@@ -46,17 +46,6 @@ def stall_line(stall: StallEvent) -> str:
     )
 
 
-def non_finite_line(event: NonFiniteEvent) -> str:
-    """The line of a step with numbers that are not finite, and what was done about it."""
-    went_on = {
-        "skip": "its update was left out",
-        "roll_back": f"the run goes on after it with the parameters of step {event.to}",
-        "stop": "the run ends",
-    }
-    where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
-    return f"step {event.iteration} had numbers that are not finite{shortened(where)}: {went_on[event.rule]}"
-
-
 def spike_line(spikes: Sequence[SpikeEvent]) -> str:
     """The line of consecutive steps with a loss spike."""
     first, last = spikes[0], spikes[-1]
@@ -76,25 +65,11 @@ def consecutive(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
     return groups
 
 
-def broken_images_line(broken: BrokenImagesEvent) -> str:
-    """The line of broken images: how many, and which."""
-    count, names = broken.count, broken.names
-    more = "" if count == len(names) else f" and {count - len(names)} more"
-    images = "1 image" if count == 1 else f"{count} images"
-    return f"epoch {broken.epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
-
-
 def damaged_line(damaged: DamagedEvent) -> str:
     """The line of a damaged checkpoint, with its new name."""
     if damaged.kept_as is None:
         return f"checkpoint {damaged.path} was {damaged.fault}"
     return f"checkpoint {damaged.path} was damaged and skipped: {damaged.fault}; it is now {damaged.kept_as}"
-
-
-def changed_line(changed: ChangedEvent) -> str:
-    """The line of changed settings, with old and new values."""
-    values = (f"{key} {old} → {new}" for key, (old, new) in changed.differences.items())
-    return f"the run went on with other settings: {shortened(', '.join(values))}"
 
 
 # The order in which the report's page lists them.
@@ -106,16 +81,25 @@ def event_line(event: Event) -> str | None:
     match event:
         case DamagedEvent():
             return damaged_line(event)
-        case ChangedEvent():
-            return changed_line(event)
+        case ChangedEvent(differences=differences):
+            values = (f"{key} {old} → {new}" for key, (old, new) in differences.items())
+            return f"the run went on with other settings: {shortened(', '.join(values))}"
         case FaultEvent():
             return fault_line(event)
         case StallEvent():
             return stall_line(event)
-        case BrokenImagesEvent():
-            return broken_images_line(event)
+        case BrokenImagesEvent(epoch=epoch, count=count, names=names):
+            more = "" if count == len(names) else f" and {count - len(names)} more"
+            images = "1 image" if count == 1 else f"{count} images"
+            return f"epoch {epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
         case NonFiniteEvent():
-            return non_finite_line(event)
+            went_on = {
+                "skip": "its update was left out",
+                "roll_back": f"the run goes on after it with the parameters of step {event.to}",
+                "stop": "the run ends",
+            }
+            where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
+            return f"step {event.iteration} had numbers that are not finite{shortened(where)}: {went_on[event.rule]}"
     return None
 
 

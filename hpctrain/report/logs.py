@@ -19,8 +19,8 @@ from hpctrain.common.run.events.lines import LONGEST_LINE
 from hpctrain.common.run.streams import Streams
 from hpctrain.control.schedulers.find_run import FoundRun
 from hpctrain.control.supervision.follow import Tail
-from hpctrain.report.bars import Lines
 from hpctrain.report.console import Console
+from hpctrain.report.overwritten_lines import Lines
 
 # Bytes read at a time from all logs, and at least from each, so that lines that several ranks printed are merged.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**16

@@ -8,7 +8,6 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
-from hpctrain.common.run.values import ratio
+from hpctrain.common.run.value_types import ratio
 from hpctrain.report.record import Record
 from hpctrain.report.verified import StepDifference
 
@@ -124,30 +123,40 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     if not record.by_epoch:
         return _by_step_alone(record)
     pictures: dict[str, str] = {}
-    steps = _by_step(record) if record.sums.totals.count else None
-    if steps:
-        pictures["Loss"] = _picture("loss", lambda axes: _loss(axes, record, steps.loss))
     if any(epoch.test_accuracy is not None for epoch in record.epochs):
         pictures["Test accuracy"] = _picture("accuracy", lambda axes: _accuracy(axes, record, reported))
-    if steps:
-        pictures["Learning rate"] = _picture("rate", lambda axes: _learning_rate(axes, steps.rate))
-        throughput = partial(_throughput, record=record, steps=steps.samples_per_s)
-        pictures["Throughput, samples/s"] = _picture("throughput", throughput)
-    return pictures
+    sums = record.sums
+    if not sums.totals.count:
+        return pictures
+    loss, rate, speed = Means(sums.totals.count), Means(sums.totals.count), Means(sums.timed.count)
+    done = EpochsDone(record)
+    for step in record.steps():
+        x = done.after(step)
+        loss.add(x, step.loss)
+        rate.add(x, step.learning_rate)
+        if sums.is_timed(step):
+            speed.add(x, ratio(step.samples, step.seconds))
+    return {
+        "Loss": _picture("loss", lambda axes: _loss(axes, record, loss)),
+        **pictures,
+        "Learning rate": _picture("rate", lambda axes: _learning_rate(axes, rate)),
+        "Throughput, samples/s": _picture("throughput", lambda axes: _throughput(axes, record, speed)),
+    }
 
 
 def _by_step_alone(record: Record) -> dict[str, str]:
     """The curves of a script: its logged values by name, and the known values of its steps."""
-    drawn = itertools.islice(record.sums.logged_counts.items(), MOST_NAMES)
+    sums = record.sums
+    drawn = itertools.islice(sums.logged_counts.items(), MOST_NAMES)
     series = {name: Means(count) for name, count in drawn}
     for event in record.logs():
         for name in event.values.keys() & series.keys():
             series[name].add(event.iteration, event.values[name])
     # Added last, because a script may log these names, too.
-    rate, seconds = Means(record.sums.totals.count), Means(record.sums.timed.count)
+    rate, seconds = Means(sums.totals.count), Means(sums.timed.count)
     for step in record.steps():
         rate.add(step.iteration, step.learning_rate)
-        if record.sums.is_timed(step):
+        if sums.is_timed(step):
             seconds.add(step.iteration, step.seconds)
     series |= {"Learning rate": rate, "Seconds a step": seconds}
     return {name: _picture("script", partial(_points, means=means)) for name, means in series.items() if means.known}
@@ -249,28 +258,6 @@ def _by_epoch(
     values = ((epoch.epoch, value(epoch)) for epoch in record.epochs)
     if points := [(epoch, each) for epoch, each in values if each is not None]:
         axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Steps:
-    """The values of the steps over the epochs done with them."""
-
-    loss: Means
-    rate: Means
-    samples_per_s: Means
-
-
-def _by_step(record: Record) -> _Steps:
-    totals, timed = record.sums.totals, record.sums.timed
-    found = _Steps(loss=Means(totals.count), rate=Means(totals.count), samples_per_s=Means(timed.count))
-    done = EpochsDone(record)
-    for step in record.steps():
-        x = done.after(step)
-        found.loss.add(x, step.loss)
-        found.rate.add(x, step.learning_rate)
-        if record.sums.is_timed(step):
-            found.samples_per_s.add(x, ratio(step.samples, step.seconds))
-    return found
 
 
 class EpochsDone:

@@ -26,7 +26,7 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.values import ratio
+from hpctrain.common.run.value_types import ratio
 from hpctrain.control.schedulers.slurm.queue import is_job_id
 
 Kind = TypeVar("Kind", bound=Event)

@@ -18,8 +18,8 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
 from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
+from hpctrain.report.output import duration
 from hpctrain.report.record import Record
-from hpctrain.report.say import duration
 from hpctrain.report.status import RunStatus, run_status
 
 # The list appears without Slurm's answer if that takes longer.

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.values import Count, Number, Outcome, Seconds, Text
+from hpctrain.common.run.value_types import Count, Number, Outcome, Seconds, Text
 from hpctrain.report.comparison import compare, comparison_keys
 from hpctrain.report.energy import energy_keys, energy_of
 from hpctrain.report.predicted import PredictedRow, own_prediction

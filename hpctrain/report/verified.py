@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.values import Count, Number, Text
+from hpctrain.common.run.value_types import Count, Number, Text
 
 
 class StepDifference(BaseModel):

@@ -8,7 +8,6 @@ open, as the launcher and every rank do. A directory has no second name, so nobo
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import psutil
@@ -30,34 +29,6 @@ def works_in(process: psutil.Process, path: Path) -> bool:
     except (OSError, psutil.Error):
         return False
     return any(_is(each, wanted) for each in descriptors)
-
-
-def send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal to a process, and never to a later one that has got its number.
-
-    Raises:
-        psutil.NoSuchProcess: it has ended.
-        psutil.AccessDenied: it is another user's.
-    """
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError as error:
-        raise psutil.NoSuchProcess(process.pid) from error
-    except OSError:
-        # Linux before 5.3, or a container that does not allow it.
-        process.send_signal(number)
-        return
-    try:
-        # Compares the start time: from here on the descriptor stands for this very process.
-        if not process.is_running():
-            raise psutil.NoSuchProcess(process.pid)
-        signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError as error:
-        raise psutil.NoSuchProcess(process.pid) from error
-    except PermissionError as error:
-        raise psutil.AccessDenied(process.pid) from error
-    finally:
-        os.close(descriptor)
 
 
 def _is(descriptor: Path, wanted: os.stat_result) -> bool:

@@ -18,7 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import matching
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.processes import works_in
-from hpctrain.common.run.values import Count, Seconds, Text
+from hpctrain.common.run.value_types import Count, Seconds, Text
 
 LOST_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Broken pipe")
 """What Gloo says, in the error of a rank, of a connection that the other side closed."""

@@ -16,7 +16,7 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
-from hpctrain.common.run.processes import send_signal, works_in
+from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, ask
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
@@ -143,7 +143,7 @@ def stop_launcher(
         # Says why SIGTERM comes; a launcher that cannot be told ends all the same.
         with contextlib.suppress(HpctrainError):
             ask(directory.stop, CANCELLED, replace=True)
-        send_signal(process, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         yield f"asked the launcher, process {pid}, to stop"
         process.wait(seconds)
     except psutil.NoSuchProcess:

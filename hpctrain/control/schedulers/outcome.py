@@ -13,7 +13,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.resuming import array_task
-from hpctrain.common.run.values import Outcome
+from hpctrain.common.run.value_types import Outcome
 
 # Of a longer line of a log the end is left out.
 _LONGEST = 400

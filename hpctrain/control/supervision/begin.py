@@ -15,7 +15,7 @@ from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE

@@ -21,7 +21,6 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import Event, parse_event
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.processes import send_signal
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE, ask
 from hpctrain.control.launchers.command import Torchrun
@@ -181,7 +180,7 @@ class _Pod:
         _, alive = psutil.wait_procs(members, timeout=_TERMINATE_SECONDS)
         for member in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                send_signal(member, signal.SIGKILL)
+                member.send_signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_KILL_SECONDS)
         with contextlib.suppress(ProcessLookupError):

@@ -17,9 +17,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan, Stop
-from hpctrain.common.run.processes import send_signal, works_in
+from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import RankRecord, ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, reason_in
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
@@ -468,7 +468,7 @@ def _send_all(members: list[psutil.Process], number: signal.Signals) -> None:
     for member in members:
         # A script can have started what runs as another user, as sudo does: that ends by itself, or not at all.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            send_signal(member, number)
+            member.send_signal(number)
 
 
 def _session(process: psutil.Process) -> int | None:

@@ -15,7 +15,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require as require_extras
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT
 from hpctrain.control.horovod.check import require

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, StartEvent, StepEvent
-from hpctrain.common.run.values import ratio
+from hpctrain.common.run.value_types import ratio
 
 # MLflow takes no other names (mlflow/utils/validation.py), and a curve has the same name in every tracker.
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)

@@ -23,7 +23,7 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.values import LIMIT
+from hpctrain.common.run.value_types import LIMIT
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm import Communicator, forks
 

@@ -31,7 +31,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory, port_of, read_model
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StallEvent
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankRecord, is_own_record, write_record
 from hpctrain.common.run.streams import mark_stderr

@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import kept, read_events
 from hpctrain.common.run.events.kinds import EpochEvent
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.cancel import stop_launcher
 from hpctrain.control.schedulers.find_run import find_run

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Lt
 from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict
 
-from hpctrain.common.run.values import Count, Finite, Number, Outcome, Rate, Seconds, Text, ratio
+from hpctrain.common.run.value_types import Count, Finite, Number, Outcome, Rate, Seconds, Text, ratio
 
 
 class BaseEvent(BaseModel):

@@ -66,44 +66,28 @@ def parse_event(line: bytes, where: str) -> Event:
     """
     if known := parse_known(line):
         return known
+    keys: list[str] = []
     try:
-        value = from_json(line)
-    except ValueError as error:
-        raise HpctrainError(
-            "HT-event-not-json", "{where}: not an event: {problem}", where=where, problem=str(error)
-        ) from error
-    if not isinstance(value, dict) or not isinstance(value.get("event"), str) or "time" not in value:
-        raise HpctrainError("HT-event-lacks-keys", "{where}: not an event: it lacks 'event' or 'time'", where=where)
-    if (begun := _BEGINNING.match(line)) and begun[1].decode() != value["event"]:
-        raise HpctrainError(
-            "HT-event-two-names",
-            "{where}: not an event: it is {first!r}, and {second!r} too",
-            where=where,
-            first=begun[1].decode(),
-            second=value["event"],
-        )
-    try:
-        return class_of(value).model_validate(value)
+        return _parse_closely(line)
     except ValidationError as error:
-        raise HpctrainError(
-            "HT-event-invalid",
-            "{where}: the event {event!r} {problem}",
-            where=where,
-            event=value["event"],
-            problem=_fault(error),
-            keys=[dotted(each["loc"]) for each in error.errors(include_url=False)],
-        ) from error
+        faults = error.errors(include_url=False, include_context=False)
+        # Where a script logs values, names are its own.
+        places = [[part if part.isprintable() else repr(part) for part in map(str, fault["loc"])] for fault in faults]
+        keys = [*map(dotted, places)]
+        problems = [
+            f"{key}: {fault['msg']}" + ("" if fault["type"] == "missing" else f", not {reprlib.repr(fault['input'])}")
+            for key, fault in zip(keys, faults, strict=True)
+        ]
+        problem = "; ".join(problems)
+    except ValueError as error:
+        problem = str(error)
+    raise HpctrainError("HT-event-invalid", "{where}: not an event: {problem}", where=where, problem=problem, keys=keys)
 
 
-def _fault(error: ValidationError) -> str:
-    """The faults of an event, by its keys."""
-    missing: list[str] = []
-    wrong: dict[str, str] = {}
-    for each in error.errors(include_url=False, include_context=False):
-        name = dotted(part if part.isprintable() else repr(part) for part in map(str, each["loc"]))
-        if each["type"] == "missing":
-            missing.append(f"'{name}'")
-        else:
-            key = str(each["loc"][0])
-            wrong.setdefault(key, f"cannot have {name} = {reprlib.repr(each['input'])}: {each['msg']}")
-    return "; ".join([f"lacks {', '.join(missing)}"] * bool(missing) + [*wrong.values()])
+def _parse_closely(line: bytes) -> Event:
+    values = from_json(line)
+    if not isinstance(values, dict) or not isinstance(values.get("event"), str) or "time" not in values:
+        raise ValueError("it lacks 'event' or 'time'")
+    if (begun := _BEGINNING.match(line)) and begun[1].decode() != values["event"]:
+        raise ValueError(f"it is {begun[1].decode()!r}, and {values['event']!r} too")
+    return class_of(values).model_validate(values)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpctrain.common.files.printable import dotted, printable
-from hpctrain.report.say import answer, answer_json, tell, terminal
+from hpctrain.report.output import answer, answer_json, tell, terminal
 
 _HOSTILE = "a\x1b]0;title\x07b\x9b2J\u202ec\r"
 

@@ -51,7 +51,7 @@ _ALLOWED = {
         "worker.programs.links",
     },
     "written where the user says": {"cli.output_files"},
-    "a folder, of which nothing is read": {"common.run.held"},
+    "a folder, of which nothing is read": {"common.run.open_directory"},
     "made anew, or opened with private() as opener": {
         "common.checkpoints.manifest",
         "common.checkpoints.publish",
@@ -61,13 +61,13 @@ _ALLOWED = {
         "common.run.events.writer",
         "common.run.stopping",
     },
-    "a folder, to hold it": {"control.launchers.open_mpi_folder", "common.run.held"},
+    "a folder, to hold it": {"control.launchers.open_mpi_folder", "common.run.open_directory"},
     "images that the benchmark was given": {"worker.bench.other_loaders"},
     "the user's own terminal, or what the user's command reads": {"worker.train.debugger", "worker.train.rank"},
     "the null device": {
         "cli.program",
         "cli.verify",
-        "report.say",
+        "report.output",
         "worker.verify.recorder",
     },
 }

@@ -137,7 +137,7 @@ def test_lines_that_hide_an_event_are_refused(path: Path, line: bytes) -> None:
     ):
         with pytest.raises(HpctrainError) as caught:
             read()
-        assert caught.value.code in ("HT-event-not-json", "HT-event-two-names")
+        assert caught.value.code == "HT-event-invalid"
         assert caught.value.values["where"] == f"{path}:6"
 
 

@@ -1,9 +1,8 @@
-"""Which processes belong to a run, and signals that reach no other."""
+"""Which processes belong to a run."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.common.run.processes import send_signal, works_in
+from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.resuming.attempts import require_attempt_ended
 from hpctrain.control.schedulers.cancel import stop_launcher
@@ -80,38 +79,3 @@ def test_ranks_of_the_last_attempt_are_the_runs_processes(
     except Exception as error:
         refused = str(each.pid) in str(error)
     assert refused == own
-
-
-@pytest.mark.parametrize("pidfd", [True, False])
-def test_a_signal_for_a_process_that_has_ended(monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
-    if not pidfd:
-
-        def missing(number: int) -> int:
-            raise OSError(38, "Function not implemented")
-
-        monkeypatch.setattr(os, "pidfd_open", missing)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        process = psutil.Process(child.pid)
-        send_signal(process, signal.SIGTERM)
-        assert child.wait(10) == -signal.SIGTERM
-        with pytest.raises(psutil.NoSuchProcess):
-            send_signal(process, signal.SIGTERM)
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_a_signal_for_an_earlier_process_of_that_number() -> None:
-    """As if the number had been used again: the process of now began at another time."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        earlier = psutil.Process(child.pid)
-        number, began = earlier._ident
-        earlier._ident = (number, began - 5.0)
-        with pytest.raises(psutil.NoSuchProcess):
-            send_signal(earlier, signal.SIGKILL)
-        assert child.poll() is None
-    finally:
-        child.kill()
-        child.wait()

@@ -18,7 +18,7 @@ from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.control.resuming import attempts
 from hpctrain.control.resuming.attempts import Attempt, hold_run, next_attempt, require_attempt_ended, run_events
 from support.refusals import refused

@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Stop
 from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import read_records

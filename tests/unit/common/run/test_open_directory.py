@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.held import HeldDirectory
+from hpctrain.common.run.open_directory import HeldDirectory
 
 
 @pytest.fixture
