@@ -27,7 +27,7 @@ from hpctrain.common.run.verified_scripts import note_script
 from hpctrain.report.output import answer, answer_json, tell
 
 if TYPE_CHECKING:
-    from hpctrain.control.verify.runs import Verdict
+    from hpctrain.control.verify.verdict import Verdict
 
 _DIFFERENT = 3
 _RANKS = 2
@@ -128,15 +128,14 @@ def verify(
 
 def _answer(verdict: Verdict, *, as_json: bool) -> None:
     """Print the verdict, and keep it in the ranks' run."""
-    from hpctrain.report.verified import Verdict as Written
     from hpctrain.report.verified import lines_of
 
-    record = verdict.record()
+    record = verdict.model_dump(mode="json")
     write_json(RunDirectory(verdict.run).verdict, record)
     if as_json:
         answer_json(record)
         return
-    for line in lines_of(Written.model_validate(record)):
+    for line in lines_of(verdict):
         answer(line)
 
 

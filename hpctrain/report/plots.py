@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
 from hpctrain.common.run.value_types import ratio
+from hpctrain.control.verify.verdict import StepDifference
 from hpctrain.report.record import Record
-from hpctrain.report.verified import StepDifference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

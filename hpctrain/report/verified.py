@@ -3,54 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.value_types import Count, Number, Text
-
-
-class StepDifference(BaseModel):
-    """How far ranks were from one process at a step, and what rounding errors made there, relative to the tensor."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    difference: Number
-    noise: Number
-
-
-class FirstDifference(BaseModel):
-    """The first tensor that differs."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    step: Count
-    kind: Text
-    name: Text
-    shape: Annotated[tuple[Count, ...], Field(max_length=64)]
-    rank: Count
-    one_process: Number
-    ranks: Number
-    difference: Number
-    noise: Number
-    factor: Number
-
-
-class Verdict(BaseModel):
-    """The content of ``verify.json``, which is what ``hpctrain verify --json`` prints."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    equal: bool
-    ranks: Count
-    steps: Count
-    largest_difference: Number
-    noise: Number
-    differences: tuple[StepDifference, ...]
-    first: FirstDifference | None
-    cause: Text
-    notes: tuple[Text, ...]
+from hpctrain.control.verify.verdict import Verdict
 
 
 def read_verdict(directory: RunDirectory) -> Verdict | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.run.step_records import NAMELESS, Kept, RankFacts, StepRecord
+from hpctrain.control.verify.verdict import TensorDifference
 
 RankSteps = tuple[RankFacts, list[StepRecord]]
 
@@ -28,31 +29,6 @@ _SAMPLES_TOLERANCE = 1e-4
 def precision(name: str) -> float:
     """The distance of 1 to the next number of a floating type."""
     return _PRECISIONS.get(name, _PRECISIONS["float32"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A tensor that differs at a step.
-
-    Attributes:
-        step: counted from 1.
-        rank: the one that has it.
-        one, ranks_have: the element that differs most, or of a large tensor its norm.
-        relative: the norm of the difference, relative to the tensor's.
-        noise: what rounding errors make, likewise.
-        factor: what the tensor was multiplied by, if it was.
-    """
-
-    step: int
-    kind: str
-    name: str
-    shape: tuple[int, ...]
-    rank: int
-    one: float
-    ranks_have: float
-    relative: float
-    noise: float
-    factor: float | None
 
 
 @dataclass(kw_only=True)
@@ -74,8 +50,8 @@ class Comparison:
 
     steps: int = 0
     tensors: int = 0
-    different: list[Difference] = field(default_factory=list)
-    between: list[Difference] = field(default_factory=list)
+    different: list[TensorDifference] = field(default_factory=list)
+    between: list[TensorDifference] = field(default_factory=list)
     largest: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
     samples: list[str] = field(default_factory=list)
@@ -180,21 +156,21 @@ def _distance(other: Kept | None, tensor: Kept) -> float:
     return float(np.linalg.norm(np.nan_to_num(apart, nan=math.inf)))
 
 
-def _difference(number: int, tensor: Kept, their: Kept, rank: int, relative: float, noise: float) -> Difference:
+def _difference(number: int, tensor: Kept, their: Kept, rank: int, relative: float, noise: float) -> TensorDifference:
     one, have = tensor.norm, their.norm
     if tensor.whole and tensor.values.size and tensor.values.shape == their.values.shape:
         with np.errstate(invalid="ignore"):
             place = int(np.argmax(np.nan_to_num(np.abs(their.values - tensor.values), nan=math.inf)))
         one, have = float(tensor.values[place]), float(their.values[place])
-    return Difference(
+    return TensorDifference(
         step=number,
         kind=tensor.kind,
         name=tensor.name,
         shape=tensor.shape,
         rank=rank,
-        one=one,
-        ranks_have=have,
-        relative=relative,
+        one_process=one,
+        ranks=have,
+        difference=relative,
         noise=noise / tensor.norm if tensor.norm else noise,
         factor=factor(tensor.values, their.values),
     )

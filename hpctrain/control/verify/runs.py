@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
@@ -27,7 +25,8 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.repeats import Series
 from hpctrain.control.verify.causes import as_ddp, cause
-from hpctrain.control.verify.differences import Comparison, Difference, RankSteps, compare, precision
+from hpctrain.control.verify.differences import Comparison, RankSteps, compare, precision
+from hpctrain.control.verify.verdict import StepDifference, StepLosses, Verdict
 
 # A rank that waits for another one is what a user wants to know within a minute or two.
 _WAITS = {STALL.name: "20", TIMEOUT.name: "120"}
@@ -54,64 +53,6 @@ class Options:
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
     begun: float = field(default_factory=time.time)
-
-
-@dataclass(kw_only=True)
-class Verdict:
-    """What was found.
-
-    Attributes:
-        equal: whether the ranks compute what one process computes.
-        first: the first tensor that differs.
-        cause: why, most probably.
-        notes: what was not seen, and what else there is to know.
-        run: the ranks' run.
-    """
-
-    equal: bool
-    ranks: int
-    steps: int
-    largest: float = 0.0
-    noise: float = 0.0
-    curve: list[tuple[float, float]] = field(default_factory=list)
-    losses: list[tuple[float, float]] = field(default_factory=list)
-    first: Difference | None = None
-    cause: str = ""
-    notes: list[str] = field(default_factory=list)
-    run: Path = Path()
-
-    def record(self) -> dict[str, Any]:
-        """The keys of ``verify --json`` and of ``verify.json`` in the run directory."""
-        first = self.first
-        return {
-            "equal": self.equal,
-            "ranks": self.ranks,
-            "steps": self.steps,
-            "largest_difference": self.largest,
-            "noise": self.noise,
-            "differences": [{"difference": largest, "noise": noise} for largest, noise in self.curve],
-            "losses": [{"one_process": _finite(one), "ranks": _finite(ranks)} for one, ranks in self.losses],
-            "first": None
-            if first is None
-            else {
-                "step": first.step,
-                "kind": first.kind,
-                "name": first.name,
-                "shape": list(first.shape),
-                "rank": first.rank,
-                "one_process": first.one,
-                "ranks": first.ranks_have,
-                "difference": first.relative,
-                "noise": first.noise,
-                "factor": first.factor,
-            },
-            "cause": self.cause,
-            "notes": self.notes,
-        }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 class _Quiet:
@@ -196,7 +137,8 @@ def verify(request: TrainingRequest, options: Options, say: Callable[[str], None
     verdict = _judge(one, noisy, ranks)
     if verdict.equal and ranks.failure:
         _require_steps(ranks, f"on {request.ranks} ranks, which were equal to one process for {verdict.steps} steps")
-    if not verdict.equal or verdict.noise > _MUCH_NOISE:
+    # Noise that is not finite is null in a verdict.
+    if not verdict.equal or verdict.noise is None or verdict.noise > _MUCH_NOISE:
         say("one process again")
         twin = _run(alone, "again", options, None)
         _compare_twin(verdict, one, twin)
@@ -289,10 +231,16 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
         equal=equal,
         ranks=len(pairs),
         steps=found.steps,
-        largest=max(found.largest, default=0.0),
+        largest_difference=max(found.largest, default=0.0),
         noise=0.0 if ddp else max(found.noise, default=0.0),
-        curve=list(zip(found.largest, found.noise, strict=True)),
-        losses=found.losses,
+        differences=[
+            StepDifference(difference=largest, noise=noise)
+            for largest, noise in zip(found.largest, found.noise, strict=True)
+        ],
+        losses=[StepLosses(one_process=single, ranks=mean) for single, mean in found.losses],
+        first=None,
+        cause="",
+        notes=[],
         run=ranks.path,
     )
     if ddp:

@@ -9,8 +9,9 @@ import pytest
 
 from hpctrain.common.files.utf8 import json_text
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.verify.verdict import Verdict
 from hpctrain.report.page import render
-from hpctrain.report.verified import Verdict, lines_of, read_verdict
+from hpctrain.report.verified import lines_of, read_verdict
 from support.golden import check_text
 from support.refusals import refused
 

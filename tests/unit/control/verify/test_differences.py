@@ -52,7 +52,7 @@ def test_differences_are_measured_against_the_noise(noise: float) -> None:
     assert not compare(one, noisy, [near, near]).different
     first = compare(one, noisy, [far, far]).different[0]
     assert (first.step, first.kind, first.name, first.rank) == (1, "gradient", "w", 0)
-    assert first.relative == pytest.approx(1000 * noise) and first.noise == pytest.approx(noise)
+    assert first.difference == pytest.approx(1000 * noise) and first.noise == pytest.approx(noise)
     assert first.factor == pytest.approx(1 + 1000 * noise)
 
 
