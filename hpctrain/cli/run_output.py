@@ -91,12 +91,12 @@ class Terminal:
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
         from hpctrain.report.console import Console
-        from hpctrain.report.tracking.sending import tracked
+        from hpctrain.report.tracking.sending import Trackers
 
         with contextlib.ExitStack() as stack:
             console = stack.enter_context(Console())
             over = functools.partial(interrupts.over, plan.stop.seconds)
-            trackers = stack.enter_context(tracked(plan.trackers, directory, console.notice, over))
+            trackers = stack.enter_context(Trackers(plan.trackers, directory, console.notice, over))
 
             def show(event: Event) -> None:
                 console.show(event)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import Event, attempts
 from hpctrain.common.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.report.record import last_of, of_kind
+from hpctrain.report.record import of_kind
 
 _JOULES = 3.6e6
 _SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM"}
@@ -23,12 +23,10 @@ class MeasuredEnergy:
     Attributes:
         joules: the joules by source; a source that no host could read is missing.
         covers: in words, on which hosts each source was read, what could not be read and why.
-        iteration: the last step whose energy is included.
     """
 
     joules: dict[EnergySource, float]
     covers: str
-    iteration: int
 
     @property
     def total(self) -> float | None:
@@ -46,24 +44,20 @@ def energy_of(events: Sequence[Event], plan: Plan) -> MeasuredEnergy | None:
     Returns:
         The energy; None where none was recorded.
     """
-    last = last_of(events, EnergyEvent)
-    if last is None:
+    readings = of_kind(events, EnergyEvent)
+    if not readings:
         return None
-    meters = last_readings(of_kind(events, EnergyEvent))
+    # A reading of a meter, which its host and its begin identify, includes those before it.
+    meters = {(host, reading.began): reading for event in readings for host, reading in event.hosts.items()}
     joules: dict[EnergySource, float] = {}
     for reading in meters.values():
         for source, drawn in reading.joules.items():
             joules[source] = joules.get(source, 0.0) + drawn
-    return MeasuredEnergy(joules=joules, covers=_covers(meters, events, plan), iteration=last.iteration)
-
-
-def last_readings(events: Iterable[EnergyEvent]) -> dict[tuple[str, float], HostEnergy]:
-    """The last reading of each meter, by its host and its begin; a reading includes those before it."""
-    return {(host, reading.began): reading for event in events for host, reading in event.hosts.items()}
+    return MeasuredEnergy(joules=joules, covers=_covers(meters, events, plan))
 
 
 def energy_keys(energy: MeasuredEnergy | None, samples: int | None) -> dict[str, Any]:
-    """The keys of ``summary.json``; ``samples`` are those of the steps that count up to ``energy.iteration``."""
+    """The keys of ``summary.json``; ``samples`` are those of the steps that count up to the last reading."""
     total, found = (energy.total, energy.joules) if energy else (None, {})
     return {
         "energy_kwh": kwh(total),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
@@ -10,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
@@ -157,16 +156,27 @@ class _Feed(threading.Thread):
 
 
 class Trackers:
-    """The trackers of a run that goes on.
+    """The trackers of a run that goes on, which get its events within a block.
 
     Args:
         notice: prints a message for the user.
+        over: whether their end, which began at this time, has to be over.
     """
 
-    def __init__(self, names: Sequence[Tracker], directory: RunDirectory, notice: Say) -> None:
+    def __init__(
+        self,
+        names: Sequence[Tracker],
+        directory: RunDirectory,
+        notice: Say,
+        over: Callable[[float], bool] = lambda began: False,
+    ) -> None:
         self._directory = directory
         self._notice = notice
+        self._over = over
         self._feeds = [_Feed(name, directory) for name in names]
+
+    def __enter__(self) -> Self:
+        return self
 
     def give(self, event: Event) -> None:
         """Send an event with the next ones, and pass on what there is to say."""
@@ -174,19 +184,15 @@ class Trackers:
             feed.give(event)
         self._look()
 
-    def close(self, over: Callable[[float], bool]) -> None:
-        """Let them send the rest, all at the same time.
-
-        Args:
-            over: whether their end, which began at this time, has to be over.
-        """
+    def __exit__(self, *raised: object) -> None:
+        """Let them send the rest, all at the same time."""
         began = time.monotonic()
         said = False
         for feed in self._feeds:
             feed.end()
         while waits := ", ".join(feed.tracker for feed in self._feeds if feed.is_alive()):
             waited = time.monotonic() - began
-            if waited > _END_SECONDS or over(began):
+            if waited > _END_SECONDS or self._over(began):
                 break
             if waited > _SILENT_SECONDS and not said:
                 said = True
@@ -203,18 +209,6 @@ class Trackers:
         for feed in self._feeds:
             while feed.messages:
                 self._notice(feed.messages.popleft())
-
-
-@contextlib.contextmanager
-def tracked(
-    names: Sequence[Tracker], directory: RunDirectory, notice: Say, over: Callable[[float], bool] = lambda began: False
-) -> Iterator[Trackers]:
-    """Feed these trackers while the block runs."""
-    trackers = Trackers(names, directory, notice)
-    try:
-        yield trackers
-    finally:
-        trackers.close(over)
 
 
 def send_later(run_dir: Path, names: str, notice: Say) -> int:

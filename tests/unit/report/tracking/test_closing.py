@@ -15,7 +15,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.plan import Stop
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.report.tracking.sending import tracked
+from hpctrain.report.tracking.sending import Trackers
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 from support.report.written_runs import recipe_plan, typed_run
 
@@ -44,7 +44,7 @@ def test_a_stopped_run_has_its_curves_where_the_ranks_left_time(
 
 def test_what_was_cut_is_said_with_the_command_that_sends_it(finished: RunDirectory) -> None:
     said: list[str] = []
-    with tracked(("tensorboard",), finished, said.append, lambda began: True):
+    with Trackers(("tensorboard",), finished, said.append, lambda began: True):
         pass
     assert said[-1].endswith(f"hpctrain report {finished.path} --tracking tensorboard")
 

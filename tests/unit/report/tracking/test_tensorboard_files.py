@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, parse_event
 from hpctrain.report.tracking import tensorboard_files
-from hpctrain.report.tracking.sending import Trackers, tracked
+from hpctrain.report.tracking.sending import Trackers
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 from support.report.written_curves import write_tensorboard
 from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
@@ -66,10 +66,9 @@ def test_a_further_attempt_takes_back_what_was_lost(tmp_path: Path) -> None:
     last = [{**event, "time": event["time"] + 1e8} for event in run_events()[6:]]
     run = write_run(tmp_path / "run", recipe_plan(), run_events(2))
     for part in (typed(run_events(2)), typed([again, *last])):
-        trackers = Trackers(("tensorboard",), run, pytest.fail)
-        for event in part:
-            trackers.give(event)
-        trackers.close(lambda began: False)
+        with Trackers(("tensorboard",), run, pytest.fail) as trackers:
+            for event in part:
+                trackers.give(event)
     assert len([*run.tensorboard.iterdir()]) == 2
     scalars = _read(run).Scalars("step/loss")
     assert [scalar.step for scalar in scalars] == [*range(1, 13)]
@@ -121,7 +120,8 @@ def test_each_record_is_there_at_once(tmp_path: Path) -> None:
 
 def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    Trackers(("tensorboard",), directory, pytest.fail).close(lambda began: False)
+    with Trackers(("tensorboard",), directory, pytest.fail):
+        pass
     assert not directory.tensorboard.exists()
 
 
@@ -132,7 +132,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
-        with tracked(("tensorboard",), directory, said.append) as trackers:
+        with Trackers(("tensorboard",), directory, said.append) as trackers:
             for event in typed_run():
                 trackers.give(event)
     assert len(said) == 2 and os.strerror(errno.ENOSPC) in said[0]
