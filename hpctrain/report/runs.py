@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,16 +72,10 @@ def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
         name: a pattern of the names in the folder.
     """
     plans = [plan for pattern in (f"{name}/plan.json", f"{name}/*/plan.json") for plan in folder.glob(pattern)]
-    asked: list[tuple[Sequence[JobState], str | None]] = []
-
-    def jobs() -> tuple[Sequence[JobState], str | None]:
-        if not asked:
-            asked.append(_jobs(folder))
-        return asked[0]
-
+    jobs = functools.cache(functools.partial(_jobs, folder))
     rows = [_row(RunDirectory(plan.parent.resolve()), str(plan.parent.relative_to(folder)), jobs) for plan in plans]
     rows = sorted(_with_differences(rows), key=lambda row: row.time, reverse=True)
-    return rows, asked[0][1] if asked else None
+    return rows, jobs()[1] if jobs.cache_info().currsize else None
 
 
 def differing(plans: Sequence[Plan]) -> dict[str, list[Any]]:
