@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#777777"
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 
+POINTS = 600
+"""A curve shows no more; with more values, a point is the mean of consecutive ones."""
+
+MARKED = 30
+"""Fewer points than this get a marker each."""
+
 _FORMATS = ("png", "svg", "pdf")
 _STYLE: dict[str, Any] = {
     "font.size": 9,

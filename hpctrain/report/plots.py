@@ -21,6 +21,7 @@ from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
 from hpctrain.common.run.value_types import ratio
 from hpctrain.control.verify.verdict import StepDifference
+from hpctrain.report.pictures import MARKED, POINTS
 from hpctrain.report.record import Record
 
 if TYPE_CHECKING:
@@ -56,10 +57,6 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
 }
-# A curve cannot show more points than this. With more steps, a point is the mean of consecutive steps.
-_POINTS = 600
-# Fewer points than this get a marker each.
-_MARKED = 30
 MOST_NAMES = 100
 """Of more values that a script logs, the first are drawn: each curve takes a tenth of a second."""
 # Where a difference is drawn; float64 has rounding errors of 1e-16.
@@ -76,7 +73,7 @@ class Means:
     """
 
     def __init__(self, count: int) -> None:
-        self._parts = min(count, _POINTS)
+        self._parts = min(count, POINTS)
         self._length, self._longer = divmod(count, max(self._parts, 1))
         self._left = 0
         self._x, self._y = array("d"), array("d")
@@ -225,13 +222,13 @@ def _throughput(axes: Axes, record: Record, steps: Means) -> None:
 
 
 def _points(axes: Axes, means: Means) -> None:
-    axes.plot(*means.points, color=_FIRST, marker="." if len(means) < _MARKED else "")
+    axes.plot(*means.points, color=_FIRST, marker="." if len(means) < MARKED else "")
     _finish(axes, "step")
 
 
 def _verified(axes: Axes, differences: Sequence[StepDifference]) -> None:
     steps = range(1, len(differences) + 1)
-    marker = "." if len(differences) < _MARKED else ""
+    marker = "." if len(differences) < MARKED else ""
     for label, color, values in (
         ("ranks against one process", _SECOND, [each.difference for each in differences]),
         ("rounding errors", _FIRST, [each.noise for each in differences]),

@@ -8,20 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import kept
 from hpctrain.common.run.events.reader import EventsFile
-from hpctrain.report.pictures import COLOURS, picture
+from hpctrain.report.pictures import COLOURS, MARKED, POINTS, picture
 from hpctrain.report.tracking.curves import Curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A picture cannot show more points of a curve, each of which is then the mean of consecutive ones.
-_POINTS = 600
-# Fewer points than this get a marker each.
-_MARKED = 30
 # Of more curves, the first are drawn.
 _PANELS, _COLUMNS = 12, 2
 _LEGEND_COLUMNS = 3
@@ -80,20 +77,19 @@ def _draw(panel: Axes, name: str, curves: Sequence[_Points | None], looks: Seque
     for points, (color, dashes) in zip(curves, looks, strict=True):
         if points:
             steps, values = map(_thinned, points)
-            panel.plot(steps, values, color=color, linestyle=dashes, marker="." if len(steps) < _MARKED else "")
+            panel.plot(steps, values, color=color, linestyle=dashes, marker="." if len(steps) < MARKED else "")
     panel.set_title(name, fontsize=9, parse_math=False)
     panel.set_xlabel("step")
     panel.set_xlim(left=0)
 
 
-def _thinned(values: array[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _thinned(values: array[float]) -> NDArray[np.float64]:
+    """The values, or the means of consecutive ones."""
     whole = np.array(values)
-    if len(whole) <= _POINTS:
+    if len(whole) <= POINTS:
         return whole
-    begins = np.linspace(0, len(whole), _POINTS, endpoint=False).astype(np.int64)
-    means: np.ndarray[tuple[int], np.dtype[np.float64]] = np.add.reduceat(whole, begins) / np.diff(
-        begins, append=len(whole)
-    )
+    begins = np.linspace(0, len(whole), POINTS, endpoint=False).astype(np.int64)
+    means: NDArray[np.float64] = np.add.reduceat(whole, begins) / np.diff(begins, append=len(whole))
     return means
 
 
