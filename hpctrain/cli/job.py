@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.report.say import tell
+from hpctrain.report.output import tell
 
 
 def job(
