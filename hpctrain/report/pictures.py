@@ -66,8 +66,9 @@ def picture(width: float, height: float, **style: Any) -> Iterator[tuple[Figure,
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    settings: dict[Any, Any] = {**_STYLE, **style}
     # A name may have letters that the font has not, which are then drawn as boxes.
-    with rc_context({**_STYLE, **style}), warnings.catch_warnings(action="ignore"):
+    with rc_context(settings), warnings.catch_warnings(action="ignore"):
         figure = Figure(figsize=(width, height), layout="constrained")
 
         def content(kind: str) -> bytes:
