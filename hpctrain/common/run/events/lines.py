@@ -75,10 +75,10 @@ def parse_event(line: bytes, where: str) -> Event:
         places = [[part if part.isprintable() else repr(part) for part in map(str, fault["loc"])] for fault in faults]
         keys = [*map(dotted, places)]
         problems = [
-            f"{key}: {fault['msg']}" + ("" if fault["type"] == "missing" else f", not {reprlib.repr(fault['input'])}")
+            f"no {key}" if fault["type"] == "missing" else f"{key} = {reprlib.repr(fault['input'])}: {fault['msg']}"
             for key, fault in zip(keys, faults, strict=True)
         ]
-        problem = "; ".join(problems)
+        problem = f"{kind_of(line).decode()!r} has {'; '.join(problems)}"
     except ValueError as error:
         problem = str(error)
     raise HpctrainError("HT-event-invalid", "{where}: not an event: {problem}", where=where, problem=problem, keys=keys)
