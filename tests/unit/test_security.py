@@ -33,6 +33,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/comm/agreement.py": "objects between the ranks of one run",
         "hpctrain/worker/comm/control.py": "objects between the ranks of one run",
         "hpctrain/worker/comm/polled.py": "objects between the ranks of one run",
+        "hpctrain/worker/adapters/torch/generators.py": "states of random generators are compared, and never loaded",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
         "tests/mpi/programs/as_under_torchrun/finds.py": "that a rank can pickle what its script defines",
         "tests/unit/worker/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
@@ -57,6 +58,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/mpi/programs/as_under_torchrun/finds.py": "a constant: that a script's shell has the rank's variables",
     },
     "text for a shell": {
+        "hpctrain/control/schedulers/slurm/node_files.py": "a script of the package, which takes its values as arguments",
         "tests/support/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
