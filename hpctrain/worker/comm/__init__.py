@@ -26,9 +26,9 @@ from hpctrain.common.settings import BACKEND, BACKEND_REASON, RANKS_ALONE, TIMEO
 from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
+from hpctrain.worker.comm.exit_handler import leave_at_exit
 from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
-from hpctrain.worker.comm.leaving import leave_at_exit
 from hpctrain.worker.comm.single import SingleCommunicator
 
 if TYPE_CHECKING:

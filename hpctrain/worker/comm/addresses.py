@@ -10,17 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.mpi_collectives import allgather
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The longest host name has 64 characters on Linux, the longest address 45, a port 5.
-_TEXT_BYTES = 128
 INTERFACE = "GLOO_SOCKET_IFNAME"
 REMEDY = f"name the network interface between the hosts: {INTERFACE}=NAME; `ip link` lists them"
 
@@ -51,22 +49,23 @@ def exchange_addresses(
     Raises:
         HpctrainError: a host that cannot resolve another's name, or an interface without an address.
     """
-    hosts = _allgather_text(world, host, timeout, what)
-    address, failure, own_socket = "", None, None
+    hosts = allgather(world, timeout, host, what)
+    own: tuple[str, int] | None = None
+    failure, own_socket = None, None
     try:
         address = own_address(host, hosts)
         own_socket = make_socket(address) if make_socket else None
+        own = address, own_socket.getsockname()[1] if own_socket else 0
     except (OSError, HpctrainError) as error:
         failure = error
     # A rank that failed takes part as well, or the others would wait for it.
-    own = "" if failure else f"{address} {own_socket.getsockname()[1] if own_socket else 0}"
-    texts = _allgather_text(world, own, timeout, what)
+    endpoints = allgather(world, timeout, own, what)
+    if isinstance(failure, HpctrainError):
+        raise failure
     if failure:
-        if isinstance(failure, HpctrainError):
-            raise failure
         raise HpctrainError("HT-fabric-no-address", "{host}: {reason}", REMEDY, host=host, reason=str(failure))
-    if "" in texts:
-        rank = texts.index("")
+    if None in endpoints:
+        rank = endpoints.index(None)
         raise HpctrainError(
             "HT-fabric-no-address-of-rank",
             "rank {rank} on {host} has no address that the others can reach",
@@ -74,8 +73,7 @@ def exchange_addresses(
             rank=rank,
             host=hosts[rank],
         )
-    endpoints = [(text.split()[0], int(text.split()[1])) for text in texts]
-    return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)
+    return RankAddresses(hosts=hosts, endpoints=[end for end in endpoints if end], own_socket=own_socket)
 
 
 def listener(address: str) -> socket.socket:
@@ -128,16 +126,6 @@ def reservation(address: str) -> socket.socket:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _allgather_text(world: MPI.Intracomm, text: str, timeout: Timeout, what: str) -> list[str]:
-    """The texts of all ranks, in rank order. Collective."""
-    own = np.zeros(_TEXT_BYTES, dtype=np.uint8)
-    encoded = text.encode()[:_TEXT_BYTES]
-    own[: len(encoded)] = np.frombuffer(encoded, dtype=np.uint8)
-    everyone = np.empty((world.size, _TEXT_BYTES), dtype=np.uint8)
-    timeout.wait(world.Iallgather(own, everyone).Test, what)
-    return [row.tobytes().rstrip(b"\0").decode() for row in everyone]
 
 
 def own_address(host: str, hosts: Sequence[str]) -> str:

@@ -24,8 +24,12 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import AnyArray, Communicator, Reduction
+from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import mismatch_error
-from hpctrain.worker.comm.places import OWN, script_place
+from hpctrain.worker.comm.liveness import LivenessWatch, Peer
+from hpctrain.worker.comm.script_location import OWN, script_place
+from hpctrain.worker.comm.stacks import StackFile
+from hpctrain.worker.comm.timeout import Timeout
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -40,6 +44,37 @@ _COMBINE: dict[Reduction, np.ufunc] = {"mean": np.add, "sum": np.add, "min": np.
 
 class CheckedControl(Communicator):
     """A communicator whose ranks prove, at the beginning of each call, that they make the same one."""
+
+    timeout: Timeout
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self._stack_file: StackFile | None = None
+        self._watch: LivenessWatch | None = None
+
+    def _watch_waits(self, board: Board, first_rank: int) -> None:
+        """Watch the waits of all ranks from now on, in place of any watch before. Collective.
+
+        Args:
+            first_rank: this rank's number at the start of the run.
+        """
+        self._stack_file = self._stack_file or StackFile()
+        own = Peer(first_rank=first_rank, host=self.host, process=self._stack_file.process)
+        peers = self.allgather_object(own)
+        previous = self._watch
+        self._watch = LivenessWatch(board, self.timeout, self.rank, peers, lambda: self.passes, self.abort)
+        self._watch.start()
+        # Stopped only now, so that somebody watches the waits all the time.
+        if previous:
+            previous.stop()
+
+    def _watch_no_more(self, seconds: float | None = None) -> None:
+        """Stop to watch without the other ranks, and wait so long for the thread to end. Idempotent."""
+        if self._watch:
+            self._watch.stop(seconds)
+        if self._stack_file:
+            self._stack_file.close()
+        self._watch = self._stack_file = None
 
     def barrier(self) -> None:
         self._meet("barrier", "barrier")

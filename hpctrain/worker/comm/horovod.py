@@ -14,9 +14,9 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Work
-from hpctrain.worker.comm.leaving import leave_first
+from hpctrain.worker.comm.exit_handler import leave_first
 from hpctrain.worker.comm.mpi import MpiControl
-from hpctrain.worker.comm.narrowed import Narrowing
+from hpctrain.worker.comm.narrow_copies import Narrowing
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
 if TYPE_CHECKING:

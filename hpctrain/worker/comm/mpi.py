@@ -14,10 +14,9 @@ import numpy as np
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.worker.comm.base import AnyArray, Group, LostRank, RanksLostError, Reduction
+from hpctrain.worker.comm.boards import MpiBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.polled import allgather_bytes, broadcast, duplicate
-from hpctrain.worker.comm.stacks import StackFile
-from hpctrain.worker.comm.stalls import FailureDetector, Peer
+from hpctrain.worker.comm.mpi_collectives import allgather_bytes, broadcast, duplicate
 from hpctrain.worker.comm.survival import Survival, is_majority, missing_mitigation
 from hpctrain.worker.comm.timeout import Timeout
 
@@ -71,8 +70,7 @@ class MpiControl(CheckedControl):
             self._survival = Survival(self._comm, list(enumerate(hosts)))
             self.timeout = Timeout(who, self._survival.check, self._survival.explain)
         self._groups: list[MpiGroup] = []
-        self._stack_file = StackFile()
-        self._failure_detector: FailureDetector | None = None
+        self._board: MpiBoard | None = None
         try:
             self._join(self._comm)
         except BaseException:
@@ -82,14 +80,9 @@ class MpiControl(CheckedControl):
     def _join(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
-        previous = self._failure_detector
-        member = Peer(first_rank=first_ranks[self.rank], host=self.host, process=self._stack_file.process)
-        self._failure_detector = (
-            FailureDetector(comm, self.timeout, member, lambda: self.passes) if self.size > 1 else None
-        )
-        # Stopped only now, so that somebody watches the waits all the time.
-        if previous:
-            previous.abandon()
+        if self.size > 1:
+            self._board = MpiBoard(comm, self.timeout)
+            self._watch_waits(self._board, first_ranks[self.rank])
         with self.timeout.blocking("finding the ranks of this host"):
             node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()
@@ -216,8 +209,8 @@ class MpiControl(CheckedControl):
 
     def _free(self) -> None:
         """Free what all ranks have to free together. Collective."""
-        if self._failure_detector is not None:
-            self._failure_detector.close()
+        if self._board is not None and self._watch is not None:
+            self._board.close(self.timeout, self._watch.stop)
         while self._groups:
             self._groups.pop().free()
         if self._comm is not None:
@@ -225,11 +218,8 @@ class MpiControl(CheckedControl):
 
     def _leave(self) -> None:
         """Leave the run without the other ranks. Idempotent."""
-        if self._failure_detector is not None:
-            self._failure_detector.abandon()
-            self._failure_detector = None
-        self._stack_file.close()
-        self._comm = None
+        self._watch_no_more()
+        self._comm = self._board = None
 
     @property
     def _world(self) -> MPI.Intracomm:

@@ -1,4 +1,4 @@
-"""How a rank reports stalled ranks, which ``hpctrain.worker.comm.stalls`` detects, and how it ends.
+"""How a rank reports stalled ranks, which ``hpctrain.worker.comm.liveness`` finds, and how it ends.
 
 One object per process, as in :mod:`hpctrain.common.run.stopping`: it is set before a user's script makes a
 communicator, and outlives it. Nothing heavy is imported here.

@@ -124,9 +124,11 @@ class Timeout:
     Attributes:
         seconds: the limit of a wait.
         stalled: gives the names and hosts of the ranks that are known not to wait, by their numbers at the start of
-            the run; see :mod:`hpctrain.worker.comm.stalls`.
+            the run; see :mod:`hpctrain.worker.comm.liveness`.
+        deadlock: gives the error to raise in every wait once none can end.
         leaving: whether this rank's work is done, and it only waits for the others to end.
-        deadlock: gives the error to raise in every wait once none can end; see :mod:`hpctrain.worker.comm.deadlocks`.
+        expired: the last wait whose limit was over. Others whose time is over at nearly the same time must not take
+            this rank for the one that they wait for.
     """
 
     def __init__(
@@ -139,11 +141,16 @@ class Timeout:
         self._check = check
         self._explain = explain
         self.seconds = TIMEOUT.read()
-        self.stalled: Callable[[], Mapping[int, str]] = dict
         self.leaving = False
-        self.deadlock: Callable[[], HpctrainError | None] = lambda: None
+        self.expired: Wait | None = None
         self._waits: dict[int, Wait] = {}
         self._blocking: dict[str, Blocking] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Ask nobody about the other ranks."""
+        self.stalled: Callable[[], Mapping[int, str]] = dict
+        self.deadlock: Callable[[], HpctrainError | None] = lambda: None
 
     def finish(
         self,
@@ -224,6 +231,7 @@ class Timeout:
                     if check_deaths:
                         self._check_peers()
                     if waited > self.seconds:
+                        self.expired = wait
                         raise self.out_of_time(what, missing())
                     time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
             finally:

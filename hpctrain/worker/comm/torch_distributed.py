@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -23,11 +23,11 @@ from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
 from hpctrain.worker.comm.base import AnyArray, Group, Reduction, Work
+from hpctrain.worker.comm.boards import StoreBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
-from hpctrain.worker.comm.deadlocks import StoreDeadlockDetector
-from hpctrain.worker.comm.narrowed import Narrowing
+from hpctrain.worker.comm.narrow_copies import Narrowing
 from hpctrain.worker.comm.rendezvous import listening_at, make_default_group, rendezvous
-from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout, is_late
+from hpctrain.worker.comm.timeout import CONTROL, REDUCTION, Timeout, is_late
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -38,6 +38,8 @@ _OPERATIONS = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "min": dist.
 # Added to hpctrain's own limit, so that hpctrain, which knows what was waited for, reports first.
 _MARGIN_SECONDS = 5.0
 
+# How long the thread that watches waits may take to end: the process that keeps the store may be stopped.
+_LEAVE_SECONDS = 2.0
 # torchrun's store outlives a group. A later group must not find the addresses of an earlier one there.
 _joined = itertools.count()
 
@@ -79,39 +81,45 @@ class TorchDistributedCommunicator(CheckedControl):
             )
         limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         try:
-            self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
+            store = self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
         except RuntimeError as error:
             raise self._failed(error, "making the group") from error
         self.timeout = Timeout(f"rank {self.rank} on {self.host}")
-        self.timeout.stalled = self._deadlocks.stalled
         self._engine: TorchDistributedEngine | None = None
-        if self.on_gpus:
-            try:
+        try:
+            if self.size > 1:
+                self._watch_waits(StoreBoard(store, self.rank, self.size, self._keeper()), self.rank)
+            if self.on_gpus:
                 _take_gpu(self)
-            except BaseException:
-                dist.destroy_process_group()
-                raise
+        except BaseException:
+            self._watch_no_more(_LEAVE_SECONDS)
+            dist.destroy_process_group()
+            raise
 
-    def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> None:
+    def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> Any:
         met = rendezvous(world, self.host, limit)
         self.rank, self.size = met.rank, met.size
         self.local_rank, self.local_size = met.local_rank, met.local_size
         self._address: str | None = met.address
         with listening_at(met.address):
-            self._make_group(met.store, limit, [f"rank {rank} on {host}" for rank, host in enumerate(met.hosts)])
+            make_default_group(self._group_of, met.store, self.rank, self.size, limit)
+        return met.store
 
-    def _join_torchrun(self, limit: timedelta) -> None:
+    def _join_torchrun(self, limit: timedelta) -> Any:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
         own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
         self._address = self._torchruns_address(own)
         with listening_at(self._address):
-            # Its hosts are not known here, and its store is that of a torchrun, or of rank 0.
-            torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            names = [f"rank {rank}" for rank in range(self.size)]
-            names[self.rank] += f" on {self.host}"
-            self._make_group(own, limit, names, torchrun)
+            make_default_group(self._group_of, own, self.rank, self.size, limit)
+        return own
+
+    def _keeper(self) -> Mapping[int, str]:
+        """What keeps the store, by its rank, or as -1."""
+        if not self._by_mpi and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return {-1: f"the torchrun on {os.environ['MASTER_ADDR']}"}
+        return {0: f"rank 0 on {self.broadcast_object(self.host)}"}
 
     def _torchruns_address(self, store: Any) -> str | None:
         """The address at which ranks of other hosts reach this one; None if it cannot be found out.
@@ -127,11 +135,6 @@ class TorchDistributedCommunicator(CheckedControl):
         if self.rank == self.size - 1:
             store.set(key, own)
         return None if ipaddress.ip_address(own).is_loopback else own
-
-    def _make_group(self, store: Any, limit: timedelta, names: Sequence[str], torchrun: bool = False) -> None:
-        make_default_group(self._group_of, store, self.rank, self.size, limit)
-        keeper = {-1: f"the torchrun on {os.environ['MASTER_ADDR']}"} if torchrun else {0: names[0]}
-        self._deadlocks = StoreDeadlockDetector(store, self.rank, names, keeper, lambda: self.passes)
 
     def group_creation(self) -> AbstractContextManager[None]:
         return listening_at(self._address)
@@ -215,8 +218,7 @@ class TorchDistributedCommunicator(CheckedControl):
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
         try:
             if not on_gpu:
-                with self._deadlocks.watching(END if self.timeout.leaving else kind, what) as pause:
-                    self.timeout.wait(handle.is_completed, what, kind=kind, pause=pause)
+                self.timeout.wait(handle.is_completed, what, kind=kind)
             handle.wait()
         except RuntimeError as error:
             raise self._failed(error, what) from error
@@ -229,9 +231,9 @@ class TorchDistributedCommunicator(CheckedControl):
     def explained(self, error: BaseException) -> BaseException:
         own = isinstance(error, HpctrainError)
         late = not own and is_late(error)
-        if own or not (late or LOST_CONNECTION.search(str(error))) or not dist.is_initialized():
+        if own or not (late or LOST_CONNECTION.search(str(error))) or self._watch is None:
             return error
-        missing = self._deadlocks.missing(late=late)
+        missing = self._watch.missing(late=late)
         if not missing:
             return error
         said = self.timeout.out_of_time("a call of torch.distributed", [*missing])
@@ -293,18 +295,17 @@ class TorchDistributedCommunicator(CheckedControl):
         os._exit(exit_code)
 
     def shutdown(self) -> None:
-        if not dist.is_initialized():
-            return
         try:
             # Leaving closes a rank's connections, and rank 0's store, which others may still use.
-            self.barrier()
+            if dist.is_initialized():
+                self.barrier()
         finally:
             if self._engine is not None:
                 self._engine.close()
-            # The detector holds the store, and rank 0's store listens as long as any reference to it exists.
-            self.timeout.stalled = dict
-            del self._deadlocks
-            dist.destroy_process_group()
+            # The watch holds the store, and rank 0's store listens as long as any reference to it exists.
+            self._watch_no_more(_LEAVE_SECONDS)
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
 
 def _calls() -> int:

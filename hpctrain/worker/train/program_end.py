@@ -21,7 +21,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.run.plan import Script
 from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker import comm
-from hpctrain.worker.comm import forks, leaving
+from hpctrain.worker.comm import exit_handler, forks
 
 # What the exception hook and the exit handlers of a script may take, each. The launcher waits for longer.
 _SECONDS = 10.0
@@ -80,7 +80,7 @@ def _pass_on_interrupt(stop: Path, seconds: float) -> None:
             if stopping.reason_in(stop) == signal.SIGINT.name and not stopping.listens():
                 # Leaving the run waits for ranks that are where this one left them.
                 _interrupted = True
-                leaving.forget()
+                exit_handler.forget()
                 # To the main thread itself, which may sleep.
                 main = threading.main_thread().ident
                 assert main is not None
@@ -102,7 +102,7 @@ def finish() -> None:
     """Do what Python does at the end of a program: wait for threads, and run exit handlers, which close files."""
     if _script is None:
         return
-    leaving.forget()
+    exit_handler.forget()
     with contextlib.suppress(BaseException):
         forks.run_exit_handlers()
 

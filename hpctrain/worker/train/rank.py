@@ -44,7 +44,7 @@ from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
 from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
 from hpctrain.worker.adapters.whole_files import save_whole_files
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.places import note_exit
+from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train import program_end
 from hpctrain.worker.train.debugger import look_at, use_debugger

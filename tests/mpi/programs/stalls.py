@@ -18,12 +18,12 @@ import torch  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 import hpctrain as ht  # noqa: E402
-from hpctrain.worker.comm import stalls  # noqa: E402
+from hpctrain.worker.comm import liveness  # noqa: E402
 from hpctrain.worker.comm.stall_reports import reports  # noqa: E402
 
 STALL_SECONDS = 4
 # A wait that goes on is looked into again at once: the second probe of each must find nothing new to say.
-stalls._AGAIN_SECONDS = 0.0
+liveness._LOOK_AGAIN_SECONDS = 0.0
 reports.iteration = lambda: 7
 reports.record = lambda stall: print("recorded", stall.rank, stall.host, stall.waiting_for, flush=True)
 

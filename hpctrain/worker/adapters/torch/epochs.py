@@ -19,7 +19,7 @@ from hpctrain.worker.adapters.torch.sources import Place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.comm.deadlocks import mismatch_error
-from hpctrain.worker.comm.places import script_line
+from hpctrain.worker.comm.script_location import script_line
 
 # Of a tensor that is compared with another one, so many elements at its begin and at its end.
 _FEW = 64

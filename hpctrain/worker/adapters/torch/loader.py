@@ -18,7 +18,7 @@ from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.agreement import agreement
-from hpctrain.worker.comm.places import note_loop
+from hpctrain.worker.comm.script_location import note_loop
 
 
 class ShardedLoader:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpctrain.worker.comm.polled import pieces
-from hpctrain.worker.comm.process_group.places import Places
+from hpctrain.worker.comm.mpi_collectives import pieces
+from hpctrain.worker.comm.process_group.nodes_of_ranks import NodesOfRanks
 from hpctrain.worker.comm.process_group.reductions import Reduction
 from hpctrain.worker.comm.process_group.staging import StagingBuffers
 from hpctrain.worker.comm.shared.kernels import cut
@@ -41,7 +41,12 @@ class Collectives:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, places: Places, numbers: Sequence[int], staging: StagingBuffers, timeout: Timeout
+        self,
+        comm: MPI.Intracomm,
+        places: NodesOfRanks,
+        numbers: Sequence[int],
+        staging: StagingBuffers,
+        timeout: Timeout,
     ) -> None:
         self._comm = comm
         self._numbers = numbers

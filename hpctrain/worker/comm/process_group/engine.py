@@ -10,7 +10,7 @@ import torch
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.collectives import Collectives
 from hpctrain.worker.comm.process_group.messages import Messages
-from hpctrain.worker.comm.process_group.places import Places
+from hpctrain.worker.comm.process_group.nodes_of_ranks import NodesOfRanks
 from hpctrain.worker.comm.process_group.staging import StagingBuffers
 from hpctrain.worker.comm.process_group.work import Body, CollectiveTask, CollectiveWork
 from hpctrain.worker.comm.shared.nodes import LocalNode
@@ -54,7 +54,9 @@ class GroupEngine:
         pause = sleep if crowded else no_pause
         self._staging = StagingBuffers(self._node, timeout)
         numbers = self._node.numbers
-        self._collectives = Collectives(comm, Places.of(comm.rank, self._node.homes), numbers, self._staging, timeout)
+        self._collectives = Collectives(
+            comm, NodesOfRanks.of(comm.rank, self._node.homes), numbers, self._staging, timeout
+        )
         self.messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)
         self._worker = Worker(beside=self._beside, closed=_used_after_free)
         self._worker.pause = pause

@@ -23,7 +23,7 @@ from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
-from hpctrain.worker.comm.places import is_of_script, script_line
+from hpctrain.worker.comm.script_location import is_of_script, script_line
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
 _WORDS = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker.comm.process_group.places import Places
+from hpctrain.worker.comm.process_group.nodes_of_ranks import NodesOfRanks
 
 HOMES = st.lists(st.integers(0, 3), min_size=1, max_size=12).map(
     lambda nodes: [nodes.index(node) for node in nodes]  # the first rank of each rank's node
@@ -13,7 +13,7 @@ HOMES = st.lists(st.integers(0, 3), min_size=1, max_size=12).map(
 
 
 def test_places_of_ranks_that_are_dealt_unevenly():
-    places = Places.of(3, [0, 1, 0, 0, 1])
+    places = NodesOfRanks.of(3, [0, 1, 0, 0, 1])
     assert places.nodes == ((0, 2, 3), (1, 4))
     assert (places.size, places.node, places.here, places.index) == (5, 0, (0, 2, 3), 2)
     assert [places.node_of(rank) for rank in range(5)] == [0, 1, 0, 0, 1]
@@ -29,7 +29,7 @@ def test_places_of_ranks_that_are_dealt_unevenly():
 @given(HOMES)
 def test_every_node_holds_every_rank_once(homes):
     for rank in range(len(homes)):
-        places = Places.of(rank, homes)
+        places = NodesOfRanks.of(rank, homes)
         assert sorted(sum(places.nodes, ())) == list(range(len(homes)))
         assert places.here[places.index] == rank == places.partner(rank, places.node)
         for node, members in enumerate(places.nodes):

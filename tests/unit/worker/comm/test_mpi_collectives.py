@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpctrain.worker.comm import polled
+from hpctrain.worker.comm import mpi_collectives
 
 
 class FakeComm:
@@ -36,17 +36,17 @@ class FakeComm:
 @pytest.mark.parametrize("most", [64, 10**6])
 def test_messages_are_cut_where_mpi_could_not_count_their_bytes(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(ImportError, RuntimeError))
-    monkeypatch.setattr(polled, "_MESSAGE_BYTES", most)
+    monkeypatch.setattr(mpi_collectives, "_MESSAGE_BYTES", most)
     comm, value = FakeComm(), {"a": list(range(500)), "b": "text"}
     timeout = SimpleNamespace(finish=lambda start, what: start())
-    assert polled.allgather(comm, timeout, value, "test") == [value, value]
+    assert mpi_collectives.allgather(comm, timeout, value, "test") == [value, value]
     assert max(comm.messages) <= most
     assert (len(comm.messages) > 1) == (most == 64)
 
 
 @pytest.mark.parametrize(("length", "messages"), [(0, []), (64, [64]), (65, [64, 1]), (192, [64] * 3)])
 def test_a_broadcast_comes_in_pieces_to_its_last_byte(monkeypatch, length, messages):
-    monkeypatch.setattr(polled, "_MESSAGE_BYTES", 64)
+    monkeypatch.setattr(mpi_collectives, "_MESSAGE_BYTES", 64)
     comm, buffer = FakeComm(), np.zeros(length, dtype=np.uint8)
-    polled.broadcast(comm, SimpleNamespace(finish=lambda start, what: start()), buffer, 7, "test")
+    mpi_collectives.broadcast(comm, SimpleNamespace(finish=lambda start, what: start()), buffer, 7, "test")
     assert comm.messages == messages and (buffer == 7).all()

@@ -8,7 +8,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Places:
+class NodesOfRanks:
     """The ranks of a group by node, seen from one of them.
 
     A node's messages are divided among its ranks by their index on the node, so that all of them drive the network and
@@ -23,7 +23,7 @@ class Places:
     nodes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, rank: int, homes: Sequence[int]) -> Places:
+    def of(cls, rank: int, homes: Sequence[int]) -> NodesOfRanks:
         """Make it from ``homes``: by rank, the first rank of the rank's node."""
         firsts = dict.fromkeys(homes)
         return cls(rank, tuple(tuple(r for r, home in enumerate(homes) if home == first) for first in firsts))

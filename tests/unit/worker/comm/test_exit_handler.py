@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import atexit
-from hpctrain.worker.comm.leaving import leave_at_exit, leave_first
+from hpctrain.worker.comm.exit_handler import leave_at_exit, leave_first
 leave_first()  # nothing to move yet
 atexit.register(print, "loaded before")
 leave_at_exit(lambda: print("left"))

@@ -1,0 +1,365 @@
+"""Knows which ranks wait and which do not: one thread of each rank watches its waits, and announces those that last.
+
+A rank that has waited for a second announces where, and again every two seconds: each time after its waiting thread
+itself has found that the wait goes on, because on a busy machine a wait may be over long before its thread runs again.
+It takes a few bytes, and only where a run stands still. Three answers follow:
+
+* All ranks wait, not all in the same place, and each has announced the same wait twice more: none of these waits can
+  end. A rank's loop has ended earlier, or it takes part in a collective that the others do not call. Rank 0 finds that,
+  and every rank raises the error that names the places.
+* A rank has waited for ``HPCTRAIN_STALL`` seconds. Those that have announced no wait are stalled: stopped, swapped out,
+  or busy with something else. The lowest waiting rank says so, and the lowest one on the same host reports what can be
+  learnt there about the process. The stalled rank need not cooperate.
+* The limit of a wait is over: its error names the stalled ranks.
+
+Waits of the control plane and of hpctrain's engines are watched. A rank that waits inside Horovod or in a call of
+PyTorch's own does not count as waiting: their own limits hold there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.settings import TIMEOUT, stall_seconds
+from hpctrain.common.stderr import tell
+from hpctrain.worker.comm.boards import Board
+from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace, deadlock_error
+from hpctrain.worker.comm.script_location import left_at, loop_left, script_line
+from hpctrain.worker.comm.stacks import Process, look_at
+from hpctrain.worker.comm.stall_reports import Stall, reports
+from hpctrain.worker.comm.timeout import COLLECTIVE, END, Timeout, Wait
+
+# A wait is announced after this time at most, and again so often. Waits that end sooner cost nothing.
+ANNOUNCE_SECONDS, _AGAIN_SECONDS = 1.0, 2.0
+# How long to wait for the announcements of other ranks; ranks that share a core may need most of it.
+_ANSWER_SECONDS = 2.0
+# A rank that has not repeated its announcement for so long does not wait any more, but is stopped.
+_SILENT_SECONDS = 8.0
+# The time until the stalled ranks of a lasting wait are looked for again.
+_LOOK_AGAIN_SECONDS = 10.0
+# How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
+_LOOKS = 4
+# How long the last line of a run may take to mpirun.
+_FORWARD_SECONDS = 0.5
+# In which time ranks leave a call of PyTorch's own: the first closes its connections.
+_LEAVE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A rank: its number at the start of the run, which messages use, its host and its process."""
+
+    first_rank: int
+    host: str
+    process: Process
+
+    def __str__(self) -> str:
+        return f"rank {self.first_rank} on {self.host}"
+
+
+@dataclass(kw_only=True)
+class _LongWait:
+    """What this rank has found out in a wait.
+
+    Attributes:
+        at: when to look for stalled ranks.
+        named: all ranks found stalled so far in this wait.
+        reported: whether this rank has reported a stall in this wait.
+    """
+
+    wait: Wait
+    at: float
+    named: set[int] = field(default_factory=set)
+    reported: bool = False
+
+
+class LivenessWatch:
+    """Watches the waits of this rank, and raises in them what :meth:`look` finds.
+
+    Args:
+        peers: all ranks of the board, in order.
+        passes: gives how many backward passes this rank has begun.
+        abort: ends the run with an exit status, for a wait inside a call of a library, where nothing can be raised.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        timeout: Timeout,
+        rank: int,
+        peers: Sequence[Peer],
+        passes: Callable[[], int],
+        abort: Callable[[int], None],
+    ) -> None:
+        self._board, self._timeout = board, timeout
+        self._rank, self._peers = rank, peers
+        self._passes, self._abort = passes, abort
+        self._stall = stall_seconds()
+        self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
+        self._announce_seconds = min(ANNOUNCE_SECONDS, self._stall / 4)
+        self._works = board.works
+        self._error: HpctrainError | None = None
+        # The wait that is announced once it lasts, its number, and what was announced last.
+        self._wait: Wait | None = None
+        self._number = 0
+        self._own: Announced | None = None
+        # When to announce the wait again, and how often it had been polled the last time.
+        self._next, self._polls = 0.0, 0
+        self._judge = Judge()
+        self._long: _LongWait | None = None
+        # What each rank has announced last, and since when.
+        self._heard: dict[int, tuple[Announced, float]] = {}
+        self._stalled: list[int] = []
+        # Whether this rank leaves a call of PyTorch's own, which ranks do that or wait, whether one of them was late,
+        # and which are missing.
+        self._leaving, self._left, self._late = False, set[int](), False
+        self._missing: Mapping[int, str] = {}
+        # Since when a call of the board lasts.
+        self._calling: float | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpctrain-waits", daemon=True)
+
+    def start(self) -> None:
+        """Start to watch in a thread."""
+        self._timeout.stalled, self._timeout.deadlock = self.stalled, self.deadlock
+        self._thread.start()
+
+    def stop(self, seconds: float | None = None) -> None:
+        """Stop watching, and wait so long for the thread to end. Idempotent."""
+        self._closing.set()
+        self._thread.join(seconds)
+        # Another watch may have replaced this one already.
+        if self._timeout.stalled == self.stalled:
+            self._timeout.forget()
+
+    def deadlock(self) -> HpctrainError | None:
+        """The error to raise in every wait, once none can end."""
+        return self._error
+
+    def stalled(self) -> Mapping[int, str]:
+        """The ranks that wait for no other while this one does, by their first numbers; none where not known."""
+        if self._hangs():
+            return self._board.keeper
+        return self._missing or self._names(self._stalled)
+
+    def missing(self, *, late: bool) -> Mapping[int, str]:
+        """The ranks that are not known to have left a call of PyTorch's own, which ranks leave at nearly the same time.
+
+        Args:
+            late: this rank waited in it to the limit. Otherwise it lost a connection: then none is missing unless
+                another rank has waited so long, as where one has died.
+        """
+        since = time.monotonic() - (self._timeout.seconds if late else self._announce_seconds)
+        self._timeout.expired = Wait(what="a call of torch.distributed", since=since, kind=COLLECTIVE, leads=False)
+        self._leaving = True
+        if self._soon(lambda: self._late, _LEAVE_SECONDS / 3):
+            self._soon(lambda: len(self._left) == len(self._peers), _LEAVE_SECONDS)
+        self._soon(lambda: self._calling is None or self._hangs(), 2 * self._answer_seconds)
+        if self._hangs():
+            return self._board.keeper
+        if self._late:
+            self._missing = self._names(rank for rank in range(len(self._peers)) if rank not in self._left)
+        return self._missing
+
+    def _soon(self, found: Callable[[], bool], seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not found() and time.monotonic() < end:
+            time.sleep(seconds / 30)
+        return found()
+
+    def _hangs(self) -> bool:
+        """Whether a call of the board does not return."""
+        since = self._calling
+        return since is not None and time.monotonic() - since > self._answer_seconds
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._answer_seconds / 8):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Announce a long wait or its end, and find out whether it can end."""
+        oldest, long = self._timeout.oldest(), self._long
+        if long and long.wait != oldest:
+            if long.reported:
+                _say(f"the wait in {long.wait.what} ended after {now - long.wait.since:.0f} s")
+            long = None
+        if oldest and long is None:
+            long, self._stalled = _LongWait(wait=oldest, at=oldest.since + self._stall + self._answer_seconds), []
+        self._long = long
+        if self._works:
+            self._calling = now
+            try:
+                self._exchange(now)
+                waits = self._waiting(now) if long and now >= long.at else None
+            except RuntimeError:
+                # The connections of the wait itself report what has happened to the other ranks.
+                self._works, waits = False, None
+            self._calling = None
+            if long and waits:
+                long.at = now + max(self._stall, _LOOK_AGAIN_SECONDS)
+                self._name_stalled(long, waits)
+        if oldest and oldest.blocked:
+            if self._error:
+                self._give_up(self._error)
+            if now - oldest.since > self._timeout.seconds:
+                self._give_up(self._timeout.out_of_time(oldest.what))
+
+    def _exchange(self, now: float) -> None:
+        self._board.receive()
+        oldest = self._timeout.oldest()
+        self._announce(self._timeout.leading() or oldest or self._timeout.expired, oldest, now)
+        if self._own is None:
+            return
+        self._error = self._error or self._board.error()
+        if self._rank == 0 and self._error is None:
+            waits = self._board.read()
+            if len(waits) == len(self._peers) and (error := self._judge.judge(waits, self._name)):
+                self._board.end_waits(error)
+        if self._leaving:
+            waits = self._board.read()
+            self._left = set(waits)
+            self._late = any(wait.seconds >= self._timeout.seconds for wait in waits.values())
+
+    def _announce(self, wait: Wait | None, oldest: Wait | None, now: float) -> None:
+        if wait != self._wait:
+            if self._own:
+                self._board.announce(None)
+            self._wait, self._own = wait, None
+            self._number += 1
+        if wait is None:
+            return
+        seconds = now - (oldest or wait).since
+        if self._own is None:
+            if now - wait.since <= self._announce_seconds:
+                return
+            place = self._place(wait)
+            self._own = Announced(number=self._number, times=0, place=place, seconds=seconds, leads=wait.leads)
+        # The first of two polls may have begun before the last announcement.
+        elif now >= self._next and (wait.blocked or wait.polls >= self._polls + 2):
+            self._own = replace(self._own, times=self._own.times + 1, seconds=seconds)
+        else:
+            return
+        self._next, self._polls = now + _AGAIN_SECONDS, wait.polls
+        self._board.announce(self._own)
+
+    def _place(self, wait: Wait) -> WaitPlace:
+        return WaitPlace(
+            kind=wait.kind,
+            what=wait.what,
+            passes=self._passes(),
+            line=script_line(),
+            left=left_at(),
+            loop=loop_left(),
+            blocked=wait.blocked,
+        )
+
+    # Stalled ranks.
+
+    def _name_stalled(self, long: _LongWait, waits: Mapping[int, Announced]) -> None:
+        """Find the ranks that do not wait. The lowest waiting rank names those that it has not named yet."""
+        self._stalled = [rank for rank in range(len(self._peers)) if rank not in waits]
+        new = [rank for rank in self._stalled if rank not in long.named]
+        first_time = not long.named and not long.reported
+        long.named.update(new)
+        iteration, where = reports.iteration(), self._where(waits)
+        seconds = max(wait.seconds for wait in waits.values())
+        lowest = min(waits)
+        if self._rank == lowest and (new or first_time):
+            long.reported = True
+            if new:
+                _say(self._headline(new, iteration, seconds, where))
+            else:
+                _say(f"every rank has been waiting for others, for up to {seconds:.0f} s: {where}")
+        own = [rank for rank in new if self._rank == self._reporter(rank, waits)]
+        for place, rank in enumerate(own):
+            peer = self._peers[rank]
+            # On a host that hangs, all are in the same state.
+            here = place < _LOOKS and peer.host == self._peers[self._rank].host
+            state, stack = look_at(peer.process) if here else ("", "")
+            _report(
+                Stall(
+                    rank=peer.first_rank,
+                    host=peer.host,
+                    iteration=iteration,
+                    waiting_for=where,
+                    seconds=seconds,
+                    state=state,
+                    stack=stack,
+                )
+            )
+
+    def _waiting(self, now: float) -> dict[int, Announced]:
+        """What the waiting ranks have announced, without those that have been silent for too long.
+
+        Where all wait long, in groups too, and one has ended its script, this ends the waits of all: that one calls no
+        collective any more, and no rank is left outside of a wait for which the others may wait.
+        """
+        before, self._heard = self._heard, {}
+        for rank, wait in self._board.read().items():
+            known = before.get(rank)
+            self._heard[rank] = known if known and known[0] == wait else (wait, now)
+        waits = {rank: wait for rank, (wait, since) in self._heard.items() if now - since <= _SILENT_SECONDS}
+        ended = any(wait.place.kind == END for wait in waits.values())
+        # What was announced may be somewhat old.
+        long = all(wait.seconds + _AGAIN_SECONDS >= self._stall for wait in waits.values() if wait.place.kind != END)
+        if ended and long and len(waits) == len(self._peers) and self._rank == 0:
+            places = {rank: wait.place for rank, wait in waits.items()}
+            if error := deadlock_error(places, self._name):
+                self._board.end_waits(error)
+        return waits
+
+    def _reporter(self, rank: int, waiting: Iterable[int]) -> int:
+        """The waiting rank that reports a stalled one: the lowest on its host, else the lowest of all."""
+        host = self._peers[rank].host
+        ranks = sorted(waiting)
+        return next((each for each in ranks if self._peers[each].host == host), ranks[0])
+
+    def _headline(self, stalled: Sequence[int], iteration: int | None, seconds: float, where: str) -> str:
+        names = ", ".join(map(self._name, stalled[: 2 * _LOOKS]))
+        more = f" and {len(stalled) - 2 * _LOOKS} more" if len(stalled) > 2 * _LOOKS else ""
+        step = "" if iteration is None else f" of step {iteration}"
+        return (
+            f"{names}{more} stalled: the others have been waiting up to {seconds:.0f} s in {where}{step}\n"
+            f"  the run continues when they arrive, and ends after {TIMEOUT.name}={self._timeout.seconds:g} s"
+        )
+
+    def _give_up(self, error: HpctrainError) -> None:
+        if reports.give_up:
+            reports.give_up(error)
+        _say(str(error))
+        # mpirun drops what it has not passed on when it ends the ranks.
+        time.sleep(_FORWARD_SECONDS)
+        self._abort(error.exit_code)
+
+    def _names(self, ranks: Iterable[int]) -> Mapping[int, str]:
+        return {self._peers[rank].first_rank: self._name(rank) for rank in ranks}
+
+    def _name(self, rank: int) -> str:
+        return str(self._peers[rank])
+
+    def _where(self, waits: Mapping[int, Announced]) -> str:
+        """The collective that the ranks wait in; by rank if they wait in different ones."""
+        by_what: dict[str, list[int]] = {}
+        for rank, wait in waits.items():
+            by_what.setdefault(wait.place.what, []).append(self._peers[rank].first_rank)
+        if len(by_what) == 1:
+            return next(iter(by_what))
+        return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
+
+
+def _report(stall: Stall) -> None:
+    if stall.state:
+        lines = [f"  rank {stall.rank}: {stall.state}", *(f"    {line}" for line in stall.stack.splitlines())]
+        tell("\n".join(lines))
+    try:
+        reports.record(stall)
+    except HpctrainError as error:
+        _say(str(error))
+
+
+def _say(text: str) -> None:
+    tell(f"hpctrain: {text}")
