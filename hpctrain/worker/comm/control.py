@@ -38,7 +38,8 @@ Words = NDArray[np.int64]
 _WORDS, _HEADER = 64, 3
 _LEAST = np.iinfo(np.int64).min
 _NOTHING = np.empty(0, np.uint8)
-_DESCRIPTION_BYTES = 512
+# Of the description of a place, in characters, and with a host's name in bytes.
+_PLACE_LENGTH, _DESCRIPTION_BYTES = 400, 2048
 _COMBINE: dict[Reduction, np.ufunc] = {"mean": np.add, "sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -155,10 +156,10 @@ class CheckedControl(Communicator):
 
     def _differ(self, operation: str) -> HpctrainError:
         """The error that names the different calls, the same on all ranks. Collective."""
-        own = f"{self.host}\n{script_place(operation)}, after backward pass {self.passes}".encode()
-        everyone = self._gather(np.frombuffer(own[:_DESCRIPTION_BYTES], np.uint8), _DESCRIPTION_BYTES, "a comparison")
-        texts = [bytes(each).rstrip(b"\0").decode(errors="replace").partition("\n") for each in everyone]
-        return mismatch_error({f"rank {rank} on {host}": place for rank, (host, _, place) in enumerate(texts)})
+        place = f"{script_place(operation)}, after backward pass {self.passes}"
+        own = np.frombuffer(pickle.dumps((self.host, place[:_PLACE_LENGTH])), np.uint8)
+        everyone = self._gather(own, _DESCRIPTION_BYTES, "a comparison")
+        return mismatch_error(pickle.loads(each.data) for each in everyone)  # noqa: S301 - of this very run
 
     # The subclass implements these with its own messages. Each is collective.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from hpctrain.common.errors import HpctrainError, abbreviated
@@ -90,8 +90,9 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
     )
 
 
-def mismatch_error(places: Mapping[str, str]) -> HpctrainError:
-    """The error for ranks whose messages met although they belong to different calls; ``places`` is by rank name."""
+def mismatch_error(of_ranks: Iterable[tuple[str, str]]) -> HpctrainError:
+    """The error for ranks whose messages met although they belong to different calls: each one's host and place."""
+    places = {f"rank {rank} on {host}": place for rank, (host, place) in enumerate(of_ranks)}
     return HpctrainError(
         "HT-ranks-in-different-calls",
         "the ranks are waiting for each other in different places, and would take each other's values: {where}",

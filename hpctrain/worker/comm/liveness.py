@@ -165,11 +165,12 @@ class LivenessWatch:
             self._missing = self._names(rank for rank in range(len(self._peers)) if rank not in self._left)
         return self._missing
 
-    def _soon(self, found: Callable[[], bool], seconds: float) -> bool:
+    def _soon(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether a condition becomes true within some seconds."""
         end = time.monotonic() + seconds
-        while not found() and time.monotonic() < end:
+        while not condition() and time.monotonic() < end:
             time.sleep(seconds / 30)
-        return found()
+        return condition()
 
     def _hangs(self) -> bool:
         """Whether a call of the board does not return."""
@@ -275,10 +276,10 @@ class LivenessWatch:
             else:
                 _say(f"every rank has been waiting for others, for up to {seconds:.0f} s: {where}")
         own = [rank for rank in new if self._rank == self._reporter(rank, waits)]
-        for place, rank in enumerate(own):
+        for number, rank in enumerate(own):
             peer = self._peers[rank]
             # On a host that hangs, all are in the same state.
-            here = place < _LOOKS and peer.host == self._peers[self._rank].host
+            here = number < _LOOKS and peer.host == self._peers[self._rank].host
             state, stack = look_at(peer.process) if here else ("", "")
             _report(
                 Stall(

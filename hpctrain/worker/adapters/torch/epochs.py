@@ -100,4 +100,4 @@ def require_all_ranks(comm: Communicator, number: int, place: Place) -> None:
         own += f", after batch {place.batches}"
     places = agreement(comm).gather((comm.host, own))
     if len({where for _, where in places}) > 1:
-        raise mismatch_error({f"rank {rank} on {host}": where for rank, (host, where) in enumerate(places)})
+        raise mismatch_error(places)

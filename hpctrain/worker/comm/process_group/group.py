@@ -348,18 +348,7 @@ def _require_equal(what: str, found: int, wanted: int) -> None:
 def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[int]:
     """The size in bytes of each rank's part of a tensor that is cut along its first dimension."""
     length = tensor.shape[0] if tensor.dim() else 0
-    if splits:
-        parts = list(splits)
-    elif length % ranks:
-        raise HpctrainError(
-            "HT-group-rows-not-divisible",
-            "all_to_all_single: {length} rows of the {side} cannot be divided equally among {ranks} ranks",
-            length=length,
-            side=which,
-            ranks=ranks,
-        )
-    else:
-        parts = [length // ranks] * ranks
+    parts = list(splits) or [length // ranks] * ranks
     if len(parts) != ranks or sum(parts) != length:
         raise HpctrainError(
             "HT-group-rows-do-not-add-up",

@@ -48,7 +48,6 @@ class Messages:
         self._comm = comm
         self._any = MPI.ANY_SOURCE
         self._status = MPI.Status
-        self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767)
         self._beside = beside
         # Two threads must not test one request at a time.
         self._testing = threading.Lock()
@@ -62,7 +61,7 @@ class Messages:
         """Start sending a tensor, which must not change until the message has left."""
         sent = as_bytes(tensor).numpy()
         what = f"send of {sent.nbytes} bytes to rank {self.numbers[rank]}"
-        return self._start(lambda: self._comm.Isend(sent, rank, self._checked(tag)), what, rank, sent)
+        return self._start(lambda: self._comm.Isend(sent, rank, tag), what, rank, sent)
 
     def receive(self, tensor: torch.Tensor, rank: int | None, tag: int) -> MessageWork:
         """Start receiving a tensor; from any rank if ``rank`` is None."""
@@ -72,22 +71,12 @@ class Messages:
         name = "any rank" if rank is None else f"rank {self.numbers[rank]}"
         what = f"receive of {buffer.nbytes} bytes from {name}"
         return self._start(
-            lambda: self._comm.Irecv(buffer, source, self._checked(tag)),
+            lambda: self._comm.Irecv(buffer, source, tag),
             what,
             rank,
             buffer,
             lambda: give_back(tensor, coming),
         )
-
-    def _checked(self, tag: int) -> int:
-        if not 0 <= tag <= self._largest_tag:
-            raise HpctrainError(
-                "HT-group-bad-tag",
-                "tag={tag}: this MPI has tags from 0 to {largest}",
-                tag=tag,
-                largest=self._largest_tag,
-            )
-        return tag
 
     def _start(
         self,

@@ -21,14 +21,13 @@ import torch
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.base import Group
+from hpctrain.worker.comm.agreement import Agreement
 from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
 from hpctrain.worker.comm.script_location import is_of_script, script_line
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
 _WORDS = 16
 _SMALL = _WORDS - 1
-_PLACE_BYTES = 256
 # Gathered bytes a step from which on it is worth knowing what gathers them.
 _LARGE = 64_000_000
 
@@ -56,7 +55,8 @@ class DataRanks:
         self._gathered, self._largest = 0, (0, "", "")
         self._told = False
         self._counts = is_first_of_data(comm)
-        self._group: Group = comm.group(what=f"a computation {WHOLE_BATCH}")
+        self._agreement = Agreement(comm, f"a computation {WHOLE_BATCH}")
+        self._group = self._agreement.group
 
     def sum(self, own: torch.Tensor, name: str = "a sum") -> torch.Tensor:
         """The sum over the data ranks of a tensor of one shape and type, as a new tensor."""
@@ -136,17 +136,9 @@ class DataRanks:
         own = values if self._counts else [0.0] * len(values)
         total: list[float] = self._group.allreduce(np.array([place, *own, *more])).tolist()
         if total[0] != place * self._comm.size:
-            self._differ(name)
+            own_place = f"in {name} {WHOLE_BATCH} at {script_line()}"
+            raise mismatch_error(self._agreement.gather((self._comm.host, own_place)))
         return total[1 : 1 + len(values)]
-
-    def _differ(self, name: str) -> None:
-        own = f"{self._comm.host}\nin {name} {WHOLE_BATCH} at {script_line()}".encode()[:_PLACE_BYTES]
-        slots = np.zeros((self._comm.size, _PLACE_BYTES), np.uint8)
-        slots[self._comm.rank, : len(own)] = np.frombuffer(own, np.uint8)
-        texts = [
-            bytes(row).rstrip(b"\0").decode(errors="replace").partition("\n") for row in self._group.allreduce(slots)
-        ]
-        raise mismatch_error({f"rank {rank} on {host}": place for rank, (host, _, place) in enumerate(texts)})
 
 
 def data_ranks(comm: Communicator) -> DataRanks:

@@ -1,0 +1,105 @@
+"""The engines over torch.distributed: PyTorch's gradients travel by Gloo or NCCL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.base import Work
+from hpctrain.worker.comm.narrow_copies import Narrowing
+from hpctrain.worker.comm.timeout import REDUCTION
+
+if TYPE_CHECKING:
+    from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
+
+
+class _Work:
+    finite = None
+
+    def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
+        self._comm = comm
+        self._handle = handle
+        self._name = name
+        self._on_gpu = on_gpu
+
+    def wait(self) -> None:
+        self._comm.finish(self._handle, self._name, kind=REDUCTION, on_gpu=self._on_gpu)
+        # The handle would keep Gloo's sockets open, even after the end of the group.
+        self._handle = None
+
+
+class _WideWork:
+    """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
+
+    Each rank receives all parts of one slice, and sends their mean to all: the two halves of a ring all-reduce, with as
+    many bytes on the wire. All ranks have to wait for such reductions in the order of their start.
+    """
+
+    finite = None
+
+    def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str, members: Any) -> None:
+        self._comm = comm
+        self._members = members
+        self._buffer = buffer
+        self._name = name
+        self._sent = buffer.new_zeros(-(-len(buffer) // comm.size) * comm.size)
+        self._sent[: len(buffer)] = buffer
+        self._received = torch.empty_like(self._sent)
+        self._handle = comm.start(dist.all_to_all_single, self._received, self._sent, None, None, members)
+
+    def wait(self) -> None:
+        self._comm.finish(self._handle, self._name, kind=REDUCTION)
+        self._handle = None
+        parts = self._received.view(self._comm.size, -1)
+        mean = parts.float().mean(dim=0).to(self._buffer.dtype)
+        everyone = list(self._sent.chunk(self._comm.size))
+        self._comm.run(dist.all_gather, everyone, mean, self._members, what=self._name, kind=REDUCTION)
+        self._members = None
+        self._buffer.copy_(self._sent[: len(self._buffer)])
+
+
+class TorchDistributedEngine:
+    """Reduces flat PyTorch buffers: on GPUs with NCCL, in the CPU's memory with Gloo."""
+
+    in_place = True
+
+    def __init__(self, comm: TorchDistributedCommunicator, members: Any) -> None:
+        self._comm = comm
+        self._members = members
+        self._narrowing = Narrowing()
+
+    def close(self) -> None:
+        """Drop the group: its sockets stay open as long as any reference to it exists."""
+        self._members = None
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type == "cuda" and not self._comm.on_gpus:
+            raise HpctrainError(
+                "HT-backend-not-on-gpu",
+                "backend 'gloo' reduces in the CPU's memory, not on GPUs",
+                "choose --backend nccl",
+            )
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
+        if wire:
+            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
+        if buffer.itemsize == 2 and not buffer.is_cuda:
+            return _WideWork(self._comm, buffer, name, self._members)
+        handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)
+        return _Work(self._comm, handle, name, on_gpu=buffer.is_cuda)
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        # Sent as bytes, because Gloo does not know every type.
+        parts = self._comm.gather(tensor.detach().reshape(-1).view(torch.uint8), name, self._members)
+        joined = torch.cat([part.view(tensor.dtype) for part in parts])
+        return joined.view(-1, *tensor.shape[1:])
+
+    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
+        flat = tensor.detach().reshape(-1)
+        self._comm.run(dist.broadcast, flat.view(torch.uint8), root, self._members, what=name, kind=REDUCTION)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))
