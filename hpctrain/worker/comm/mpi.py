@@ -83,6 +83,9 @@ class MpiControl(CheckedControl):
         if self.size > 1:
             self._board = MpiBoard(comm, self.timeout)
             self._watch_waits(self._board, first_ranks[self.rank])
+        else:
+            self._watch_no_more()
+            self._board = None
         with self.timeout.blocking("finding the ranks of this host"):
             node = comm.Split_type(self._mpi.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank = node.Get_rank()

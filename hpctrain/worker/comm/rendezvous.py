@@ -7,7 +7,7 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """The store that all ranks reach; the ranks' hosts, this rank's place, and its host's address."""
+    """The store that all ranks reach, this rank's place, and its host's address."""
 
     store: TCPStore
-    hosts: Sequence[str]
     rank: int
     size: int
     local_rank: int
@@ -52,7 +51,6 @@ def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
     hosts, (address, _) = ranks.hosts, ranks.endpoints[world.rank]
     return Rendezvous(
         store=_store(ranks.endpoints[0], world.size, limit, ranks.own_socket),
-        hosts=hosts,
         rank=world.rank,
         size=world.size,
         local_rank=hosts[: world.rank].count(host),
