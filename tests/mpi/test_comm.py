@@ -39,4 +39,4 @@ ht.init("mpi")
     result = mpirun(program, 2, check=False, timeout=120, HPCTRAIN_TIMEOUT="1")
     assert result.returncode == 1, result.stdout
     assert "Timeout (0:00:11)!" in result.stdout
-    assert "in _mpi_world" in result.stdout
+    assert "in mpi_world" in result.stdout

@@ -23,7 +23,7 @@ PURPOSES = {
     "hpctrain.worker.adapters.guard.Guard.check_last": "the last comparison of parameters, at the end of its script",
     "hpctrain.worker.adapters.guard.Guard.compare": "the comparison of the parameters",
     "hpctrain.worker.comm.base.Communicator.make_last_checks": "hpctrain's last checks, at the end of its script",
-    "hpctrain.worker.comm.shutdown": "the end of the run, at the end of its script",
+    "hpctrain.worker.comm._leave_run": "the end of the run, at the end of its script",
 }
 
 
