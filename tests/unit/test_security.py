@@ -32,7 +32,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
     "import of pickle": {
         "hpctrain/worker/comm/agreement.py": "objects between the ranks of one run",
         "hpctrain/worker/comm/control.py": "objects between the ranks of one run",
-        "hpctrain/worker/comm/polled.py": "objects between the ranks of one run",
+        "hpctrain/worker/comm/mpi_collectives.py": "objects between the ranks of one run",
         "hpctrain/worker/adapters/torch/generators.py": "states of random generators are compared, and never loaded",
         "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
         "tests/mpi/programs/as_under_torchrun/finds.py": "that a rank can pickle what its script defines",
