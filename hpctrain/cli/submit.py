@@ -10,10 +10,9 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import JobHosts
-from hpctrain.cli.job_prediction import prediction_records, print_prediction
 from hpctrain.cli.jobs import send_job, show_job
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import JobStart, PredictedGpu, Repeat, Restarts, WorkOptions, require_gpu
+from hpctrain.cli.run_options import JobStart, Repeat, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
 from hpctrain.common.errors import HpctrainError
@@ -50,7 +49,6 @@ def submit(
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default hpctrain-runs/NAME-TIME.")
     ] = None,
     repeat: Repeat = None,
-    gpu: PredictedGpu = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print script, placement and environment; submit and write nothing.")
     ] = False,
@@ -60,7 +58,6 @@ def submit(
 
     Prints the run directory and the job IDs.
     """
-    require_gpu(gpu)
     if run_dir:
         # Imported only for a directory that was named, because it loads all that runs a series.
         from hpctrain.control.supervision.repeats import require_no_series
@@ -91,7 +88,6 @@ def submit(
             asked={**job.asked(), "repeat": repeat},
             run_dir=run_dir,
             restarts=restarts,
-            gpu=gpu,
         )
         submit_pods(submission, start, hosts, script, dry_run=dry_run, wait=wait)
         return
@@ -115,9 +111,7 @@ def submit(
     path = (run_dir or default_directory(made.plan.title)).absolute()
     if dry_run:
         show_job(made, path)
-        print_prediction(made, next(iter(works.values())), gpu)
         return
     if made.pack:
         made.pack.write(tell)
-    made = replace(made, predictions=prediction_records(made, works, gpu))
     send_job(made, path, numbered=run_dir is None, wait=wait, repeated=repeat is not None)

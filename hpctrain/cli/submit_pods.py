@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.host_options import JobHosts
-from hpctrain.cli.job_prediction import print_prediction
 from hpctrain.cli.run_options import JobStart, WorkOptions
 from hpctrain.cli.submit_options import ScriptOptions
 from hpctrain.cli.work import read_work
@@ -37,7 +34,6 @@ class PodSubmission:
     asked: Mapping[str, Any]
     run_dir: Path | None
     restarts: int | None
-    gpu: str | None
 
 
 def submit_pods(
@@ -88,9 +84,6 @@ def submit_pods(
         tell(line)
     if dry_run:
         answer(manifest_text(run), end="")
-        # Stdout has the manifests alone, so that another program can read them.
-        with contextlib.redirect_stdout(sys.stderr):
-            print_prediction(job, work, given.gpu)
         return
     tell(create(run))
     kind = str(manifests(run)[-1]["kind"]).lower()

@@ -9,9 +9,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -59,7 +59,6 @@ class PreparedJob:
         files: further ones for the run directory, by name.
         notices: texts for the user, before submission.
         pack: what the nodes get of this environment; its archive must be there before the job begins.
-        predictions: what is written to prediction.json of each run for which there is one, by task like ``plans``.
     """
 
     profile: ClusterProfile
@@ -69,7 +68,6 @@ class PreparedJob:
     files: Mapping[str, str]
     notices: tuple[str, ...]
     pack: Pack | None = None
-    predictions: Mapping[int | None, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -199,8 +197,6 @@ def _write(job: PreparedJob, directory: RunDirectory) -> None:
     for task, plan in job.plans.items():
         run = directory if task is None else RunDirectory(directory.path / f"task-{task}")
         run.create(plan)
-        if task in job.predictions:
-            write_json(run.prediction, job.predictions[task])
     try:
         make_folder(directory.logs)
         write_whole(directory.script, job.script(directory.path).encode(), private=True)

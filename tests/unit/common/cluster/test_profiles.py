@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpctrain.common.cluster.gpu_models import gpus
 from hpctrain.control.schedulers.profile import NodeProfile, sbatch_fault
 from hpctrain.control.schedulers.profiles import describe_profiles, load_profile, profile_names, slurm_folder
 from support.refusals import refused
@@ -153,3 +154,8 @@ def test_shipped_profiles_read_alike_in_other_readers_of_yaml() -> None:
     for name in profile_names():
         plain = yaml.safe_load((slurm_folder() / "clusters" / f"{name}.yaml").read_text())
         assert load_profile(name).model_dump(mode="json", exclude_unset=True) == plain
+
+
+def test_the_gpus_of_the_shipped_profiles_are_known() -> None:
+    named = {profile.node.gpu for profile in map(load_profile, profile_names())}
+    assert named - {None} <= {*gpus()} and named & {*gpus()}
