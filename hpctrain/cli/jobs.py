@@ -1,8 +1,6 @@
-"""Shows, submits and follows jobs of Slurm."""
+"""Shows, submits and follows jobs."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import typer
 
@@ -11,53 +9,40 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
-from hpctrain.control.schedulers.slurm.submission import PreparedJob, check
-from hpctrain.control.schedulers.slurm.submission import submit as submit_job
+from hpctrain.control.schedulers.scheduler import Order, scheduler
 from hpctrain.report.output import answer, tell, terminal
 
 # The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130
 
-_NOT_BY_ITSELF = (
-    "# To look at: sbatch of this file alone ends without a log, because hpctrain submit makes the run directory\n"
-    "# with plan and logs, and submits this script too."
-)
 
-
-def show_job(job: PreparedJob, path: Path) -> None:
-    """Print what would be submitted for the run directory ``path``: on stdout the script alone.
-
-    Raises:
-        HpctrainError: the script cannot be made, or Slurm refuses it.
-    """
-    # Imported here, because it renders placements, which a submission does not need.
-    from hpctrain.control.schedulers.preview import preview
-
-    script = job.script(path)
-    first, _, rest = script.partition("\n")
-    answer(f"{first}\n{_NOT_BY_ITSELF}\n{rest}", end="")
-    tell(preview(job))
-    if message := check(script):
-        tell(message)
-
-
-def send_job(job: PreparedJob, path: Path, *, numbered: bool, wait: bool, repeated: bool = False) -> None:
-    """Submit the job, see :func:`hpctrain.control.schedulers.slurm.submission.submit`; print its directory and numbers.
+def order_job(order: Order, *, dry_run: bool = False, wait: bool = False, repeated: bool = False) -> None:
+    """Print what would be submitted, on stdout for other programs to read; or submit it, and print directory and jobs.
 
     Args:
         wait: follow the run to its end, and exit as it does.
         repeated: its tasks are repeated runs, of which a table is printed at the end.
+
+    Raises:
+        HpctrainError: the order cannot be met, or the scheduler refuses.
     """
-    directory, jobs = submit_job(job, path, numbered=numbered)
-    answer(directory.path)
-    answer(" ".join(jobs))
-    several = "s" * (len(jobs) > 1)
-    tell(f"submitted as job{several} {', '.join(jobs)}; see its state: hpctrain status {shell_word(directory.path)}")
+    where = scheduler(order.cluster.profile.scheduled_by)
+    if dry_run:
+        shown = where.describe(order, tell)
+        answer(shown.text, end="")
+        if shown.notes:
+            tell(shown.notes)
+        return
+    submitted = where.submit(order, tell)
+    answer(submitted.directory)
+    answer(" ".join(submitted.jobs))
+    tell(submitted.advice)
+    directory = RunDirectory(submitted.directory)
     if wait:
         from hpctrain.control.supervision.repeats import array_series
         from hpctrain.report.repeats import read_repeats, table
 
-        code = _wait(directory, job.request.tasks)
+        code = _wait(directory, order.request.tasks)
         if repeated and (series := array_series(directory.path)):
             terminal().print(table(read_repeats(series)))
             tell(f"report: hpctrain report {shell_word(directory.path)}")

@@ -13,7 +13,6 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostNames
 from hpctrain.common.errors import HpctrainError
-from hpctrain.report.output import tell
 
 if TYPE_CHECKING:
     from hpctrain.common.shards.work import Work
@@ -154,21 +153,15 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     Raises:
         HpctrainError: the cluster or an option is not available, a package is missing, or sbatch refuses the job.
     """
-    from hpctrain.cli.jobs import send_job, show_job
-    from hpctrain.common.run.directory import default_directory
+    from hpctrain.cli.jobs import order_job
     from hpctrain.common.run.request import TrainingRequest
     from hpctrain.control.programs.shard import START, require_extras, shard_script
-    from hpctrain.control.schedulers.preparation import find_cluster, host_options, prepare, requested
+    from hpctrain.control.schedulers.order import find_cluster, host_options, requested
     from hpctrain.control.schedulers.request import further_options
+    from hpctrain.control.schedulers.scheduler import Order
 
     assert job.cluster is not None
     found = find_cluster(job.cluster, job.partition)
-    if found.profile.kubernetes:
-        raise HpctrainError(
-            "HT-data-on-kubernetes",
-            "{profile} is for Kubernetes, and shards are made only in Slurm jobs",
-            profile=found.profile.name,
-        )
     if not job.dry_run:
         require_extras(work)
     asked = {
@@ -189,11 +182,12 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         start=START,
         dry_run=job.dry_run,
     )
-    made = prepare(found, request, {None: training})
-    for line in made.notices:
-        tell(line)
-    path = (job.run_dir or default_directory(name)).absolute()
-    if job.dry_run:
-        show_job(made, path)
-    else:
-        send_job(made, path, numbered=job.run_dir is None, wait=job.wait)
+    order = Order(
+        cluster=found,
+        request=request,
+        trainings={None: training},
+        options={"data --cluster"},
+        run_dir=job.run_dir,
+        title=name,
+    )
+    order_job(order, dry_run=job.dry_run, wait=job.wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,19 +11,18 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import JobHosts
-from hpctrain.cli.jobs import send_job, show_job
+from hpctrain.cli.jobs import order_job
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.run_options import JobStart, Repeat, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import default_directory
 from hpctrain.common.run.plan import Start, Stop
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.preparation import container_options, find_cluster, host_options, prepare, requested
+from hpctrain.control.schedulers.order import container_options, find_cluster, host_options, requested
 from hpctrain.control.schedulers.request import require_options
-from hpctrain.report.output import tell
+from hpctrain.control.schedulers.scheduler import Order
 
 
 @with_groups
@@ -76,42 +76,37 @@ def submit(
     require_options(asked)
     found = find_cluster(cluster, job.partition)
     request = requested(found, Path(work).stem, asked)
-    if found.profile.kubernetes:
-        from hpctrain.cli.submit_pods import PodSubmission, submit_pods
-
-        submission = PodSubmission(
-            profile=found.profile,
-            request=request,
-            work=work,
-            arguments=arguments or [],
-            training=training,
-            asked={**job.asked(), "repeat": repeat},
-            run_dir=run_dir,
-            restarts=restarts,
-        )
-        submit_pods(submission, start, hosts, script, dry_run=dry_run, wait=wait)
-        return
     # The command line takes precedence over the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
-    start = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
+    placed = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
     works = read_tasks(work, training, arguments or [], request.tasks, repeat=repeat is not None)
     training_request = TrainingRequest(
         work=None,
         backend=training.backend,
         framework=training.framework,
         host_options=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
-        start=Start(**start.changes()),
+        start=Start(**placed.changes()),
         stop=Stop(restarts=restarts),
         dry_run=dry_run,
     )
-    trainings = {task: replace(training_request, work=each) for task, each in works.items()}
-    made = prepare(found, request, trainings, script.content())
-    for line in made.notices:
-        tell(line)
-    path = (run_dir or default_directory(made.plan.title)).absolute()
-    if dry_run:
-        show_job(made, path)
-        return
-    if made.pack:
-        made.pack.write(tell)
-    send_job(made, path, numbered=run_dir is None, wait=wait, repeated=repeat is not None)
+    order = Order(
+        cluster=found,
+        request=request,
+        trainings={task: replace(training_request, work=each) for task, each in works.items()},
+        content=script.content(),
+        options={
+            *_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}),
+            *_given({"repeat": repeat, "wait": wait or None}),
+        },
+        image=start.container,
+        run_dir=run_dir,
+    )
+    order_job(order, dry_run=dry_run, wait=wait, repeated=repeat is not None)
+
+
+def _given(values: Mapping[str, object]) -> set[str]:
+    """The options that were used, as they are written."""
+    names = {"further": "sbatch", "mounts": "mount", "environment": "env"}
+    return {
+        f"--{names.get(name, name).replace('_', '-')}" for name, value in values.items() if value not in (None, False)
+    }

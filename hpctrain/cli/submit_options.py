@@ -10,8 +10,8 @@ import typer
 
 from hpctrain.cli import completion
 from hpctrain.common.settings import STAGE
-from hpctrain.control.schedulers.preparation import ScriptContent
 from hpctrain.control.schedulers.request import further_options
+from hpctrain.control.schedulers.scheduler import ScriptContent
 from hpctrain.report.output import answer
 
 

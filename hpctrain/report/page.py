@@ -27,7 +27,7 @@ from hpctrain.common.run.events.kinds import Moment, OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import last_words
-from hpctrain.control.schedulers.slurm.accounting import consumed_joules
+from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.report.comparison import Comparison, compare, comparison_keys
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
@@ -41,6 +41,8 @@ from hpctrain.report.verified import lines_of, read_verdict
 UNFINISHED = "unfinished"
 # Of more lines and attempts, faults of one attempt, and ranks, a page counts the rest.
 _MOST_LINES, _MOST_FAULTS, _MOST_RANKS = 100, 10, 1000
+# How long a scheduler may take to say what its nodes drew.
+_ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 500
 _ELSEWHERE = "copy the run directory to a place of your own"
 
@@ -111,7 +113,7 @@ def render(directory: RunDirectory) -> str:
         unfinished=summary["status"] == UNFINISHED,
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=[*_figures(summary, plan.recipe), *_energy(summary, record)],
+        figures=[*_figures(summary, plan.recipe), *_energy(summary, record, directory)],
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
         differences=_picture(verified(verdict.differences)) if verdict and verdict.differences else None,
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
@@ -182,15 +184,15 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
     return figures
 
 
-def _energy(summary: Mapping[str, Any], record: Record) -> list[tuple[str, str, str]]:
-    """The energy by the hosts' counters and, where it has any, by Slurm's accounting."""
+def _energy(summary: Mapping[str, Any], record: Record, directory: RunDirectory) -> list[tuple[str, str, str]]:
+    """The energy by the hosts' counters and, where it has any, by the scheduler's accounting."""
     figures = []
     if (drawn := summary.get("energy_kwh")) is not None:
         covers, each = summary["energy_covers"], summary["joules_per_sample"]
         figures.append(("energy", energy_text(drawn), covers if each is None else f"{each:.3g} J a sample; {covers}"))
     jobs = [attempt.start.job for attempt in record.attempts if attempt.start and attempt.start.job]
-    if drawn := kwh(consumed_joules(list(dict.fromkeys(jobs)))):
-        figures.append(("energy of the jobs", energy_text(drawn), "by Slurm's accounting, of whole nodes"))
+    if drawn := kwh(scheduler_of(directory).joules(list(dict.fromkeys(jobs)), seconds=_ANSWER_SECONDS)):
+        figures.append(("energy of the jobs", energy_text(drawn), "by the scheduler's accounting, of whole nodes"))
     return figures
 
 

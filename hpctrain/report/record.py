@@ -27,7 +27,7 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.common.run.value_types import ratio
-from hpctrain.control.schedulers.slurm.queue import is_job_id
+from hpctrain.control.schedulers.jobs import is_job_id
 
 Kind = TypeVar("Kind", bound=Event)
 

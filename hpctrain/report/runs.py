@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +17,20 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
-from hpctrain.control.schedulers.slurm.queue import JobState, jobs_of_user
+from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.scheduler import Scheduler
 from hpctrain.report.output import duration
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, run_status
 
-# The list appears without Slurm's answer if that takes longer.
-_SLURM_SECONDS = 10.0
+# The list appears without a scheduler's answer if that takes longer.
+_ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 24
 
 STATES = ("not started", "waiting", "running", "done", "failed", "resumable", "stopped", "damaged")
 """The states of runs in a list."""
 
-Jobs = Callable[[], tuple[Sequence[JobState], str | None]]
+Jobs = Callable[[Scheduler], tuple[Sequence[JobState], str | None]]
 
 
 class RunRow(BaseModel):
@@ -64,18 +64,24 @@ class RunRow(BaseModel):
 
 
 def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
-    """Every run in the folder, including arrays and series; and Slurm's error if it does not answer.
+    """Every run in the folder, including arrays and series; and a scheduler's error if it does not answer.
 
-    Slurm is asked at most once, for the jobs that live.
+    Each scheduler is asked at most once, for the jobs that live.
 
     Args:
         name: a pattern of the names in the folder.
     """
     plans = [plan for pattern in (f"{name}/plan.json", f"{name}/*/plan.json") for plan in folder.glob(pattern)]
-    jobs = functools.cache(functools.partial(_jobs, folder))
+    asked: dict[Scheduler, tuple[Sequence[JobState], str | None]] = {}
+
+    def jobs(scheduler: Scheduler) -> tuple[Sequence[JobState], str | None]:
+        if scheduler not in asked:
+            asked[scheduler] = _jobs(scheduler, folder)
+        return asked[scheduler]
+
     rows = [_row(RunDirectory(plan.parent.resolve()), str(plan.parent.relative_to(folder)), jobs) for plan in plans]
     rows = sorted(_with_differences(rows), key=lambda row: row.time, reverse=True)
-    return rows, jobs()[1] if jobs.cache_info().currsize else None
+    return rows, next((problem for _, problem in asked.values() if problem), None)
 
 
 def differing(plans: Sequence[Plan]) -> dict[str, list[Any]]:
@@ -102,9 +108,9 @@ def _with_differences(rows: Sequence[RunRow]) -> list[RunRow]:
     return found
 
 
-def _jobs(folder: Path) -> tuple[Sequence[JobState], str | None]:
+def _jobs(scheduler: Scheduler, folder: Path) -> tuple[Sequence[JobState], str | None]:
     try:
-        return jobs_of_user(folder.stat().st_uid, seconds=_SLURM_SECONDS), None
+        return scheduler.list(None, user=folder.stat().st_uid, seconds=_ANSWER_SECONDS), None
     except HpctrainError as error:
         return [], error.message
 
@@ -117,7 +123,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
         task = array_task(directory)
         found = FoundRun(directory=directory, task=task, tasks={})
         numbers = {*found.submitted_jobs(), *record.jobs}
-        known, problem = jobs() if numbers else ([], None)
+        known, problem = jobs(found.scheduler) if numbers else ([], None)
         own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
         plan = read_model(directory.plan, Plan)
         status = run_status(directory, found, record, own, task, problem is None)

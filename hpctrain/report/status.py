@@ -22,15 +22,14 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
+from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
-from hpctrain.control.schedulers.slurm.accounting import consumed_joules
-from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.record import Record, StepTotals, of_kind
 
-# The status appears without Slurm's answer if that takes longer.
-_SLURM_SECONDS = 10.0
+# The status appears without the scheduler's answer if that takes longer.
+_ANSWER_SECONDS = 10.0
 # A run counts as silent when it has recorded nothing for longer than both of these.
 _SILENT_SECONDS = 60.0
 _SILENT_STEPS = 10
@@ -113,7 +112,7 @@ class ArrayStatus(BaseModel):
 
 
 def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
-    """The current status of a run, or of each run of an array; and Slurm's error if it does not answer.
+    """The current status of a run, or of each run of an array; and the scheduler's error if it does not answer.
 
     Raises:
         HpctrainError: a file of the run is damaged.
@@ -121,12 +120,12 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
     record = Record.read(found.directory)
     problem = None
     try:
-        jobs = jobs_of(found, record.jobs, seconds=_SLURM_SECONDS)
+        jobs = jobs_of(found, record.jobs, seconds=_ANSWER_SECONDS)
     except HpctrainError as error:
         jobs, problem = [], error.message
     if not found.tasks:
         status = run_status(found.directory, found, record, jobs, found.task, problem is None)
-        drawn = None if problem else kwh(consumed_joules(status.job_ids, seconds=_SLURM_SECONDS))
+        drawn = None if problem else kwh(found.scheduler.joules(status.job_ids, seconds=_ANSWER_SECONDS))
         return status.model_copy(update={"slurm_energy_kwh": drawn}), problem
     tasks = []
     for task, directory in found.tasks.items():
@@ -141,7 +140,7 @@ def run_status(
     record: Record,
     jobs: Sequence[JobState],
     task: int | None,
-    slurm_answers: bool,
+    answered: bool,
 ) -> RunStatus:
     """Read the rest of a run: its plan, its summary and its processes."""
     submitted = found.submitted_jobs() if task is None else ()
@@ -156,7 +155,7 @@ def run_status(
         job_ids=job_ids,
         task=task,
         summary=summary_status(directory),
-        alive=False if in_a_job and slurm_answers else _alive(directory, record.start, unread),
+        alive=False if in_a_job and answered else _alive(directory, record.start, unread),
         unread=tuple(error.message for error in unread),
     )
     return known.status(time.time())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.schedulers.slurm.queue import JobState, job_states
+from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.slurm.queue import job_states
 from support.launching import Launch
 from support.report.written_runs import recipe_plan, write_run
 from support.schedulers.slurm_programs import write_submission

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import psutil
 
-from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model
@@ -20,9 +19,10 @@ from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, ask
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
-from hpctrain.control.schedulers.slurm.queue import JobState, job_states
+from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.submission import scheduler_of
 
-_SLURM_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
 # Slurm's own time between SIGTERM and SIGKILL is 30 s by default; a waiting job ends at once.
 _END_SECONDS = 45.0
 _POLL_SECONDS = 0.5
@@ -37,32 +37,24 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         save_seconds: how long ranks may take to save their state before that; None for the run's own limit.
 
     Raises:
-        HpctrainError: Slurm refuses or does not answer.
+        HpctrainError: the scheduler refuses or does not answer.
     """
-    if any(not job.waits for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live):
+    if any(not job.waits for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live):
         yield from _wait_for_save([*found.tasks.values()] or [found.directory], save_seconds)
     # The run may have submitted another job meanwhile, or gone back to the queue.
-    jobs = [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live]
+    jobs = [job for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live]
     # The number of a whole job also cancels the waiting tasks of an array.
     numbers = sorted({job.job if found.task is None else f"{job.job}_{found.task}" for job in jobs})
     if not numbers:
         return
-    done = run_program("scancel", *numbers, seconds=_SLURM_SECONDS)
-    if done.returncode != 0:
-        raise HpctrainError(
-            "HT-slurm-scancel-failed",
-            "scancel {jobs} failed: {reason}",
-            exit_code=1,
-            jobs=" ".join(numbers),
-            reason=done.stderr.strip(),
-        )
+    found.scheduler.cancel(numbers)
     for job in jobs:
         yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
     deadline = time.monotonic() + _END_SECONDS
     while left := _live_jobs(found, jobs):
         if time.monotonic() > deadline:
             names = ", ".join(job.id for job in left)
-            yield f"after {_END_SECONDS:g} s, job {names} is still ending; Slurm continues with that"
+            yield f"after {_END_SECONDS:g} s, job {names} is still ending; the scheduler continues with that"
             return
         time.sleep(_POLL_SECONDS)
 
@@ -95,7 +87,7 @@ def _wait_for_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[
 
 def _live_jobs(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
     numbers = {job.job for job in jobs}
-    return [job for job in jobs_of(found, seconds=_SLURM_SECONDS) if job.live and job.job in numbers]
+    return [job for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live and job.job in numbers]
 
 
 def stop_launcher(
@@ -123,7 +115,7 @@ def stop_launcher(
     # Checked because a forged event could name any process.
     if process is None or not works_in(process, directory.path):
         # The launcher ended with its job, which left it no time to record that.
-        if start.job and not any(job.live for job in job_states([start.job], seconds=_SLURM_SECONDS)):
+        if start.job and not _lives(directory, start.job):
             return
         if pid is None or here:
             _require_ended(directory, begun=pid is None)
@@ -150,6 +142,11 @@ def stop_launcher(
         return
     except psutil.TimeoutExpired:
         yield f"after {seconds:g} s it is still stopping; `kill {pid}` once more ends every process at once"
+
+
+def _lives(directory: RunDirectory, job: str) -> bool:
+    user = directory.path.stat().st_uid
+    return any(state.live for state in scheduler_of(directory).list([job], user=user, seconds=_ANSWER_SECONDS))
 
 
 def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:

@@ -11,13 +11,15 @@ from pathlib import Path
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RUNS, RunDirectory, read_model
+from hpctrain.common.run.directory import RUNS, RunDirectory
 from hpctrain.common.run.resuming import array_task, task_number
-from hpctrain.control.schedulers.places import refuse_kubernetes_job
-from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
-from hpctrain.control.schedulers.slurm.submission import Submission
+from hpctrain.control.schedulers.jobs import JobState, is_job_id
+from hpctrain.control.schedulers.scheduler import Scheduler, schedulers
+from hpctrain.control.schedulers.submission import scheduler_of, submission_of
 
 _RUNS_HINT = "`hpctrain status` lists the runs in hpctrain-runs/; `squeue --me` lists jobs"
+
+_ANSWER_SECONDS = 30.0
 
 # Names the newest run.
 LAST = "last"
@@ -47,8 +49,13 @@ class FoundRun:
 
     def submitted_jobs(self) -> tuple[str, ...]:
         """The numbers of the jobs that were submitted together; empty for a run that was not submitted."""
-        file = self.job_directory.submission
-        return read_model(file, Submission).jobs if file.exists() else ()
+        submission = submission_of(self.job_directory)
+        return submission.jobs if submission else ()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of its jobs."""
+        return scheduler_of(self.job_directory)
 
 
 def no_runs_hint() -> str:
@@ -134,23 +141,24 @@ def _refuse_series(path: Path) -> None:
 
 
 def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
-    """The jobs of a run that Slurm knows: those submitted together, follow-ups that its jobs submitted, and ``also``.
+    """The jobs of a run that its scheduler knows: those submitted together, follow-ups of its jobs, and ``also``.
 
     A job is a run's if its script is the run's own; another that only works in the directory is not.
 
     Args:
         found: the run; of one task of an array, only the jobs of this task.
         also: numbers of jobs in which the run was started otherwise.
-        seconds: how long Slurm may take to answer.
+        seconds: how long the scheduler may take to answer.
 
     Raises:
-        HpctrainError: Slurm does not answer, or is not on this host.
+        HpctrainError: it does not answer, or is not on this host.
     """
     numbers = {*found.submitted_jobs(), *also}
     if not numbers:
         return []
-    jobs = jobs_of_user(found.job_directory.path.stat().st_uid, seconds=seconds)
-    jobs += job_states(sorted(numbers.difference(*(job.names for job in jobs))), seconds=seconds)
+    user, scheduler = found.job_directory.path.stat().st_uid, found.scheduler
+    jobs = [*scheduler.list(None, user=user, seconds=seconds)]
+    jobs += scheduler.list(numbers.difference(*(job.names for job in jobs)), user=user, seconds=seconds)
     return [job for job in own_jobs(found, numbers, jobs) if found.task is None or job.has_task(found.task)]
 
 
@@ -179,14 +187,13 @@ def _directory(target: str) -> Path:
     try:
         if path.is_dir():
             return path.resolve()
-        refuse_kubernetes_job(target)
         problem = "it is a file" if path.exists() else "there is none of that name"
     except OSError as error:
         problem = str(error.strerror)
     raise HpctrainError(
         "HT-run-not-directory-or-job",
         "{target} is neither a run directory nor a job's number: {reason}",
-        _hint(target),
+        next(filter(None, (each.advice(target) for each in schedulers())), _hint(target)),
         target=target,
         reason=problem,
     )
@@ -202,16 +209,22 @@ def _hint(target: str) -> str:
 
 
 def _job_directory(target: str) -> Path:
-    states = job_states([target])
-    if not states:
-        raise HpctrainError(
-            "HT-slurm-unknown-job",
-            "Slurm does not know the job {job}, or no longer does",
-            "name its run directory, which remembers it",
-            job=target,
-        )
     task = target.partition("_")[2]
-    return states[0].directory / f"task-{task}" if task else states[0].directory
+    silent: list[HpctrainError] = []
+    for each in schedulers():
+        try:
+            for state in each.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
+                return state.directory / f"task-{task}" if task else state.directory
+        except HpctrainError as error:
+            silent.append(error)
+    if silent:
+        raise silent[0]
+    raise HpctrainError(
+        "HT-slurm-unknown-job",
+        "Slurm does not know the job {job}, or no longer does",
+        "name its run directory, which remembers it",
+        job=target,
+    )
 
 
 def _folders(path: Path) -> list[Path]:

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from hpctrain.common.files.printable import printable
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.resuming import array_task
 from hpctrain.common.run.value_types import Outcome
+from hpctrain.control.schedulers.submission import scheduler_of
 
 # Of a longer line of a log the end is left out.
 _LONGEST = 400
@@ -66,12 +66,7 @@ def last_words(directory: RunDirectory, jobs: Sequence[str] = ()) -> LastWords |
     Args:
         jobs: the numbers of the run's jobs, the last one last; the newest log counts where none of them has one.
     """
-    task = array_task(directory)
-    folder = directory.logs if task is None else RunDirectory(directory.path.parent).logs
-    logs = [path for number in jobs if (path := folder / f"job-{number}.log").exists()]
-    if not logs:
-        found = folder.glob("job-*.log" if task is None else f"job-*_{task}.log")
-        logs = sorted(found, key=lambda path: (len(path.name), path.name))
+    logs = scheduler_of(directory).logs(directory, jobs)
     lines = [printable(line.strip())[:_LONGEST] for line in last_lines(logs[-1], 1000) if line.strip()] if logs else []
     if not lines:
         return None

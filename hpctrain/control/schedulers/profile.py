@@ -12,8 +12,8 @@ from hpctrain.common.errors import InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import is_secret
-from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
-from hpctrain.control.schedulers.slurm.times import slurm_seconds
+from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
+from hpctrain.control.schedulers.times import slurm_seconds
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # Options that hpctrain itself passes to sbatch, where a second value would conflict, and what sets them instead.
@@ -196,6 +196,9 @@ class ClusterProfile(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     source: Line
+    scheduler: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
+        None, description="that an installed package adds; None for Slurm, or Kubernetes where that section is there"
+    )
     tried: bool = False
     remark: Annotated[str, AfterValidator(_line)] = ""
 
@@ -223,6 +226,11 @@ class ClusterProfile(Section):
     requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
     signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+
+    @property
+    def scheduled_by(self) -> str:
+        """The name of its scheduler."""
+        return self.scheduler or ("kubernetes" if self.kubernetes else "slurm")
 
     @model_validator(mode="after")
     def _consistent(self) -> ClusterProfile:

@@ -14,7 +14,7 @@ from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
-from hpctrain.control.schedulers.slurm.times import slurm_seconds
+from hpctrain.control.schedulers.times import slurm_seconds
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.find_run import find_run, jobs_of
+from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import summary_status
-from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.control.supervision.follow import Follower
 
 _ANSWER_SECONDS = 30.0
@@ -30,7 +30,7 @@ def wait(directory: RunDirectory, follower: Follower | None, notice: Callable[[s
         notice: gets each change of a job's state.
 
     Raises:
-        HpctrainError: Slurm does not answer for ten minutes.
+        HpctrainError: the scheduler does not answer for ten minutes.
     """
     found = find_run(str(directory.path))
     reported: dict[str, str] = {}

@@ -211,7 +211,7 @@ def _run_files(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.plan import Plan
     from hpctrain.common.run.records import read_records
     from hpctrain.control.schedulers.outcome import summary_status
-    from hpctrain.control.schedulers.slurm.submission import Submission
+    from hpctrain.control.schedulers.submission import Submission
     from hpctrain.control.supervision.repeats import read_series
     from hpctrain.report.page import read_summary, settings
 
@@ -240,7 +240,7 @@ def _run_files(content: bytes, folder: Path) -> None:
 def _run_texts() -> Iterable[bytes]:
     from hpctrain.common.run.records import RankRecord
     from hpctrain.control.schedulers.request import JobRequest
-    from hpctrain.control.schedulers.slurm.submission import Submission
+    from hpctrain.control.schedulers.submission import Submission
     from support.report.written_runs import recipe_plan, script_plan
 
     summary = {"status": "done", "epochs": 3, "steps": 12, "samples_per_s": 1.5, "communication_share": 0.1}

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from hpctrain.cli.main import main as hpctrain
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.slurm.submission import Submission
+from hpctrain.control.schedulers.submission import Submission
 from support.fuzz import run_directories as directories
 
 _HUNG_SECONDS = 60

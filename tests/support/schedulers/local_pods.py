@@ -21,10 +21,11 @@ import yaml
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.kubernetes.manifests import manifest_text
-from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
+from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import job_request
+from hpctrain.control.schedulers.scheduler import Cluster, Order
 from support.ports import free_port
 
 _BIN = Path(sys.executable).parent
@@ -86,13 +87,15 @@ class LocalJob:
         profile = ClusterProfile(
             name="local", source="the tests", kubernetes=KubernetesProfile(image="any", volumes=(volume,))
         )
-        run, _ = prepare_pods(
-            profile,
-            job_request(profile, "digits", {"nodes": pods}),
-            TrainingRequest(work=load_recipe("digits", overrides), framework="torch", backend="gloo", run_dir=self.run),
-            name="digits",
-            image=None,
+        training = TrainingRequest(work=load_recipe("digits", overrides), framework="torch", backend="gloo")
+        order = Order(
+            cluster=Cluster(profile=profile),
+            request=job_request(profile, "digits", {"nodes": pods}),
+            trainings={None: training},
+            options={"--job-name"},
+            run_dir=self.run,
         )
+        run, _ = prepare_pods(order)
         assert run.run_directory == PurePosixPath(self.run)
         configuration, _, job = yaml.safe_load_all(manifest_text(run))
         plan = folder / "plan.json"

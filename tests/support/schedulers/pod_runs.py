@@ -10,16 +10,17 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.kubernetes.pod_template import PodRun
-from hpctrain.control.schedulers.kubernetes.settings import (
+from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
+from hpctrain.control.schedulers.kubernetes_profile import (
     ClaimMount,
     KubernetesProfile,
     RdmaDevices,
     Toleration,
     TopologyLabel,
 )
-from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
 from hpctrain.control.schedulers.request import job_request
+from hpctrain.control.schedulers.scheduler import Cluster, Order
 
 VOLUME = ClaimMount(claim="runs", path="/runs")
 PLAIN = ClusterProfile(name="plain", source="the tests", kubernetes=KubernetesProfile(volumes=(VOLUME,)))
@@ -70,19 +71,18 @@ def pod_run(
 ) -> PodRun:
     """A run on a cluster; ``asked`` are options about the job."""
     request = job_request(profile, "digits", asked)
-    run, _ = prepare_pods(
-        profile,
-        request,
-        TrainingRequest(
-            work=load_recipe("digits", []) if work is None else work,
-            framework=framework,
-            backend=backend,
-            start=start,
-            run_dir=run_directory,
-        ),
-        name="digits",
-        image=None if profile.kubernetes and profile.kubernetes.image else "hpctrain:test",
+    training = TrainingRequest(
+        work=load_recipe("digits", []) if work is None else work, framework=framework, backend=backend, start=start
     )
+    order = Order(
+        cluster=Cluster(profile=profile),
+        request=request,
+        trainings={None: training},
+        options={"--job-name"},
+        image=None if profile.kubernetes and profile.kubernetes.image else "hpctrain:test",
+        run_dir=run_directory,
+    )
+    run, _ = prepare_pods(order)
     return run
 
 

@@ -96,7 +96,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             ["data", "shard", ".", "out", "--cluster", "generic", "-np", "2"],
             "HT-data-ranks-in-job",
         ),
-        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "HT-data-on-kubernetes"),
+        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "HT-kubernetes-option-of-slurm"),
         (["data", "shard", ".", "out", "--cluster", "generic", "--json"], "HT-data-json-of-job"),
         (["data", "shard", ".", "out", "--master", "local[2]"], "HT-spark-master-without-engine"),
         (["data", "shard", ".", "out", "--engine", "spark", "-np", "2"], "HT-spark-with-other-processes"),

@@ -143,7 +143,7 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--array", "0-3", "--set", "seed=%a"], "HT-kubernetes-option-of-slurm"),
         (["--wait"], "HT-kubernetes-option-of-slurm"),
         (["--launcher", "mpirun"], "HT-kubernetes-option-of-slurm"),
-        (["--topology", "gpu"], "HT-kubernetes-option-of-slurm"),
+        (["--fabric", "f.yaml", "--topology", "gpu"], "HT-kubernetes-option-of-slurm"),
         (["--mount", "/data"], "HT-kubernetes-option-of-slurm"),
         (["--sbatch", "mail-type=END"], "HT-kubernetes-option-of-slurm"),
         (["--run-dir", "hpctrain-runs/one"], "HT-run-directory-on-no-volume"),
@@ -169,7 +169,7 @@ def test_misuse(
 def test_a_job_is_kubectls(notes: Path, command: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, target]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-is-kubernetes-job"] and str(target) in said
+    assert codes(said) == ["HT-run-not-directory-or-job"] and str(target) in said
     kind = target.partition("/")[0].partition(".")[0]
     assert f"delete {kind},service,configmap" in said and "-l app.kubernetes.io/instance=digits-1" in said
 

@@ -23,8 +23,8 @@ from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.cancel import stop_launcher
 from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
-from hpctrain.control.schedulers.slurm.queue import JobState
 from hpctrain.report.page import render
 from hpctrain.report.record import Record, of_kind
 from hpctrain.report.status import KnownRun, RunStatus, read_status

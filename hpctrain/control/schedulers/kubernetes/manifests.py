@@ -17,6 +17,7 @@ from hpctrain.common.files.checked_yaml import dump_all
 from hpctrain.common.run.directory import plan_text
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.control.schedulers.kubernetes.places import INSTANCE
 from hpctrain.control.schedulers.kubernetes.pod_template import (
     CONFIGURATION,
     CONTAINER,
@@ -25,8 +26,7 @@ from hpctrain.control.schedulers.kubernetes.pod_template import (
     launcher_pod,
     rank_pod,
 )
-from hpctrain.control.schedulers.places import INSTANCE
-from hpctrain.control.schedulers.slurm.times import slurm_seconds
+from hpctrain.control.schedulers.times import slurm_seconds
 
 MPI_HOSTFILE = Path("/etc/mpi/hostfile")
 # Exit codes of a failed run, of wrong use, and of a check that refused.

@@ -12,8 +12,8 @@ from typing import Any
 
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import POD, POD_CPUS
-from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile, Toleration, TopologyLabel
-from hpctrain.control.schedulers.places import INSTANCE
+from hpctrain.control.schedulers.kubernetes.places import INSTANCE
+from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile, Toleration, TopologyLabel
 from hpctrain.control.schedulers.profile import NodeProfile
 from hpctrain.control.schedulers.request import JobRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,13 +26,12 @@ from hpctrain.common.run.request import FRAMEWORKS, TrainingRequest, unplaced_pl
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import place_plan
-from hpctrain.control.schedulers.kubernetes.manifests import indexed_hosts, manifest_text, manifests, mpi_hosts
+from hpctrain.control.schedulers.kubernetes.manifests import indexed_hosts, manifests, mpi_hosts
+from hpctrain.control.schedulers.kubernetes.places import kubectl_commands
 from hpctrain.control.schedulers.kubernetes.pod_template import CONFIGURATION, PodRun
-from hpctrain.control.schedulers.kubernetes.settings import KubernetesProfile
-from hpctrain.control.schedulers.places import kubectl_commands
-from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
 from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.slurm.submission import PreparedJob
+from hpctrain.control.schedulers.scheduler import Order
 
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
@@ -44,6 +43,7 @@ _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it r
 _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
 # By option of Slurm: what to do on Kubernetes instead.
 _INSTEAD = {
+    "data --cluster": "make shards in a job of Slurm, or where the volume is mounted",
     "--account": "name a namespace in the profile",
     "--array": "submit each run separately",
     "--chain": "leave it out: a Job resumes by itself",
@@ -61,50 +61,43 @@ _INSTEAD = {
     "--stage": "put the data on a volume of the profile",
     "--stage-environment": "put it into the image",
     "--template": "change the manifests that --dry-run prints, and apply them",
+    "--verify": "run hpctrain verify in a pod first",
     "--topology": "name the nodes' labels in the profile: topology",
     "--wait": "kubectl wait --for=condition=complete job/NAME; for an MPIJob --for=condition=Succeeded mpijob/NAME",
 }
 
 
-def refuse_slurm(asked: Mapping[str, Any], further: Mapping[str, bool]) -> None:
+def refuse_slurm(options: Collection[str]) -> None:
     """Refuse options that mean nothing to Kubernetes.
-
-    Args:
-        asked: options about the job, by the names of :class:`hpctrain.control.schedulers.request.JobRequest`.
-        further: whether other options were given, by their names.
 
     Raises:
         HpctrainError: names the option, and what to do instead.
     """
-    given = {**{f"--{name}": bool(value) for name, value in asked.items()}, **further}
     for option, instead in _INSTEAD.items():
-        if given.get(option):
+        if option in options:
             raise HpctrainError(
                 "HT-kubernetes-option-of-slurm", "{option} has no meaning on Kubernetes", instead, option=option
             )
 
 
-def prepare_pods(
-    profile: ClusterProfile, request: JobRequest, asked: TrainingRequest, *, name: str | None, image: str | None
-) -> tuple[PodRun, PreparedJob]:
-    """Prepare a run on pods, and the same as a job, for what is predicted of it. Writes nothing and asks nobody.
+def prepare_pods(order: Order) -> tuple[PodRun, list[str]]:
+    """Prepare a run on pods, with texts for the user. Writes nothing and asks nobody.
 
-    Args:
-        asked: its run directory is as the pods see it; by default it is on the first volume that they may write to.
-        name: of the job; None for the work's and the time.
-        image: the image of the containers; None for the profile's.
+    Its run directory is as the pods see it; by default it is on the first volume that they may write to.
 
     Raises:
         HpctrainError: no image, a directory or data on no volume, a script that is too large, or a backend
             that cannot run the work.
     """
+    profile, request = order.cluster.profile, order.request
+    (asked,) = order.trainings.values()
     kubernetes = profile.kubernetes
     assert kubernetes is not None and asked.work is not None
     title = asked.work.name if isinstance(asked.work, Recipe) else asked.work.path.name
-    called = object_name(name if name is not None else default_directory(title).name)
+    called = object_name(request.name if "--job-name" in order.options else default_directory(title).name)
     folder = PurePosixPath(kubernetes.runs.path, RUNS, called)
-    if asked.run_dir is not None:
-        folder = PurePosixPath(asked.run_dir)
+    if order.run_dir is not None:
+        folder = PurePosixPath(order.run_dir)
         _require_on_volume(folder, kubernetes)
     work, files = _in_pods(asked.work, kubernetes)
     environment = {**profile.environment, **asked.start.environment}
@@ -124,7 +117,7 @@ def prepare_pods(
             "put it into a Secret, and name that in the profile: kubernetes.secrets",
             variable=plan.start.passed[0],
         )
-    image = image if image is not None else kubernetes.image
+    image = order.image if order.image is not None else kubernetes.image
     if image is not None and (not image or re.search(r"\s", image)):
         raise HpctrainError(
             "HT-container-image-not-name",
@@ -149,16 +142,7 @@ def prepare_pods(
         run_directory=folder,
         files=files,
     )
-    notices = tuple(_notices(work, kubernetes))
-    job = PreparedJob(
-        profile=profile,
-        request=request,
-        plans={None: plan},
-        render=lambda path: manifest_text(replace(run, run_directory=PurePosixPath(path))),
-        files={},
-        notices=notices,
-    )
-    return run, job
+    return run, _notices(work, kubernetes)
 
 
 def object_name(text: str) -> str:

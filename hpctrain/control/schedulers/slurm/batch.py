@@ -17,11 +17,13 @@ from pydantic import Field
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import last_lines
+from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, reason_in
 from hpctrain.control.schedulers.slurm.node_files import expanded, look_at_image, on_each_node, stage, unpack
-from hpctrain.control.schedulers.staging import PackedEnvironment, Staging
+from hpctrain.control.schedulers.slurm.staging import PackedEnvironment, Staging
 
 SETTINGS = "job.json"
 # After so many jobs in a row whose signal came before hpctrain began, none follows.
@@ -75,7 +77,7 @@ class _Batch:
         self._directory, self._settings, self._asked, self._say = directory, settings, told, say
         task = os.environ["SLURM_ARRAY_TASK_ID"] if settings.array else None
         self._run = RunDirectory(directory / f"task-{task}" if task else directory)
-        self._job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else os.environ["SLURM_JOB_ID"]
+        self._job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else os.environ.get("SLURM_JOB_ID", "")
         self._again = [f"--chdir={directory}", *([f"--array={task}"] if task else []), str(directory / "job.sh")]
         self._child: subprocess.Popen[bytes] | None = None
         self._begun = self._ended = False
@@ -180,9 +182,9 @@ class _Batch:
         if self._begun:
             file.unlink(missing_ok=True)
             return 0
-        with file.open("a") as late:
-            late.write(f"{self._job}\n")
-        return len(file.read_text().splitlines())
+        late = [*last_lines(file, _MOST_LATE), self._job]
+        write_whole(file, "".join(f"{job}\n" for job in late).encode(), private=True)
+        return len(late)
 
     def _requeued(self) -> bool:
         self._say(f"hpctrain: job {self._job} is not finished and goes back to the queue")

@@ -11,7 +11,7 @@ from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.request import JobRequest
 from hpctrain.control.schedulers.slurm.nodes import number
-from hpctrain.control.schedulers.slurm.times import slurm_seconds
+from hpctrain.control.schedulers.times import slurm_seconds
 
 _QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,Flags")
 # How Slurm prints that there is no limit.
@@ -77,13 +77,13 @@ def check_limits(request: JobRequest, partitions: Sequence[Limits]) -> list[str]
     are.
 
     Args:
-        partitions: that it may run in, at least one.
+        partitions: that it may run in; none where Slurm does not say.
 
     Raises:
         HpctrainError: a limit, with its value and the partition.
     """
     faults = [list(_faults(request, limits)) for limits in partitions]
-    if not all(faults):
+    if not faults or not all(faults):
         return []
     lasting = [
         [fault for fault in each if not _may_be_lifted(_LIFTED_BY.get(fault.code), request.qos)] for each in faults

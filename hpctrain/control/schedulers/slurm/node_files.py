@@ -11,11 +11,12 @@ from pathlib import Path
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.regular import sha256
+from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.profiles import slurm_folder
-from hpctrain.control.schedulers.staging import PackedEnvironment, StagedPaths, Staging
+from hpctrain.control.schedulers.slurm.staging import PackedEnvironment, StagedPaths, Staging
 
+_MOST_BYTES = 2**16
 _AGAIN = "hpctrain submit --pack makes it again"
 
 
@@ -73,8 +74,14 @@ def stage(staging: Staging, container: Container | None) -> dict[str, str]:
 def _copy(copy: StagedPaths, to: Path) -> bool:
     if copy.kind == "copy":
         return on_each_node("cp", "-a", "--", copy.source, to)
-    unpack = ("tar", "-xf", copy.source, "-C", to) if copy.kind == "tar" else ("unzip", "-q", copy.source, "-d", to)
-    return on_each_node("mkdir", "--", to) and on_each_node(*unpack)
+    return on_each_node("mkdir", "--", to) and on_each_node(*unpacking(copy, to))
+
+
+def unpacking(archive: StagedPaths, to: Path) -> tuple[str, ...]:
+    """The command that unpacks an archive into a folder."""
+    if archive.kind == "tar":
+        return ("tar", "-xf", archive.source, "-C", str(to))
+    return ("unzip", "-q", archive.source, "-d", str(to))
 
 
 def unpack(pack: PackedEnvironment, say: Callable[[str], None]) -> dict[str, str]:
@@ -88,7 +95,7 @@ def unpack(pack: PackedEnvironment, say: Callable[[str], None]) -> dict[str, str
     archive, environments = Path(pack.archive), expanded(pack.folder)
     facts = archive.with_name(archive.name.removesuffix(".tar.gz") + ".txt")
     try:
-        digest, size, unpacked = facts.read_text().split()
+        digest, size, unpacked = read_regular(facts, _MOST_BYTES).decode().split()
         # An archive that is used is kept.
         for path in (archive, facts):
             os.utime(path)
@@ -100,7 +107,7 @@ def unpack(pack: PackedEnvironment, say: Callable[[str], None]) -> dict[str, str
             archive=archive,
             host=socket.gethostname(),
         ) from error
-    script = (slurm_folder() / "on_node.sh").read_text()
+    script = read_regular(slurm_folder() / "on_node.sh", _MOST_BYTES).decode()
     node = ("bash", "-c", script, "bash")
     needed = int(size) + int(unpacked)
     found = _srun(*node, "find", environments, pack.digest, str(needed), output=subprocess.PIPE)

@@ -1,52 +1,32 @@
-"""Submits a run to Slurm: makes its directory with plan and script, then calls ``sbatch``; all of it, or nothing."""
+"""Submits jobs to Slurm: ``sbatch``, once for each job of a chain."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.private import make_folder
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.run.directory import RunDirectory, new_directory, write_json
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.resuming import resume_command
-from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.scheduler import Order
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
+from hpctrain.control.schedulers.submission import made_run, record, run_path
 
 if TYPE_CHECKING:
     from hpctrain.control.packing.pack import Pack
 
 # Without a controller sbatch tries about this long before it fails.
 _SECONDS = 120.0
-
-
-class Submission(FrozenModel):
-    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
-
-    cluster: str = Field(description="name of the profile")
-    request: JobRequest
-    jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
-        description="numbers of the jobs that were submitted together, first to last"
-    )
-    submitted: float = Field(description="seconds since the epoch")
-    host: str
-    folder: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +41,6 @@ class PreparedJob:
         pack: what the nodes get of this environment; its archive must be there before the job begins.
     """
 
-    profile: ClusterProfile
-    request: JobRequest
     plans: Mapping[int | None, Plan]
     render: Callable[[Path], str]
     files: Mapping[str, str]
@@ -84,36 +62,28 @@ class PreparedJob:
         return self.render(directory)
 
 
-def submit(job: PreparedJob, path: Path, *, numbered: bool) -> tuple[RunDirectory, tuple[str, ...]]:
+def submit_job(order: Order, job: PreparedJob) -> tuple[RunDirectory, tuple[str, ...]]:
     """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
-
-    Args:
-        path: of the directory, absolute; it holds no run yet.
-        numbered: take the path with a number after it where there is something already.
 
     Raises:
         HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
     """
     # Rendered first, so that a fault of the template is reported before anything is written.
-    job.script(path)
-    made = numbered or not path.exists()
-    missing = [folder for folder in path.parents if not folder.exists()]
-    directory = new_directory(path) if numbered else RunDirectory(path)
-    before = set() if numbered else _prepare(directory)
+    job.script(run_path(order, job.plans))
     jobs: list[str] = []
-    try:
-        _write(job, directory)
-        for _ in range(job.request.chain):
-            jobs.append(_sbatch(directory, _dependency(job.request, jobs)))
-            # A job that completes the run cancels the later jobs listed here.
-            write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
-        write_json(directory.submission, _submission(job, jobs).model_dump(mode="json"))
-    except BaseException:
+    with made_run(order, job.plans, job.files) as directory:
         try:
+            write_whole(directory.script, job.script(directory.path).encode(), private=True)
+            # Executable, so that the user can run it within an allocation.
+            directory.script.chmod(0o700)
+            for _ in range(order.request.chain):
+                jobs.append(_sbatch(directory, _dependency(order.request, jobs)))
+                # A job that completes the run cancels the later jobs listed here.
+                write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
+            record(directory, order, jobs)
+        except BaseException:
             _cancel(jobs, directory.script)
-        finally:
-            _remove(directory.path, before, [directory.path, *missing] if made else [])
-        raise
+            raise
     return directory, tuple(jobs)
 
 
@@ -161,53 +131,6 @@ def require_log_path(directory: Path) -> None:
         )
 
 
-def _prepare(directory: RunDirectory) -> set[Path]:
-    """Make the directory, if need be; returns what was in it."""
-    path = directory.path
-    try:
-        if not path.exists():
-            # Fails if another submission made the folder first, so that its files are never removed as ours.
-            make_folder(path, exist_ok=False)
-            return set()
-        before = set(path.iterdir())
-    except OSError as error:
-        raise disk_error(error, path) from error
-    if before & {directory.plan, directory.submission, directory.events}:
-        raise HpctrainError(
-            "HT-run-directory-taken",
-            "{path} already holds a run",
-            f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
-            path=path,
-        )
-    return before
-
-
-def _submission(job: PreparedJob, jobs: Sequence[str]) -> Submission:
-    return Submission(
-        cluster=job.profile.name,
-        request=job.request,
-        jobs=tuple(jobs),
-        submitted=time.time(),
-        host=socket.gethostname(),
-        folder=str(Path.cwd()),
-    )
-
-
-def _write(job: PreparedJob, directory: RunDirectory) -> None:
-    for task, plan in job.plans.items():
-        run = directory if task is None else RunDirectory(directory.path / f"task-{task}")
-        run.create(plan)
-    try:
-        make_folder(directory.logs)
-        write_whole(directory.script, job.script(directory.path).encode(), private=True)
-        # Executable, so that the user can run it within an allocation.
-        directory.script.chmod(0o700)
-        for name, text in job.files.items():
-            write_whole(directory.path / name, text.encode(), private=True)
-    except OSError as error:
-        raise disk_error(error, directory.path) from error
-
-
 def _dependency(request: JobRequest, previous: Sequence[str]) -> Sequence[str]:
     if previous:
         return (f"--dependency=afternotok:{previous[-1]}", "--kill-on-invalid-dep=yes")
@@ -243,15 +166,3 @@ def _cancel(jobs: Sequence[str], script: Path) -> None:
         numbers |= {job.job for job in found if job.live and Path(job.command) == script}
     if numbers:
         run_program("scancel", *sorted(numbers), seconds=_SECONDS)
-
-
-def _remove(directory: Path, before: set[Path], missing: Sequence[Path]) -> None:
-    """Remove what was made: all but ``before``, and the new folders unless others use them by now."""
-    for made in set(directory.iterdir()) - before if directory.is_dir() else ():
-        if made.is_dir():
-            shutil.rmtree(made, ignore_errors=True)
-        else:
-            made.unlink(missing_ok=True)
-    for folder in missing:
-        with contextlib.suppress(OSError):
-            folder.rmdir()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import io
-import re
 import shutil
 import subprocess
 import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from hpctrain.common.shards.listing import ValidationTar, open_tar, whole_members
-from hpctrain.control.schedulers.profiles import slurm_folder
+from hpctrain.control.schedulers.slurm.node_files import unpacking
+from hpctrain.control.schedulers.slurm.staging import StagedPaths
 from support.refusals import refused
-
-_STAGING = (slurm_folder() / "parts" / "staging.sh.j2").read_text()
 
 
 def _file(name: str, content: bytes = b"new") -> tuple[tarfile.TarInfo, bytes]:
@@ -62,13 +61,9 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"old": "old"}
 
 
-def _unpack(program: str, archive: Path, into: Path) -> None:
-    """By the command of the job script that stages archives."""
-    found = re.search(rf"once_a_node ({program} .*)$", _STAGING, re.MULTILINE)
-    assert found
-    text = found[1].replace("{{ copy.source | quote }}", str(archive))
-    command = text.replace('"$stage"/{{ copy.name | quote }}', str(into)).split()
-    assert command[-1] == str(into)
+def _unpack(kind: Literal["tar", "zip"], archive: Path, into: Path) -> None:
+    """By the command with which a job stages archives."""
+    command = unpacking(StagedPaths(source=str(archive), name=into.name, kind=kind), into)
     # It complains of what it leaves out.
     subprocess.run(command, cwd=into.parent, capture_output=True, timeout=30, check=False, stdin=subprocess.DEVNULL)
 
@@ -91,7 +86,7 @@ def test_a_zip_that_a_job_stages_stays_in_its_folder(outside: Path, tmp_path: Pa
         link.create_system, link.external_attr = 3, 0o120777 << 16
         packed.writestr(link, str(outside))
         packed.writestr("link/new", "new")
-    _unpack("unzip", archive, tmp_path / "stage")
+    _unpack("zip", archive, tmp_path / "stage")
     assert (tmp_path / "stage" / "right").read_text() == "new"
 
 

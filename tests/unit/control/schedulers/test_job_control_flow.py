@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.staging import StagedPaths, Staging
+from hpctrain.control.schedulers.slurm.staging import StagedPaths, Staging
 from support.schedulers.fake_programs import ON_EACH_NODE, Programs, end, slurm_programs, started
 from support.schedulers.job_scripts import PLAIN, script
 

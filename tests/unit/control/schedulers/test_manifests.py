@@ -23,8 +23,8 @@ from hpctrain.common.run.plan import Plan, Script, Start
 from hpctrain.control.hosts.hostfile import parse_hostfile
 from hpctrain.control.schedulers.kubernetes.manifests import MPI_HOSTFILE, manifest_text, manifests
 from hpctrain.control.schedulers.kubernetes.pod_template import PLAN, PodRun, memory_quantity
-from hpctrain.control.schedulers.kubernetes.settings import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.kubernetes.submission import object_name
+from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.profile import ClusterProfile
 from support.refusals import invalid, refused
 from support.schedulers.pod_runs import CASES, GPUS, PLAIN, VOLUME, of_kubernetes, pod_run
@@ -374,6 +374,8 @@ def prepare_without_image() -> None:
     from hpctrain.common.run.request import TrainingRequest
     from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
     from hpctrain.control.schedulers.request import job_request
+    from hpctrain.control.schedulers.scheduler import Cluster, Order
 
-    asked = TrainingRequest(work=load_recipe("digits", []))
-    prepare_pods(PLAIN, job_request(PLAIN, "digits", {}), asked, name=None, image=None)
+    trainings = {None: TrainingRequest(work=load_recipe("digits", []))}
+    request = job_request(PLAIN, "digits", {})
+    prepare_pods(Order(cluster=Cluster(profile=PLAIN), request=request, trainings=trainings))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpctrain.control.schedulers.profiles import slurm_folder
-from hpctrain.control.schedulers.staging import PackedEnvironment
+from hpctrain.control.schedulers.slurm.staging import PackedEnvironment
 from support.schedulers.fake_programs import ON_EACH_NODE, Programs, end, slurm_programs
 from support.schedulers.job_scripts import PLAIN, script
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from hpctrain.control.schedulers.preparation import Cluster, host_options, requested
-from hpctrain.control.schedulers.slurm.limits import Limits
+from hpctrain.control.schedulers.order import host_options, requested
+from hpctrain.control.schedulers.scheduler import Cluster
+from hpctrain.control.schedulers.slurm.limits import Limits, check_limits
 from support.refusals import refused
 from support.schedulers.job_scripts import PLAIN
 
@@ -20,7 +22,7 @@ def test_a_topologys_name_needs_a_file_before_the_job_waits_in_a_queue(tmp_path:
 
 def test_the_default_partition_limits_no_job_whose_partition_the_site_may_choose() -> None:
     """As Perlmutter's plugin chooses it by the constraint and the QOS."""
-    cluster = Cluster(profile=PLAIN, limits=(Limits(partition="cpu", gpus=0),))
+    cluster = Cluster(profile=PLAIN, check=partial(check_limits, partitions=(Limits(partition="cpu", gpus=0),)))
     asked = {"gpus_per_node": 4, "cpus_per_task": 1}
     with refused("HT-job-more-gpus-than-nodes", partition="cpu"):
         requested(cluster, "x", asked)

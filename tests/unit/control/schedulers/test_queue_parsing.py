@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.cluster.programs import run_program
-from hpctrain.control.schedulers.slurm.queue import JobState, is_job_id, job_states, jobs_of_user
+from hpctrain.control.schedulers.jobs import JobState, is_job_id
+from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
 from support.refusals import refused
 from support.schedulers.slurm_programs import NO_ACCOUNTING, NO_CONTROLLER, UNKNOWN_JOB, install, prints, row
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.schedulers.preparation import Cluster, requested
+from hpctrain.control.schedulers.order import requested
+from hpctrain.control.schedulers.scheduler import Cluster
 from hpctrain.control.schedulers.slurm.limits import Limits, check_limits, read_limits
 from support.refusals import refused
 from support.schedulers.job_scripts import PLAIN
@@ -30,7 +32,8 @@ def install_sacctmgr(folder: Path, text: str) -> None:
 
 
 def ask(*partitions: Limits, **asked: object) -> tuple[str, ...]:
-    return requested(Cluster(profile=NAMED, limits=partitions or (HOUR,)), "x", {"nodes": 2, **asked}).doubts
+    check = partial(check_limits, partitions=partitions or (HOUR,))
+    return requested(Cluster(profile=NAMED, check=check), "x", {"nodes": 2, **asked}).doubts
 
 
 @pytest.mark.parametrize("asked", [{}, {"time": "60"}, {"time": "0:59:01"}, {"nodes": 3, "time": "1:00:00"}])

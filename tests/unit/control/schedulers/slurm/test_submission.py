@@ -15,7 +15,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.staging import plan_staging
+from hpctrain.control.schedulers.slurm.staging import plan_staging
 from support import needs
 from support.refusals import codes
 from support.schedulers.fake_programs import Programs

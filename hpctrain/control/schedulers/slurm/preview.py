@@ -8,22 +8,23 @@ from hpctrain.control.launchers.command import rank_environment
 from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.planning.planner import place_plan
 from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.scheduler import Order
 from hpctrain.control.schedulers.slurm.batch import SETTINGS
 from hpctrain.control.schedulers.slurm.submission import PreparedJob
 
 
-def preview(job: PreparedJob) -> str:
+def preview(order: Order, job: PreparedJob) -> str:
     """The text."""
-    placed, placement = _place(job.plan, job.request)
+    placed, placement = _place(job.plan, order.request)
     known, later = _environment(placed)
     if placed.recipe and placed.recipe.batch.micro_batch == "auto":
         later.append("batch.micro_batch")
     lines = [
-        f"# Placement: {job.request.nodes} nodes of {job.request.tasks_per_node} ranks",
+        f"# Placement: {order.request.nodes} nodes of {order.request.tasks_per_node} ranks",
         *placement,
         "",
         "# Environment of every rank",
-        *(f"{name}={value}" for name, value in {**job.profile.environment, **known}.items()),
+        *(f"{name}={value}" for name, value in {**order.cluster.profile.environment, **known}.items()),
         f"decided in the job: {', '.join(later)}",
         *(f"\n# {SETTINGS} in the run directory\n{text}" for text in [job.files.get(SETTINGS)] if text),
     ]

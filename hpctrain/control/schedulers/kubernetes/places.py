@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from hpctrain.common.errors import HpctrainError
-
 # https://kubernetes.io/docs/reference/labels-annotations-taints/#app-kubernetes-io-instance
 INSTANCE = "app.kubernetes.io/instance"
 
@@ -28,16 +26,7 @@ def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
     )
 
 
-def refuse_kubernetes_job(target: str) -> None:
-    """Refuse a job of Kubernetes where a run directory is asked for.
-
-    Raises:
-        HpctrainError: it is one; with the commands of kubectl for it.
-    """
-    if place := _PLACE.fullmatch(target):
-        raise HpctrainError(
-            "HT-run-is-kubernetes-job",
-            "{target} is a job of Kubernetes: name its run directory, where the volume is mounted, or ask kubectl",
-            kubectl_commands(place[1], place[2]),
-            target=target,
-        )
+def kubectl_place(target: str) -> str | None:
+    """The commands for a job that is named as kubectl names it; None for any other text."""
+    place = _PLACE.fullmatch(target)
+    return place and f"name its run directory, where the volume is mounted, or {kubectl_commands(place[1], place[2])}"

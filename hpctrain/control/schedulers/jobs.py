@@ -1,0 +1,95 @@
+"""Jobs as a scheduler knows them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+_ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
+_ENDED = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    ]
+)
+
+
+class JobState(BaseModel):
+    """One job, or one task of an array. The waiting tasks of an array are one entry.
+
+    Attributes:
+        id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait; ``12+0`` of a heterogeneous job.
+        number: what Slurm calls the job itself, ``%j`` in the names of logs; each task of an array has one.
+        state: Slurm's word, whatever the scheduler, such as ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
+        reason: Slurm's word for why it waits, or how it ended; empty where there is none.
+        start: when it began, or is expected to, in seconds since the epoch; None where Slurm does not know.
+        seconds: that it has run, since its last start.
+        limit_seconds: the job's time limit; None for no limit.
+        nodes: in bracket form, empty before it has any.
+        exit_code, signal: of the batch script; 0 while it runs.
+        restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
+        command: the job script's path, its arguments after it; empty where there is none, or only the accounting
+            remembers the job.
+    """
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    id: str
+    number: str
+    state: str
+    reason: str = ""
+    start: float | None = None
+    seconds: int = 0
+    limit_seconds: int | None = None
+    nodes: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    restarts: int = 0
+    command: str = ""
+    directory: Path
+
+    @property
+    def live(self) -> bool:
+        """Whether it runs or may still run."""
+        return self.state not in _ENDED
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no nodes yet, or lost them."""
+        return self.live and not self.nodes
+
+    @property
+    def job(self) -> str:
+        """The number of the job, or of the array or heterogeneous job that it belongs to."""
+        return re.split(r"[_+]", self.id)[0]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names by which Slurm identifies this job, alone or with others."""
+        return frozenset((self.id, self.job, self.number))
+
+    @property
+    def array_task(self) -> str | None:
+        """``3``, or ``4-9`` for waiting tasks; None for a job that is not part of an array."""
+        task = self.id.partition("_")[2].strip("[]").partition("%")[0]
+        return task or None
+
+    def has_task(self, task: int) -> bool:
+        """Whether it is this task of an array, or contains it among the waiting tasks."""
+        ranges = re.findall(r"(\d+)(?:-(\d+))?(?::([1-9]\d*))?", self.array_task or "")
+        return any(task in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges)
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a text is a job number, with or without the number of an array task (``12``, ``12_3``)."""
+    return _ID.fullmatch(text) is not None

@@ -1,0 +1,207 @@
+"""What hpctrain asks of a scheduler. Slurm and Kubernetes have a room each beside this file.
+
+A package of its own adds one by an entry point of the group ``hpctrain.schedulers``: a class derived from
+:class:`Scheduler`, by the name that ``scheduler`` in a cluster profile says.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.common.cluster.machine import installed_frameworks
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.sections import Framework
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.request import TrainingRequest, unplaced_plan
+from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.profile import ClusterProfile
+
+if TYPE_CHECKING:
+    from hpctrain.control.schedulers.request import JobRequest
+
+_BUILT_IN = {
+    "slurm": "hpctrain.control.schedulers.slurm.scheduler:Slurm",
+    "kubernetes": "hpctrain.control.schedulers.kubernetes.scheduler:Kubernetes",
+}
+# Of the cluster at hand, and of jobs in which a run was started by hand.
+DEFAULT = "slurm"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A profile, and what is known of its cluster.
+
+    Attributes:
+        findings: what was found at the cluster at hand, a line each.
+        check: refuses what the cluster does not allow, and returns warnings.
+        files: for the run directory, by name.
+    """
+
+    profile: ClusterProfile
+    findings: tuple[str, ...] = ()
+    check: Callable[[JobRequest], Sequence[str]] = lambda _: ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptContent:
+    """What the job does before the ranks start, and its script's template.
+
+    Attributes:
+        stage: files and folders that each node gets a copy of.
+        stage_environment: a Python environment that each node gets a copy of.
+        pack: each node gets an archive of this environment.
+        template: a user's own template of the job script.
+        verify: a few steps are compared with those of one process before the run begins.
+    """
+
+    stage: Sequence[Path] = ()
+    stage_environment: Path | None = None
+    pack: bool = False
+    template: Path | None = None
+    verify: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is to be submitted.
+
+    Attributes:
+        trainings: of each task of an array by its number; of any other run, under None. They differ in their work only.
+        options: of the command line that were given, such as ``--chain``.
+        image: the container's, as it was given.
+        run_dir: None for a new directory named by ``title``, or the work, and the time.
+    """
+
+    cluster: Cluster
+    request: JobRequest
+    trainings: Mapping[int | None, TrainingRequest]
+    content: ScriptContent = ScriptContent()
+    options: Collection[str] = ()
+    image: str | None = None
+    run_dir: Path | None = None
+    title: str | None = None
+
+    def plans(self, frameworks: frozenset[Framework] | None = None) -> dict[int | None, Plan]:
+        """The plan of each run, which has no hosts yet."""
+        known = installed_frameworks() if frameworks is None else frameworks
+        return {task: unplaced_plan(self.request.training(asked), known) for task, asked in self.trainings.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What would be submitted: a text that other programs read, and notes for the user."""
+
+    text: str
+    notes: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """The run directory, as its ranks see it, the jobs' names, first to last, and how to follow them."""
+
+    directory: Path
+    jobs: tuple[str, ...]
+    advice: str
+
+
+class Scheduler(ABC):
+    """Where jobs run."""
+
+    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
+        """What is known of the cluster of a profile; without one, of the cluster at hand.
+
+        Raises:
+            HpctrainError: it cannot be found out.
+        """
+        assert profile is not None, "only the default scheduler is asked for the cluster at hand"
+        return Cluster(profile=profile)
+
+    @abstractmethod
+    def describe(self, order: Order, say: Say) -> Description:
+        """What :meth:`submit` would submit. Writes nothing.
+
+        Args:
+            say: gets warnings, and what was found out.
+
+        Raises:
+            HpctrainError: the order cannot be met.
+        """
+
+    @abstractmethod
+    def submit(self, order: Order, say: Say) -> Submitted:
+        """Submit a run; all of it or nothing.
+
+        Raises:
+            HpctrainError: as :meth:`describe`, or the scheduler refuses.
+        """
+
+    @abstractmethod
+    def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
+        """The jobs with these numbers that the scheduler knows; for None those of a user that live.
+
+        Args:
+            user: the number of the user whose jobs they are.
+            seconds: how long the scheduler may take to answer.
+
+        Raises:
+            HpctrainError: it does not answer.
+        """
+
+    @abstractmethod
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """End these jobs, which need not have ended when this returns.
+
+        Raises:
+            HpctrainError: the scheduler refuses or does not answer.
+        """
+
+    @abstractmethod
+    def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
+        """The files of what these jobs printed, the last one last; of all the run's jobs where none of them has one."""
+
+    def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
+        """The energy that the nodes of these jobs drew; None where nobody measures it."""
+        return None
+
+    def advice(self, target: str) -> str | None:
+        """What to do with a name that is a job's, of a run whose directory is not known; None for any other name."""
+        return None
+
+
+@cache
+def scheduler(name: str) -> Scheduler:
+    """The scheduler of this name.
+
+    Raises:
+        HpctrainError: there is none.
+    """
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: Scheduler = getattr(import_module(module), attribute)()
+        return found
+    added = {entry.name: entry for entry in entry_points(group="hpctrain.schedulers")}
+    if name not in added:
+        raise HpctrainError(
+            "HT-scheduler-unknown",
+            "there is no scheduler {name!r}",
+            nearest(name, [*_BUILT_IN, *added]),
+            name=name,
+        )
+    loaded: Scheduler = added[name].load()()
+    return loaded
+
+
+def schedulers() -> list[Scheduler]:
+    """All of them, the default one first."""
+    return [scheduler(name) for name in dict.fromkeys([*_BUILT_IN, *entry_points(group="hpctrain.schedulers").names])]

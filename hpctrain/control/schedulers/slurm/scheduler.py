@@ -1,0 +1,99 @@
+"""Slurm as a scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.resuming import array_task
+from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.slurm.accounting import consumed_joules
+from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
+from hpctrain.control.schedulers.submission import run_path
+
+_SECONDS = 30.0
+_NOT_BY_ITSELF = (
+    "# To look at: sbatch of this file alone ends without a log, because hpctrain submit makes the run directory\n"
+    "# with plan and logs, and submits this script too."
+)
+
+
+class Slurm(Scheduler):
+    """``sbatch``, ``squeue``, ``sacct`` and ``scancel``. What submits is imported late: ``status`` needs none of it."""
+
+    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
+        from hpctrain.control.schedulers.slurm.discover import discover, known_limits, profile_yaml
+        from hpctrain.control.schedulers.slurm.limits import check_limits
+
+        if profile is not None:
+            limits = known_limits(partition or profile.partition)
+            return Cluster(profile=profile, check=partial(check_limits, partitions=limits))
+        found = discover(partition)
+        return Cluster(
+            # The limit of its nodes is left out, because it is among the limits, which a QOS can lift.
+            profile=found.profile.model_copy(update={"max_nodes": None}),
+            findings=found.findings,
+            check=partial(check_limits, partitions=found.limits),
+            files={"cluster.yaml": profile_yaml(found.profile)},
+        )
+
+    def describe(self, order: Order, say: Say) -> Description:
+        from hpctrain.control.schedulers.slurm.preparation import prepare
+        from hpctrain.control.schedulers.slurm.preview import preview
+        from hpctrain.control.schedulers.slurm.submission import check
+
+        job = prepare(order)
+        for line in job.notices:
+            say(line)
+        script = job.script(run_path(order, job.plans))
+        first, _, rest = script.partition("\n")
+        notes = [preview(order, job), check(script)]
+        return Description(text=f"{first}\n{_NOT_BY_ITSELF}\n{rest}", notes="\n".join(filter(None, notes)))
+
+    def submit(self, order: Order, say: Say) -> Submitted:
+        from hpctrain.control.schedulers.slurm.preparation import prepare
+        from hpctrain.control.schedulers.slurm.submission import submit_job
+
+        job = prepare(order)
+        for line in job.notices:
+            say(line)
+        if job.pack:
+            job.pack.write(say)
+        directory, jobs = submit_job(order, job)
+        several = "s" * (len(jobs) > 1)
+        state = f"see its state: hpctrain status {shell_word(directory.path)}"
+        return Submitted(
+            directory=directory.path, jobs=jobs, advice=f"submitted as job{several} {', '.join(jobs)}; {state}"
+        )
+
+    def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
+        return jobs_of_user(user, seconds=seconds) if jobs is None else job_states(sorted(jobs), seconds=seconds)
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        done = run_program("scancel", *jobs, seconds=_SECONDS)
+        if done.returncode != 0:
+            raise HpctrainError(
+                "HT-slurm-scancel-failed",
+                "scancel {jobs} failed: {reason}",
+                exit_code=1,
+                jobs=" ".join(jobs),
+                reason=done.stderr.strip(),
+            )
+
+    def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
+        task = array_task(directory)
+        folder = directory.logs if task is None else RunDirectory(directory.path.parent).logs
+        if logs := [path for number in jobs if (path := folder / f"job-{number}.log").exists()]:
+            return logs
+        found = folder.glob("job-*.log" if task is None else f"job-*_{task}.log")
+        return sorted(found, key=lambda path: (len(path.name), path.name))
+
+    def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
+        return consumed_joules(jobs, seconds=seconds)

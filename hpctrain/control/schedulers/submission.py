@@ -1,0 +1,143 @@
+"""Makes the directory of a run that is submitted; all of it, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.frozen import FrozenModel
+from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.resuming import array_task, resume_command
+from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
+
+
+class Submission(FrozenModel):
+    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
+
+    cluster: str = Field(description="name of the profile")
+    scheduler: str = DEFAULT
+    request: JobRequest
+    jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
+        description="numbers of the jobs that were submitted together, first to last"
+    )
+    submitted: float = Field(description="seconds since the epoch")
+    host: str
+    folder: str
+
+
+def submission_of(directory: RunDirectory) -> Submission | None:
+    """How a run was submitted, or the array of a task's directory; None for a run that was not.
+
+    Raises:
+        HpctrainError: the file is damaged.
+    """
+    if array_task(directory) is not None:
+        directory = RunDirectory(directory.path.parent)
+    return read_model(directory.submission, Submission) if directory.submission.exists() else None
+
+
+def scheduler_of(directory: RunDirectory) -> Scheduler:
+    """The scheduler of a run's jobs."""
+    submission = submission_of(directory)
+    return scheduler(submission.scheduler if submission else DEFAULT)
+
+
+def run_path(order: Order, plans: Mapping[int | None, Plan]) -> Path:
+    """Where the run's directory goes, with a number after it if there is something and it was not named."""
+    return (order.run_dir or default_directory(order.title or next(iter(plans.values())).title)).absolute()
+
+
+@contextlib.contextmanager
+def made_run(order: Order, plans: Mapping[int | None, Plan], files: Mapping[str, str]) -> Iterator[RunDirectory]:
+    """The directory of a new run with its plans and files, which goes again if the block raises.
+
+    Args:
+        plans: of each task of an array by its number; of any other run, under None.
+        files: by name.
+
+    Raises:
+        HpctrainError: the directory holds a run, or cannot be written.
+    """
+    path, numbered = run_path(order, plans), order.run_dir is None
+    made = numbered or not path.exists()
+    missing = [folder for folder in path.parents if not folder.exists()]
+    directory = new_directory(path) if numbered else RunDirectory(path)
+    before = set() if numbered else _prepare(directory)
+    try:
+        for task, plan in plans.items():
+            (directory if task is None else RunDirectory(directory.path / f"task-{task}")).create(plan)
+        _write(directory, files)
+        yield directory
+    except BaseException:
+        _remove(directory.path, before, [directory.path, *missing] if made else [])
+        raise
+
+
+def record(directory: RunDirectory, order: Order, jobs: Sequence[str]) -> None:
+    """Write down how a run was submitted, by which its jobs are found."""
+    profile = order.cluster.profile
+    submission = Submission(
+        cluster=profile.name,
+        scheduler=profile.scheduled_by,
+        request=order.request,
+        jobs=tuple(jobs),
+        submitted=time.time(),
+        host=socket.gethostname(),
+        folder=str(Path.cwd()),
+    )
+    write_json(directory.submission, submission.model_dump(mode="json"))
+
+
+def _write(directory: RunDirectory, files: Mapping[str, str]) -> None:
+    try:
+        make_folder(directory.logs)
+        for name, text in files.items():
+            write_whole(directory.path / name, text.encode(), private=True)
+    except OSError as error:
+        raise disk_error(error, directory.path) from error
+
+
+def _prepare(directory: RunDirectory) -> set[Path]:
+    """Make the directory, if need be; returns what was in it."""
+    path = directory.path
+    try:
+        if not path.exists():
+            # Fails if another submission made the folder first, so that its files are never removed as ours.
+            make_folder(path, exist_ok=False)
+            return set()
+        before = set(path.iterdir())
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if before & {directory.plan, directory.submission, directory.events}:
+        raise HpctrainError(
+            "HT-run-directory-taken",
+            "{path} already holds a run",
+            f"choose another place with --run-dir; to resume it: {resume_command(directory)}",
+            path=path,
+        )
+    return before
+
+
+def _remove(directory: Path, before: set[Path], missing: Sequence[Path]) -> None:
+    """Remove what was made: all but ``before``, and the new folders unless others use them by now."""
+    for made in set(directory.iterdir()) - before if directory.is_dir() else ():
+        if made.is_dir():
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            made.unlink(missing_ok=True)
+    for folder in missing:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
