@@ -59,7 +59,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
     },
     "text for a shell": {
         "hpctrain/control/schedulers/slurm/node_files.py": "a constant, which takes paths and numbers as arguments",
-        "hpctrain/control/schedulers/slurm/node_files.py": "a script of the package, which takes its values as arguments",
         "tests/support/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
