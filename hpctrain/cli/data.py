@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -13,7 +12,7 @@ import typer
 
 from hpctrain.cli.host_options import HostNames
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.shard_places import EngineOptions, ShardJob, ShardPlaces, submit_work, submits
+from hpctrain.cli.shard_places import EngineOptions, ShardJob, make_at, wrong_options
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -24,7 +23,6 @@ from hpctrain.report.output import answer
 if TYPE_CHECKING:
     from hpctrain.common.files.objects import Objects
     from hpctrain.common.shards.manifest import Shrinking
-    from hpctrain.common.shards.work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
@@ -42,6 +40,8 @@ Ranks = Annotated[
 ]
 
 _NAMED = 10
+# The usual size of a shard.
+_USUAL_MB = 64
 # The usual one of shrunk photographs (FFCV, MXNet's im2rec take 90 to 95).
 _QUALITY = 90
 
@@ -109,7 +109,6 @@ def shard(
             help="For SOURCE/CLASS/: share of the images that validate, chosen by a hash of their names.",
         ),
     ] = None,
-    checksums: Annotated[bool, typer.Option(help="First compare the archives with their published MD5 sums.")] = False,
     *,
     hosts: HostNames,
     engine: EngineOptions,
@@ -117,33 +116,23 @@ def shard(
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
-    from hpctrain.common.shards.archives import require_checksums
     from hpctrain.common.shards.make import ShardRequest
     from hpctrain.common.shards.manifest import ShardManifest
 
     if megabytes and samples:
-        raise HpctrainError(
-            "HT-data-shard-size-twice", "--shard-mb and --shard-samples both say how large a shard is", "leave one out"
-        )
-    if megabytes is not None and not math.isfinite(megabytes):
-        raise HpctrainError(
-            "HT-data-not-size", "--shard-mb {megabytes} is not a size", "for example --shard-mb 64", megabytes=megabytes
-        )
-    if checksums:
-        require_checksums(source)
-    most_bytes = None if samples else int((megabytes or 64) * (1 << 20))
+        raise wrong_options("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
     sharding = ShardRequest(
         source=source,
         folder=folder,
         seed=seed,
-        shard_bytes=most_bytes,
+        shard_bytes=None if samples else _bytes_of("--shard-mb", megabytes or _USUAL_MB),
         shard_samples=samples,
         image_column=image_column,
         label_column=label_column,
         shrinking=_shrinking(short_side, quality),
         validation_share=validation_share,
     )
-    manifest = _make(sharding, ShardPlaces(ranks=ranks, hosts=hosts, engine=engine, job=job, as_json=as_json))
+    manifest = make_at(sharding, ranks, hosts, engine, job, as_json=as_json)
     if not isinstance(manifest, ShardManifest):
         return
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
@@ -168,12 +157,15 @@ def _shrinking(short_side: int | None, quality: int | None) -> Shrinking | None:
     if short_side is not None:
         return Shrinking(short_side=short_side, quality=quality or _QUALITY)
     if quality is not None:
-        raise HpctrainError(
-            "HT-data-quality-alone",
-            "--quality is for photographs that --short-side shrinks; others keep their bytes",
-            "add --short-side PIXELS, for example 400",
-        )
+        problem = "--quality is for photographs that --short-side shrinks; others keep their bytes"
+        raise wrong_options(problem, "add --short-side PIXELS, for example 400")
     return None
+
+
+def _bytes_of(option: str, megabytes: float) -> int:
+    if not math.isfinite(megabytes):
+        raise wrong_options(f"{option} {megabytes} is not a size", f"for example {option} {_USUAL_MB}")
+    return int(megabytes * (1 << 20))
 
 
 @app.command()
@@ -198,11 +190,10 @@ def prepare_text(
         typer.Option(metavar="SHARE", min=0, max=1, help="Share of the documents, chosen by a hash of their text."),
     ] = 0.0005,
     seed: Annotated[int, typer.Option(min=0, help="Decides which documents are for validation.")] = 0,
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes on this machine.")] = None,
     ranks: Ranks = None,
     megabytes: Annotated[
         float, typer.Option("--part-mb", metavar="MB", min=0.001, help="Amount of text per shard, in MiB.")
-    ] = 64,
+    ] = _USUAL_MB,
     *,
     hosts: HostNames,
     engine: EngineOptions,
@@ -213,10 +204,6 @@ def prepare_text(
     from hpctrain.common.shards.text.manifest import TextManifest
     from hpctrain.common.shards.text.prepare import Preparation
 
-    if not math.isfinite(megabytes):
-        raise HpctrainError(
-            "HT-data-not-size", "--part-mb {megabytes} is not a size", "for example --part-mb 64", megabytes=megabytes
-        )
     wanted = Preparation(
         sources=tuple(sources),
         folder=folder,
@@ -224,13 +211,13 @@ def prepare_text(
         separator=separator,
         validation_share=validation_share,
         seed=seed,
-        part_bytes=int(megabytes * (1 << 20)),
+        part_bytes=_bytes_of("--part-mb", megabytes),
     )
-    manifest = _make(wanted, ShardPlaces(ranks=ranks, hosts=hosts, engine=engine, job=job, as_json=as_json), workers)
+    manifest = make_at(wanted, ranks, hosts, engine, job, as_json=as_json)
     if not isinstance(manifest, TextManifest):
         return
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
-    counts = {name: {"tokens": each.tokens, "documents": each.documents} for name, each in splits.items()}
+    counts = {name: {"tokens": split.tokens, "documents": split.documents} for name, split in splits.items()}
     if as_json:
         answer(json_text({"splits": counts, "vocabulary": known.vocabulary, "separator": known.separator}))
         return
@@ -239,66 +226,37 @@ def prepare_text(
     answer(f"vocabulary: {known.vocabulary:,} tokens, {known.separator} separates documents")
 
 
-def _make(work: Work, places: ShardPlaces, workers: int | None = None) -> Manifest | None:
-    """The manifest of what was made; None where a job makes it."""
-    from hpctrain.common.run.plan import HostOptions
-    from hpctrain.control.programs.shard import in_processes, on_ranks
-
-    ranks, hosts, engine, job = places.ranks, places.hosts, places.engine, places.job
-    others = {"-np": ranks, "--hosts": hosts.given(), "--workers": workers} | dict.fromkeys(job.given(), True)
-    if engine.is_spark(others):
-        from hpctrain.control.programs.spark import on_spark
-
-        return on_spark(work, engine.master)
-    if workers is not None and (ranks is not None or hosts.given() or job.cluster is not None):
-        raise HpctrainError(
-            "HT-data-workers-with-ranks",
-            "--workers are processes on this machine and cannot be combined with ranks, hosts or a job",
-            "leave --workers out",
-        )
-    if submits(places):
-        submit_work(work, "shards", job)
-        return None
-    if workers is not None:
-        return in_processes(work, workers)
-    return on_ranks(work, ranks, HostOptions(**hosts.given()))
-
-
 @app.command()
 def verify(shards: Shards, as_json: AsJson = False) -> None:
-    """Compare a folder of shards with its manifest: sizes, SHA-256, counts. Exits 3 if anything differs."""
+    """Compare a folder of shards with its manifest: sizes and SHA-256. Exits 3 if anything differs."""
     from hpctrain.common.shards.folders import verify_folder
 
-    found = verify_folder(_source(shards))
+    verified = verify_folder(_source(shards))
     if as_json:
-        status = "failed" if found.faults else "ok"
-        rows = [asdict(fault) for fault in found.faults]
-        remedy = found.remedy if found.faults else ""
-        answer(json_text({"status": status, "shards": found.shards, "faults": rows, "remedy": remedy}))
-        if found.faults:
+        status = "failed" if verified.faults else "ok"
+        rows = [{"file": file, "fault": fault} for file, fault in verified.faults.items()]
+        remedy = verified.remedy if verified.faults else ""
+        answer(json_text({"status": status, "shards": verified.shards, "faults": rows, "remedy": remedy}))
+        if verified.faults:
             raise typer.Exit(3)
         return
-    if found.faults:
-        listed = "".join(f"\n  {fault.file}: {fault.fault}" for fault in found.faults)
+    if verified.faults:
+        listed = "".join(f"\n  {file}: {fault}" for file, fault in verified.faults.items())
         raise HpctrainError(
             "HT-data-damaged",
             "{path} is not as it was written:{listed}",
-            f"{found.remedy} makes these files again",
+            f"{verified.remedy} makes these files again",
             exit_code=3,
             path=shards,
             listed=listed,
         )
-    answer(f"{shards}: ok, {found.shards} shards, {found.holds}")
+    answer(f"{shards}: ok, {verified.shards} shards, {verified.holds}")
 
 
 @app.command()
 def stage(
     shards: Shards,
     to: Annotated[Path, typer.Argument(metavar="TO", help="A folder on a local disk of the node.")],
-    nodes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Copy one of N shares, and link to the other shards.")
-    ] = 1,
-    node: Annotated[int | None, typer.Option(metavar="I", help="Number of the share, from 0 (SLURM_NODEID).")] = None,
     wait: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Time limit to wait for another process of this node.")
     ] = 3600,
@@ -310,38 +268,20 @@ def stage(
 ) -> None:
     """Copy the shards to a local disk, once per node: the first process copies, the others wait for it."""
     from hpctrain.common.shards.folders import holds_text
-    from hpctrain.common.shards.stage import NodeShare
     from hpctrain.common.shards.stage import stage as copy
 
     source = _source(shards)
     if holds_text(source):
         hint = f"cp -r {shell_word(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
-        raise HpctrainError(
-            "HT-data-tokens-not-staged", "{path} holds tokens, and only images are staged", hint, path=shards
-        )
-    done = copy(source, to, NodeShare(node=_node(nodes, node), nodes=nodes), wait_seconds=wait, check=check)
+        raise wrong_options(f"{shards} holds tokens, and only images are staged", hint)
+    done = copy(source, to, wait_seconds=wait, check=check)
     if as_json:
         answer(json_text(asdict(done)))
         return
-    linked = f", {done.linked} linked to {shards}" if done.linked else ""
-    answer(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there{linked}")
+    answer(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there")
 
 
 def _source(shards: str) -> Path | Objects:
     from hpctrain.common.files.objects import Objects, is_url
 
     return Objects(shards) if is_url(shards) else Path(shards)
-
-
-def _node(nodes: int, node: int | None) -> int:
-    if node is not None or nodes == 1:
-        return node or 0
-    known = os.environ.get("SLURM_NODEID", "")
-    if not known.isdigit():
-        raise HpctrainError(
-            "HT-data-node-unknown",
-            "it is unknown which of the {nodes} nodes this is",
-            "--node I says which, from 0",
-            nodes=nodes,
-        )
-    return int(known)

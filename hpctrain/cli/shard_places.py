@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,9 +14,11 @@ from hpctrain.cli.host_options import HostNames
 from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
-    from hpctrain.common.shards.work import Work
+    from hpctrain.common.shards.work import Manifest, Work
 
 _JOB = "As a job of Slurm"
+# The job's.
+_NAME = "shards"
 
 
 class Engine(StrEnum):
@@ -36,27 +37,6 @@ class EngineOptions:
         str | None,
         typer.Option(metavar="URL", help="Of Spark: spark://HOST:PORT, yarn, local[*]; by default as configured."),
     ] = None
-
-    def is_spark(self, others: Mapping[str, object]) -> bool:
-        """Whether Spark makes the shards.
-
-        Raises:
-            HpctrainError: an option does not go with the engine; ``others`` are the values of options for ranks.
-        """
-        if self.engine is not Engine.spark:
-            if self.master is not None:
-                raise HpctrainError(
-                    "HT-spark-master-without-engine", "--master is for a Spark cluster", "--engine spark uses it"
-                )
-            return False
-        if given := [name for name, value in others.items() if value]:
-            raise HpctrainError(
-                "HT-spark-with-other-processes",
-                "--engine spark has executors, and {options} is for other processes",
-                "Spark's configuration sets the number and size of the executors",
-                options=", ".join(given),
-            )
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,53 +82,48 @@ class ShardJob:
         return [f"--{name.replace('further', 'sbatch').replace('_', '-')}" for name in names]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardPlaces:
-    """Where shards are made, and whether what was made is printed as JSON."""
-
-    ranks: int | None
-    hosts: HostNames
-    engine: EngineOptions
-    job: ShardJob
-    as_json: bool
+def wrong_options(problem: str, hint: str = "") -> HpctrainError:
+    """The error for options that do not go together, or with what is there."""
+    return HpctrainError("HT-data-options", "{problem}", hint, problem=problem)
 
 
-def submits(places: ShardPlaces) -> bool:
-    """Whether the shards are to be made in a job.
+def make_at(
+    work: Work, ranks: int | None, hosts: HostNames, engine: EngineOptions, job: ShardJob, *, as_json: bool
+) -> Manifest | None:
+    """The manifest of what was made; None where a job makes it.
 
     Raises:
-        HpctrainError: an option is for the other way of making shards.
+        HpctrainError: an option is for another way of making shards, or they cannot be made.
     """
-    if places.job.cluster is None:
-        if given := places.job.given():
-            raise HpctrainError(
-                "HT-data-option-without-job",
-                "{option} is for a Slurm job",
-                "--cluster NAME submits one",
-                option=given[0],
-            )
-        return False
-    if places.ranks is not None or places.hosts.given():
-        raise HpctrainError(
-            "HT-data-ranks-in-job",
-            "the ranks of a job are those of its nodes",
-            "--nodes N --tasks-per-node T instead of -np and hosts",
-        )
-    if places.as_json:
-        raise HpctrainError(
-            "HT-data-json-of-job",
-            "--json prints what was made, and a job makes it later",
-            "leave --json out; the job writes DIR/manifest.json",
-        )
-    return True
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.programs.shard import on_ranks
+
+    named = [*(["-np"] if ranks is not None else []), *(["--hosts"] if hosts.given() else [])]
+    if engine.engine is Engine.spark:
+        from hpctrain.control.programs.spark import on_spark
+
+        if others := [*named, *job.given()]:
+            problem = f"--engine spark has executors, and {', '.join(others)} is for other processes"
+            raise wrong_options(problem, "Spark's configuration sets the number and size of the executors")
+        return on_spark(work, engine.master)
+    if engine.master is not None:
+        raise wrong_options("--master is for a Spark cluster", "--engine spark uses it")
+    if job.cluster is None:
+        if given := job.given():
+            raise wrong_options(f"{given[0]} is for a Slurm job", "--cluster NAME submits one")
+        return on_ranks(work, ranks, HostOptions(**hosts.given()))
+    if named:
+        hint = "--nodes N --tasks-per-node T instead of -np and hosts"
+        raise wrong_options("the ranks of a job are those of its nodes", hint)
+    if as_json:
+        hint = "leave --json out; the job writes DIR/manifest.json"
+        raise wrong_options("--json prints what was made, and a job makes it later", hint)
+    _submit(work, job, job.cluster)
+    return None
 
 
-def submit_work(work: Work, name: str, job: ShardJob) -> None:
+def _submit(work: Work, job: ShardJob, cluster: str) -> None:
     """Submit a job that makes the shards, or print it.
-
-    Args:
-        name: the default name of the job.
-        job: has a cluster.
 
     Raises:
         HpctrainError: the cluster or an option is not available, a package is missing, or sbatch refuses the job.
@@ -160,8 +135,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
     from hpctrain.control.schedulers.request import further_options
     from hpctrain.control.schedulers.scheduler import Order
 
-    assert job.cluster is not None
-    found = find_cluster(job.cluster, job.partition)
+    found = find_cluster(cluster, job.partition)
     if not job.dry_run:
         require_extras(work)
     asked = {
@@ -174,7 +148,7 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         "account": job.account,
         "sbatch": further_options(job.further or []),
     }
-    request = requested(found, name, asked)
+    request = requested(found, _NAME, asked)
     training = TrainingRequest(
         work=shard_script(work),
         backend="mpi",
@@ -188,6 +162,6 @@ def submit_work(work: Work, name: str, job: ShardJob) -> None:
         trainings={None: training},
         options={"data --cluster"},
         run_dir=job.run_dir,
-        title=name,
+        title=_NAME,
     )
     order_job(order, dry_run=job.dry_run, wait=job.wait)

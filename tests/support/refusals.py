@@ -16,11 +16,12 @@ _CODE = re.compile(r"\[(HT-[a-z0-9-]+)\]")
 
 
 @contextlib.contextmanager
-def refused(code: str, /, **values: object) -> Iterator[pytest.ExceptionInfo[HpctrainError]]:
-    """Expect an error of this code with at least these values; it may be one of several faults of a file."""
+def refused(code: str, /, *words: str, **values: object) -> Iterator[pytest.ExceptionInfo[HpctrainError]]:
+    """Expect an error of this code with at least these words and values; it may be one of several faults of a file."""
     with pytest.raises(HpctrainError) as caught:
         yield caught
     check(caught.value, code, **values)
+    assert [word for word in words if word not in caught.value.message] == [], caught.value.message
 
 
 @contextlib.contextmanager

@@ -11,24 +11,22 @@ Files are fetched whole and once per node, by whichever process needs one first;
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import node_folder
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.locks import lock
+from hpctrain.common.files.locks import locked
 from hpctrain.common.files.objects import Objects, all_attempts_seconds
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.files.whole import remove_leftovers, require_room, write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.settings import CACHE
-from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, WrittenFile
+from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, ORIGIN, StoredFile, damaged
 
 _ELSEWHERE = f"{CACHE.name}=DIR chooses another folder"
 # How many digits of a hash a folder's name has.
@@ -65,26 +63,42 @@ class ShardFiles:
         """Where a file comes from, for messages."""
         return self.objects.at(name) if self.objects else str(self.folder / name)
 
-    def path(self, name: str, sha256: str, limit: int, size: int | None = None) -> Path:
+    def path(self, file: StoredFile) -> Path:
         """The path of a file; in a cache it is there then, and was as the manifest has it when it came.
-
-        Args:
-            limit: bytes that it may have.
-            size: the file's size in bytes, if the manifest has it.
 
         Raises:
             HpctrainError: it cannot be fetched, or another process of the node has been fetching it for too long.
         """
-        path = self.folder / name
+        path = self.folder / file.name
         if self.objects is None or path.exists():
             return path
-        with _alone(path, self.objects.at(name)):
+        seconds = all_attempts_seconds() + _SPARE_SECONDS
+        with locked(self.folder, seconds=seconds, name=f".{file.name}.lock", elsewhere=_ELSEWHERE):
             # The process that held the lock may have fetched it.
             if not path.exists():
-                self.objects.fetch(name, path, limit=limit, sha256=sha256, size=size)
+                self.objects.fetch(file.name, path, limit=file.limit, sha256=file.sha256, size=file.size)
         return path
 
-    def require_room(self, files: Iterable[WrittenFile]) -> None:
+    def check(self, files: Iterable[StoredFile], again: str | None = None) -> None:
+        """Compare the sizes of files; of a cache, of those that are there: when others come they are compared whole.
+
+        Args:
+            again: of :func:`hpctrain.common.shards.manifest.damaged`.
+
+        Raises:
+            HpctrainError: one is not there, or not whole.
+        """
+        for file in files:
+            try:
+                fault = file.fault(self.folder, hashed=False)
+            except OSError as error:
+                if self.objects and isinstance(error, FileNotFoundError):
+                    continue
+                raise damaged(self.folder / file.name, error.strerror or str(error), again) from error
+            if fault:
+                raise damaged(self.folder / file.name, fault, again)
+
+    def require_room(self, files: Iterable[StoredFile]) -> None:
         """Refuse to begin where the missing ones of these files have no room.
 
         Raises:
@@ -92,13 +106,9 @@ class ShardFiles:
         """
         if self.objects is None:
             return
-        missing = sum(file.bytes for file in files if not (self.folder / file.name).exists())
-        require_room(
-            self.folder,
-            missing,
-            "fetched",
-            f"free some space there, or {_ELSEWHERE}; with data.limit only the shards that are read are fetched",
-        )
+        missing = sum(file.size or 0 for file in files if not (self.folder / file.name).exists())
+        hint = f"free some space there, or {_ELSEWHERE}; with data.limit only the shards that are read are fetched"
+        require_room(self.folder, missing, "fetched", hint)
 
 
 def fetch_manifest(url: str) -> bytes:
@@ -150,27 +160,3 @@ def _root() -> Path:
     except OSError as error:
         raise disk_error(error, root, _ELSEWHERE) from error
     return root.absolute()
-
-
-@contextlib.contextmanager
-def _alone(path: Path, what: str) -> Iterator[None]:
-    """Wait until no other process of the node fetches this file."""
-    beside = path.with_name(f".{path.name}.lock")
-    seconds = all_attempts_seconds() + _SPARE_SECONDS
-    try:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise disk_error(error, beside, _ELSEWHERE) from error
-    try:
-        if not lock(descriptor, beside, seconds, _ELSEWHERE):
-            raise HpctrainError(
-                "HT-cache-fetch-too-long",
-                "{object}: another process on this node has been fetching it for {seconds:g} s",
-                f"fuser {beside} names the process",
-                exit_code=1,
-                object=what,
-                seconds=seconds,
-            )
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,6 @@
 """Decodes photographs with libjpeg-turbo, or with Pillow, which supports more formats.
 
-The formats and the pixels of a photograph are bounded, by its header: decoding takes at most 1 GB of memory.
-docs/shards.md states the limits.
+The formats and the pixels of a photograph are bounded, by its header. docs/shards.md states the limits.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ Pixels = NDArray[np.uint8]
 
 # The largest file of a photograph, in bytes.
 MOST_BYTES = 1 << 26
-# The limit for a JPEG in one scan, which libjpeg-turbo decodes row by row: 3 bytes of memory a pixel.
+# Decoders take 3 bytes a pixel of a JPEG file in one scan, and 7 to 22 where they hold a photograph as a whole.
 _MOST_PIXELS = 1 << 27
-# By format, for photographs that decoders hold in memory as a whole: 7 to 15 bytes a pixel, WebP 22.
 # Pillow tries these formats alone: of others, some start programs (Ghostscript for EPS).
-_MOST_HELD = {"JPEG": 1 << 26, "PNG": 1 << 26, "WEBP": 1 << 25}
+_FORMATS = ("JPEG", "PNG", "WEBP")
 # The most rows of a block of a JPEG file whose components are halved at most.
 _BLOCK_ROWS = 16
 END = b"\xff\xd9"
@@ -39,15 +37,11 @@ class BrokenImageError(Exception):
 
 
 class Header(NamedTuple):
-    """Width and height of a photograph; ``pixels`` only if it is not an ordinary JPEG file.
-
-    ``height_place`` is where the height stands in a JPEG file whose rows are stored from top to bottom, in one scan.
-    """
+    """Width and height of a photograph; ``pixels`` only if it is not an ordinary JPEG file."""
 
     width: int
     height: int
     pixels: Pixels | None = None
-    height_place: int | None = None
 
 
 def look(content: bytes) -> Header:
@@ -65,15 +59,20 @@ def look(content: bytes) -> Header:
     if colours not in ("RGB", "YCbCr", "Gray"):
         pixels = decode_by_pillow(content)
         return Header(width=pixels.shape[1], height=pixels.shape[0], pixels=pixels)
-    place = _height_place(content)
-    many, most = ("", _MOST_PIXELS) if place else (" in several scans", _MOST_HELD["JPEG"])
-    if width * height > most:
-        raise BrokenImageError(f"{width} x {height} pixels{many}, where {most} are the most")
-    return Header(width=width, height=height, height_place=place)
+    _require_pixels(width, height)
+    return Header(width=width, height=height)
+
+
+def _require_pixels(width: int, height: int) -> None:
+    if width * height > _MOST_PIXELS:
+        raise BrokenImageError(f"{width} x {height} pixels, where {_MOST_PIXELS} are the most")
 
 
 def _height_place(content: bytes) -> int | None:
-    """:attr:`Header.height_place` of a JPEG file: follows its segments, so that a thumbnail in one is passed over."""
+    """Where the height is in a JPEG file whose rows are stored from top to bottom, in one scan.
+
+    Follows its segments, so that a thumbnail in one is passed over.
+    """
     frame = components = 0
     place = 2
     while content[place : place + 1] == b"\xff":
@@ -117,9 +116,10 @@ def decode_rows(content: bytes, header: Header, bottom: int, eighths: int, *, ex
     """
     # Colours of a row may be interpolated with those of the next that is decoded, at most 8 rows away.
     rows = -(-(bottom + 8 // eighths) // _BLOCK_ROWS) * _BLOCK_ROWS
-    width, place = -(-header.width * eighths // 8), header.height_place
+    width = -(-header.width * eighths // 8)
     # A file that is cut short lacks its end, and is decoded whole, so that it is broken wherever it is cut.
-    if place is None or rows >= header.height or not content.endswith(END):
+    place = _height_place(content) if rows < header.height and content.endswith(END) else None
+    if place is None:
         return decode(content, width, -(-header.height * eighths // 8), exact=exact)
     pixels: Pixels = np.empty((rows * eighths // 8, width, 3), np.uint8)
     shortened = b"".join((content[:place], rows.to_bytes(2), memoryview(content)[place + 2 :]))
@@ -140,13 +140,9 @@ def decode_by_pillow(content: bytes) -> Pixels:
         BrokenImageError: it is of another format, beyond a limit, or damaged.
     """
     try:
-        with Image.open(io.BytesIO(content), formats=tuple(_MOST_HELD)) as photograph:
-            # Until here only its header was read. Files of several photographs (MPO) begin with a JPEG.
-            kind = str(photograph.format)
-            most = _MOST_HELD.get(kind, _MOST_HELD["JPEG"])
-            width, height = photograph.size
-            if width * height > most:
-                raise BrokenImageError(f"{width} x {height} pixels of {kind}, where {most} are the most")
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as photograph:
+            # Until here only its header was read.
+            _require_pixels(*photograph.size)
             if photograph.mode.startswith("I;16"):
                 # Pillow would clip 16 bits instead of scaling them
                 grey = (np.asarray(photograph) >> 8).astype(np.uint8)

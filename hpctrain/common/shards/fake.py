@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,22 +50,11 @@ class FakeSet:
 
     def __post_init__(self) -> None:
         if self.classes < 1 or self.validation < self.classes:
-            least = self.classes * _VALIDATION_SHARE
-            raise HpctrainError(
-                "HT-images-too-few",
-                "{images} images are too few for {classes} classes",
-                f"--images must be at least {least}",
-                images=self.images,
-                classes=self.classes,
-            )
+            problem = f"{self.images} images are too few for {self.classes} classes"
+            raise _misuse(problem, f"--images must be at least {self.classes * _VALIDATION_SHARE}")
         if not 0 <= self.broken <= self.train // 2:
-            raise HpctrainError(
-                "HT-images-too-many-broken",
-                "--broken {broken} of {train} training images",
-                f"at most {self.train // 2}, half of them",
-                broken=self.broken,
-                train=self.train,
-            )
+            problem = f"--broken {self.broken} of {self.train} training images"
+            raise _misuse(problem, f"at most {self.train // 2}, half of them")
 
     @property
     def validation(self) -> int:
@@ -81,6 +70,10 @@ class FakeSet:
         return [f"n{9_000_000 + 17 * label:08}" for label in range(self.classes)]
 
 
+def _misuse(problem: str, hint: str) -> HpctrainError:
+    return HpctrainError("HT-fake-wrong", "{problem}", hint, problem=problem)
+
+
 def make_fake(folder: Path, fake: FakeSet) -> None:
     """Write the three archives; their bytes depend on ``fake`` alone.
 
@@ -89,12 +82,7 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
     """
     for name in (TRAIN, VALIDATION, DEVKIT):
         if (folder / name).exists():
-            raise HpctrainError(
-                "HT-folder-exists",
-                "{folder} is there already",
-                "choose another folder, or remove it",
-                folder=folder / name,
-            )
+            raise _misuse(f"{folder / name} is there already", "choose another folder, or remove it")
     # Before the processes fork, so that they share them.
     photographs()
     try:
@@ -134,10 +122,10 @@ def kinds(fake: FakeSet) -> list[Kind]:
         "png": _PNG,
         "grey": fake.train // _GREY_SHARE,
     }
-    found = [kind for kind, count in odd.items() for _ in range(count)]
-    found += ["colour"] * (fake.train - len(found))
+    drawn = [kind for kind, count in odd.items() for _ in range(count)]
+    drawn += ["colour"] * (fake.train - len(drawn))
     order = np.random.default_rng((fake.seed, 3)).permutation(fake.train)
-    return [found[index] for index in order]
+    return [drawn[index] for index in order]
 
 
 def _images(fake: FakeSet, split: int, labels: Sequence[int], kinds: Iterable[Kind]) -> list[FakeImage]:
@@ -183,7 +171,7 @@ def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
     from scipy.io import savemat
 
     counts = np.bincount(train_labels(fake), minlength=fake.classes)
-    fields = (
+    fields = [
         "ILSVRC2012_ID",
         "WNID",
         "words",
@@ -192,7 +180,7 @@ def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
         "children",
         "wordnet_height",
         "num_train_images",
-    )
+    ]
     rows = [
         (ids[label], wnid, f"fake {label}", "an image that was generated", 0, np.zeros((1, 0)), 0, int(counts[label]))
         for label, wnid in enumerate(fake.wnids)
@@ -206,12 +194,11 @@ def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
     return b"MATLAB 5.0 MAT-file".ljust(116) + buffer.getvalue()[116:]
 
 
-def _write_archive(path: Path, files: Iterator[tuple[str, bytes]]) -> None:
+def _write_archive(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
     fresh = temporary(path)
     try:
-        with fresh.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
-            for name, content in files:
-                _add(tar, name, content)
+        with fresh.open("xb") as file:
+            _pack(file, files)
         put_in_place(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -219,17 +206,16 @@ def _write_archive(path: Path, files: Iterator[tuple[str, bytes]]) -> None:
 
 def _tar(files: Iterable[tuple[str, bytes]]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in files:
-            _add(tar, name, content)
+    _pack(buffer, files)
     return buffer.getvalue()
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    info.mode = 0o644
-    tar.addfile(info, io.BytesIO(content))
+def _pack(file: IO[bytes], files: Iterable[tuple[str, bytes]]) -> None:
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
 
 
 Kind = Literal["colour", "grey", "cmyk", "png", "cut short", "overwritten"]
@@ -255,31 +241,20 @@ class FakeImage:
 
 def encode(image: FakeImage) -> bytes:
     """Encode the image as the set would have it in a file named JPEG."""
-    rng = np.random.default_rng(image.entropy)
-    pixels = _draw(image, rng)
-    if image.kind == "colour":
-        return _jpeg(pixels, int(rng.integers(75, 96)))
-    if image.kind == "cut short":
-        whole = _jpeg(pixels, 90)
-        return whole[: int(len(whole) * rng.uniform(0.2, 0.8))]
-    if image.kind == "overwritten":
-        return rng.bytes(len(_jpeg(pixels, 90)))
-    return _odd(pixels, image.kind)
-
-
-def _jpeg(pixels: NDArray[np.uint8], quality: int) -> bytes:
     import simplejpeg
-
-    return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
-
-
-def _odd(pixels: NDArray[np.uint8], kind: Kind) -> bytes:
     from PIL import Image
 
-    mode, kept_as = {"grey": ("L", "JPEG"), "cmyk": ("CMYK", "JPEG"), "png": ("RGB", "PNG")}[kind]
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, kept_as)
-    return buffer.getvalue()
+    rng = np.random.default_rng(image.entropy)
+    pixels = _draw(image, rng)
+    if odd := {"grey": ("L", "JPEG"), "cmyk": ("CMYK", "JPEG"), "png": ("RGB", "PNG")}.get(image.kind):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).convert(odd[0]).save(buffer, odd[1])
+        return buffer.getvalue()
+    quality = int(rng.integers(75, 96)) if image.kind == "colour" else 90
+    content = bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
+    if image.kind == "cut short":
+        return content[: int(len(content) * rng.uniform(0.2, 0.8))]
+    return rng.bytes(len(content)) if image.kind == "overwritten" else content
 
 
 def _draw(image: FakeImage, rng: np.random.Generator) -> NDArray[np.uint8]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol, cast
@@ -19,9 +18,6 @@ from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.manifest import INDEX_ROW
 
-DOWNLOAD_AGAIN = "download it again, and compare it with --checksums"
-# What tarfile raises: for numbers in headers, and for a thousand extended headers in a row, other errors than its own.
-_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 _KEY_BYTES = INDEX_ROW["key"].itemsize
 _HASH_DIGITS = 12
 # The longest header of a tar's member with its extensions, in bytes.
@@ -29,6 +25,18 @@ _LONGEST_HEADER = 1 << 20
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 # What Windows, macOS and network storage leave in folders of images, in lower case.
 _CLUTTER = frozenset(("thumbs.db", "desktop.ini", "@eadir", "__macosx"))
+# The most digits of a class number in a shard of other programs.
+_MOST_DIGITS = 9
+
+
+def wrong_source(path: Path | str, problem: str, hint: str) -> HpctrainError:
+    """The error for a source whose files or folders are not as they have to be."""
+    return HpctrainError("HT-source-wrong", "{path}: {problem}", hint, path=path, problem=problem)
+
+
+def wrong_archive(where: Path | str, problem: str) -> HpctrainError:
+    """The error for an archive that is damaged, or holds something else than its name says."""
+    return HpctrainError("HT-archive-damaged", "{where}: {problem}", "download it again", where=where, problem=problem)
 
 
 class ImageFile(NamedTuple):
@@ -52,11 +60,7 @@ class ArchivePart(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassTar:
-    """A class's tar inside the training archive.
-
-    Attributes:
-        samples: the number of images according to the devkit.
-    """
+    """A class's tar inside the training archive, with the number of its images according to the devkit."""
 
     archive: Path
     info: tarfile.TarInfo
@@ -69,27 +73,12 @@ class ClassTar:
         Raises:
             HpctrainError: cut short, damaged, or of another number of images.
         """
+        files = tar_files(self.archive, self.info)
         where = f"{self.archive}: {self.info.name}"
-        with open_tar(self.archive, self.info) as inner, naming(where):
-            files = whole_members(inner, where)
-        if len(files) != self.samples:
-            raise HpctrainError(
-                "HT-source-wrong-image-count",
-                "{where} holds {count} images where the devkit says {wanted}",
-                DOWNLOAD_AGAIN,
-                where=where,
-                count=len(files),
-                wanted=self.samples,
-            )
-        for file in files:
-            require_size(f"{where}: {file.name}", file.size)
-        found = [
-            ImageFile(
-                str(self.archive), self.info.offset_data + file.offset_data, file.size, self.label, _stem(file.name)
-            )
-            for file in files
-        ]
-        return sorted(found, key=lambda member: member.key)
+        _require_count(where, files, self.samples)
+        begin = self.info.offset_data
+        images = [_in_tar(where, self.archive, file, self.label, _stem(file.name), begin) for file in files]
+        return sorted(images, key=lambda image: image.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,32 +94,55 @@ class ValidationTar:
         Raises:
             HpctrainError: cut short, damaged, or other images than those that have labels.
         """
-        with open_tar(self.archive) as tar, naming(str(self.archive)):
-            files = sorted(whole_members(tar, str(self.archive)), key=lambda file: PurePosixPath(file.name).name)
-        if len(files) != len(self.labels):
-            raise HpctrainError(
-                "HT-source-wrong-image-count",
-                "{where} holds {count} images where the devkit's ground truth has {wanted}",
-                DOWNLOAD_AGAIN,
-                where=self.archive,
-                count=len(files),
-                wanted=len(self.labels),
-            )
-        found = []
+        files = sorted(tar_files(self.archive), key=lambda file: _stem(file.name))
+        _require_count(self.archive, files, len(self.labels))
+        images = []
         for number, (file, label) in enumerate(zip(files, self.labels, strict=True), 1):
             key = f"ILSVRC2012_val_{number:08}"
             if _stem(file.name) != key:
-                raise HpctrainError(
-                    "HT-archive-other-image",
-                    "{archive}: {name} stands where {key}.JPEG should, so labels would be wrong",
-                    DOWNLOAD_AGAIN,
-                    archive=self.archive,
-                    name=file.name,
-                    key=key,
-                )
-            require_size(f"{self.archive}: {file.name}", file.size)
-            found.append(ImageFile(str(self.archive), file.offset_data, file.size, label, key))
-        return found
+                problem = f"{file.name} is in the place of {key}.JPEG, so labels would be wrong"
+                raise wrong_archive(self.archive, problem)
+            images.append(_in_tar(self.archive, self.archive, file, label, key))
+        return images
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebDatasetTar:
+    """A shard in WebDataset's format that another program made: of each image KEY.jpg, and its class number in KEY.cls.
+
+    Format: https://github.com/webdataset/webdataset; all before a name's first dot is the key.
+    """
+
+    archive: Path
+
+    def members(self) -> list[ImageFile]:
+        """The images, in the order of their names in the tar.
+
+        Raises:
+            HpctrainError: cut short, damaged, or with samples that are not an image and its class number.
+        """
+        samples: dict[str, dict[str, tarfile.TarInfo]] = {}
+        for file in tar_files(self.archive):
+            path = PurePosixPath(file.name)
+            key, _, ending = path.name.partition(".")
+            samples.setdefault(str(path.parent / key), {})[f".{ending.lower()}"] = file
+        with open_regular(self.archive) as tar:
+            return [self._image(tar.fileno(), key, files) for key, files in samples.items()]
+
+    def _image(self, tar: int, key: str, files: dict[str, tarfile.TarInfo]) -> ImageFile:
+        image = next((file for ending, file in files.items() if ending in IMAGE_SUFFIXES), None)
+        label = b""
+        if (number := files.get(".cls")) and number.size <= _MOST_DIGITS:
+            label = os.pread(tar, number.size, number.offset_data).strip()
+        if image is None or not re.fullmatch(b"[0-9]+", label):
+            raise wrong_source(
+                self.archive,
+                f"{key} is not an image and its class number ({', '.join(sorted(files))})",
+                f"each sample has KEY{' or KEY'.join(IMAGE_SUFFIXES)}, and the number of its class in KEY.cls",
+            )
+        # Keys are often numbers that begin anew in each shard.
+        name = re.sub(r"[./]", "_", f"{self.archive.stem}_{key}")
+        return _in_tar(self.archive, self.archive, image, int(label), short_key(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,29 +158,19 @@ class ClassFolder:
         Raises:
             HpctrainError: it holds what is no image, or nothing.
         """
-        found = []
+        images = []
         for path in sorted(self.folder.iterdir()):
             if is_clutter(path.name):
                 continue
             if path.suffix.lower() not in IMAGE_SUFFIXES or not path.is_file():
-                raise HpctrainError(
-                    "HT-source-not-an-image",
-                    "{path} is not an image ({suffixes})",
-                    "move it out of the folder of images",
-                    path=path,
-                    suffixes=", ".join(IMAGE_SUFFIXES),
-                )
+                problem = f"is not an image ({', '.join(IMAGE_SUFFIXES)})"
+                raise wrong_source(path, problem, "move it out of the folder of images")
             size = path.stat().st_size
             require_size(str(path), size)
-            found.append(ImageFile(str(path), 0, size, self.label, self._key(path)))
-        if not found:
-            raise HpctrainError(
-                "HT-source-no-image",
-                "{folder} holds no image",
-                "each class needs some, in train/ and in val/",
-                folder=self.folder,
-            )
-        return found
+            images.append(ImageFile(str(path), 0, size, self.label, self._key(path)))
+        if not images:
+            raise wrong_source(self.folder, "holds no image", "each class needs some, in train/ and in val/")
+        return images
 
     def _key(self, path: Path) -> str:
         # WebDataset takes all after the first dot for the ending, and images of different classes can have one name.
@@ -197,14 +199,8 @@ def require_size(where: str, size: int) -> None:
         HpctrainError: it is.
     """
     if size > MOST_BYTES:
-        raise HpctrainError(
-            "HT-image-too-large",
-            "{where} has {size} bytes, but a photograph at most {most}",
-            "leave it out, or make it smaller",
-            where=where,
-            size=size,
-            most=MOST_BYTES,
-        )
+        problem = f"{size} bytes, but a photograph has at most {MOST_BYTES}"
+        raise wrong_source(where, problem, "leave it out, or make it smaller")
 
 
 def list_part(part: ArchivePart) -> list[ImageFile]:
@@ -219,36 +215,21 @@ def list_part(part: ArchivePart) -> list[ImageFile]:
         raise read_error(error, error.filename, "make it readable", exit_code=1) from error
 
 
-def require_distinct(members: Iterable[ImageFile]) -> None:
+def require_distinct(images: Iterable[ImageFile]) -> None:
     """Refuse names that cannot be stored in shards.
 
     Raises:
         HpctrainError: two images have one name, or a name is too long, no UTF-8, or not taken whole by WebDataset.
     """
     keys: Counter[str] = Counter()
-    for member in members:
-        keys[member.key] += 1
-        fault = _fault(member.key)
-        if fault:
-            raise HpctrainError(
-                "HT-image-bad-name",
-                "{file}: an image has the name {key!a}, {problem}",
-                "give it another name",
-                file=member.file,
-                key=member.key,
-                problem=fault,
-            )
+    for image in images:
+        keys[image.key] += 1
+        if fault := _fault(image.key):
+            raise wrong_source(image.file, f"an image has the name {image.key!a}, {fault}", "give it another name")
     for key, count in keys.most_common(1):
         if count > 1:
-            files = [member.file for member in members if member.key == key]
-            raise HpctrainError(
-                "HT-image-name-twice",
-                "{count} images have the name {key}: {files}",
-                "rename all but one",
-                count=count,
-                key=key,
-                files=", ".join(files[:2]),
-            )
+            files = [image.file for image in images if image.key == key]
+            raise wrong_source(files[0], f"{count} images have the name {key}, as in {files[1]}", "rename all but one")
 
 
 def _fault(key: str) -> str | None:
@@ -261,34 +242,34 @@ def _fault(key: str) -> str | None:
     return "whose part after the dot WebDataset takes for the extension" if "." in key else None
 
 
-@contextlib.contextmanager
-def open_tar(path: Path, member: tarfile.TarInfo | None = None) -> Iterator[tarfile.TarFile]:
-    """A tar file, opened for reading its headers, or one that is a member of it.
+def tar_files(path: Path, member: tarfile.TarInfo | None = None) -> list[tarfile.TarInfo]:
+    """The files in a tar, or in one that is a member of it, after checking that its end is there. Reads headers alone.
+
+    Links, folders and devices are no images: they are missing where the numbers of images are compared.
 
     Raises:
-        HpctrainError: it is not there, cannot be read, or is no tar file.
+        HpctrainError: it cannot be read, is no tar file, is cut short or damaged, or has a file with holes.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open_regular(path))
+    where = f"{path}: {member.name}" if member else path
+    try:
+        with open_regular(path) as file:
             headers = cast("IO[bytes]", _Headers(file.fileno(), member))
-            tar = stack.enter_context(tarfile.open(fileobj=headers, mode="r:"))
-        except FileNotFoundError as error:
-            raise HpctrainError(
-                "HT-archive-missing", "{path} is not there", "name the folder that holds the archives", path=path
-            ) from error
-        except OSError as error:
-            raise read_error(error, path, "make it a readable file") from error
-        except _DAMAGE as error:
-            where = f"{path}: {member.name}" if member else path
-            raise HpctrainError(
-                "HT-archive-not-tar",
-                "{where} is not a tar file: {problem}",
-                DOWNLOAD_AGAIN,
-                where=where,
-                problem=str(error),
-            ) from error
-        yield tar
+            with tarfile.open(fileobj=headers, mode="r:") as tar:
+                members = tar.getmembers()
+                # tarfile takes a damaged header, and the end of the file, for the end of the archive.
+                headers.seek(tar.offset)
+                end = headers.read(tarfile.BLOCKSIZE)
+    except OSError as error:
+        raise read_error(error, path, "name the folder that holds the archives") from error
+    # For numbers in headers, and for a thousand extended headers in a row, tarfile raises other errors than its own.
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise wrong_archive(where, f"no tar file, cut short or damaged: {error}") from error
+    if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
+        raise wrong_archive(where, f"cut short or damaged at byte {tar.offset}")
+    # Its bytes are not those that lie after its header.
+    if sparse := next((file.name for file in members if file.issparse()), None):
+        raise wrong_archive(where, f"{sparse} is a sparse file")
+    return [file for file in members if file.isfile()]
 
 
 class _Headers:
@@ -314,51 +295,15 @@ class _Headers:
         return content
 
 
-@contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Name the file in errors about a tar's structure."""
-    try:
-        yield
-    except _DAMAGE as error:
-        raise HpctrainError(
-            "HT-archive-damaged",
-            "{where} is cut short or damaged: {problem}",
-            DOWNLOAD_AGAIN,
-            where=where,
-            problem=str(error),
-        ) from error
+def _require_count(where: Path | str, files: list[tarfile.TarInfo], wanted: int) -> None:
+    if len(files) != wanted:
+        raise wrong_archive(where, f"{len(files)} images, where the devkit has {wanted}")
 
 
-def whole_members(tar: tarfile.TarFile, where: str) -> Sequence[tarfile.TarInfo]:
-    """The files in a tar, after checking that its end is there.
-
-    Raises:
-        HpctrainError: it ends without the block of zeros that ends a tar, or with a damaged header, or has a file with
-            holes.
-        tarfile.TarError: the last file is cut short.
-    """
-    members = tar.getmembers()
-    assert tar.fileobj is not None
-    # tarfile takes a damaged header, and the end of the file, for the end of the archive.
-    tar.fileobj.seek(tar.offset)
-    end = tar.fileobj.read(tarfile.BLOCKSIZE)
-    if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
-        last = f" after {members[-1].name}" if members else ""
-        raise HpctrainError(
-            "HT-archive-damaged",
-            "{where} is cut short or damaged{last}, at byte {offset}",
-            DOWNLOAD_AGAIN,
-            where=where,
-            last=last,
-            offset=tar.offset,
-        )
-    # Its bytes are not those that lie after its header.
-    if sparse := next((member.name for member in members if member.issparse()), None):
-        raise HpctrainError(
-            "HT-archive-sparse-file", "{where}: {name} is a sparse file", DOWNLOAD_AGAIN, where=where, name=sparse
-        )
-    # Links, folders and devices are no images: they are missing where the numbers of images are compared.
-    return [member for member in members if member.isfile()]
+def _in_tar(where: Path | str, archive: Path, file: tarfile.TarInfo, label: int, key: str, begin: int = 0) -> ImageFile:
+    """The image that is a file of a tar which begins at a byte of the archive."""
+    require_size(f"{where}: {file.name}", file.size)
+    return ImageFile(str(archive), begin + file.offset_data, file.size, label, key)
 
 
 def _stem(name: str) -> str:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from shlex import quote
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import FailFast, Field, ValidationError, model_validator
@@ -22,7 +23,7 @@ from pydantic import FailFast, Field, ValidationError, model_validator
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import model_error
 
@@ -33,6 +34,8 @@ SETTINGS = "sharding.json"
 MOST_MANIFEST_BYTES = 1 << 24
 # In a cache, the file that names the URL.
 ORIGIN = "origin.json"
+# The limit for an index's header, before its rows.
+_MOST_HEADER_BYTES = 1 << 16
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
 INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])
 
@@ -44,17 +47,27 @@ Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
 
 
-class WrittenFile(Protocol):
-    """A file as a manifest has it; ``bytes`` is its size."""
+class StoredFile(NamedTuple):
+    """A file of a folder of shards, as its manifest has it: of an index the size is not known, but a limit for it."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    sha256: str
+    size: int | None
+    limit: int
 
-    @property
-    def bytes(self) -> int: ...
+    def fault(self, folder: Path, *, hashed: bool = True) -> str | None:
+        """How the file in a folder differs from what was written, by its hash or its size alone; None if it does not.
 
-    @property
-    def sha256(self) -> str: ...
+        Raises:
+            OSError: it is not there, or cannot be read.
+        """
+        found = (folder / self.name).stat().st_size
+        if found > self.limit or found < (self.size or 0):
+            how = "too long" if found > self.limit else "cut short"
+            return f"{how}: {found} bytes of {self.limit}"
+        if hashed and sha256(folder / self.name)[0] != self.sha256:
+            return "changed: its SHA-256 is not the one it was written with"
+        return None
 
 
 class ShardFile(FrozenModel):
@@ -64,6 +77,11 @@ class ShardFile(FrozenModel):
     samples: Some
     bytes: Count
     sha256: str
+
+    @property
+    def stored(self) -> StoredFile:
+        """The file, as it is compared and copied."""
+        return StoredFile(self.name, self.sha256, self.bytes, self.bytes)
 
 
 class Split(FrozenModel):
@@ -77,10 +95,17 @@ class Split(FrozenModel):
     @model_validator(mode="after")
     def _consistent(self) -> Split:
         if len({shard.name for shard in self.shards}) < len(self.shards):
-            raise InvalidValueError("HT-shards-name-twice", "two shards have one name")
+            raise InvalidValueError("HT-shards-inconsistent", "{problem}", problem="two shards have one name")
         if sum(shard.samples for shard in self.shards) != self.samples:
-            raise InvalidValueError("HT-shards-samples-not-sum", "samples is not the sum of the shards'")
+            problem = "samples is not the sum of the shards'"
+            raise InvalidValueError("HT-shards-inconsistent", "{problem}", problem=problem)
         return self
+
+    def index(self, name: str) -> StoredFile:
+        """The file of the split's index."""
+        return StoredFile(
+            index_name(name), self.index_sha256, None, self.samples * INDEX_ROW.itemsize + _MOST_HEADER_BYTES
+        )
 
 
 class BrokenImage(FrozenModel):
@@ -100,21 +125,25 @@ class Shrinking(FrozenModel):
     quality: int = Field(ge=1, le=100)
 
 
-class ShardSettings(FrozenModel):
-    """The settings that determine the bytes of shards.
-
-    ``listing`` is the SHA-256 of all keys, sizes and labels of the source; the columns are those of Parquet files.
+class ShardOptions(FrozenModel):
+    """How shards are made; exactly one of ``shard_bytes`` and ``shard_samples`` is set, and the columns are those of
+    Parquet files.
     """
 
-    source: str
-    listing: str
-    seed: int
-    shard_bytes: int | None
-    shard_samples: int | None
+    seed: int = Field(0, ge=0)
+    shard_bytes: int | None = Field(None, ge=1)
+    shard_samples: int | None = Field(None, ge=1)
     image_column: str = "image"
     label_column: str = "label"
     shrinking: Shrinking | None = None
-    validation_share: float | None = None
+    validation_share: float | None = Field(None, gt=0, lt=1)
+
+
+class ShardSettings(ShardOptions):
+    """What determines the bytes of shards; ``listing`` is the SHA-256 of all keys, sizes and labels of the source."""
+
+    source: str
+    listing: str
 
 
 class ShardManifest(FrozenModel):
@@ -130,8 +159,19 @@ class ShardManifest(FrozenModel):
     def _whole(self) -> ShardManifest:
         missing = {"train", "val"} - set(self.splits)
         if missing:
-            raise InvalidValueError("HT-shards-no-split", "there is no split {split}", split=missing.pop())
+            raise InvalidValueError("HT-shards-inconsistent", "{problem}", problem=f"there is no split {missing.pop()}")
         return self
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """The shards and the indices."""
+        shards = [shard.stored for split in self.splits.values() for shard in split.shards]
+        return [*shards, *(split.index(name) for name, split in self.splits.items())]
+
+
+def index_name(split: str) -> str:
+    """The name of the file of a split's index."""
+    return f"{split}-index.npy"
 
 
 def read_manifest(folder: Path) -> ShardManifest:
@@ -140,28 +180,43 @@ def read_manifest(folder: Path) -> ShardManifest:
     Raises:
         HpctrainError: the folder is no folder of shards, is not whole, or its manifest is damaged.
     """
-    path = folder / MANIFEST
     try:
-        content = read_regular(path, MOST_MANIFEST_BYTES)
+        content = read_regular(folder / MANIFEST, MOST_MANIFEST_BYTES)
     except FileNotFoundError as error:
-        what = "is not there" if not folder.exists() else f"holds no complete set of shards: there is no {path}"
         hint = f"hpctrain data shard SOURCE {shell_word(folder)} makes it, or continues where it stopped"
         # A folder that may not be listed has nothing here.
         _, folders, files = next(os.walk(folder), ("", [], []))
-        foreign = any(name.endswith((".tar", ".parquet")) for name in files) and "train-index.npy" not in files
+        foreign = any(name.endswith((".tar", ".parquet")) for name in files) and index_name("train") not in files
         if (folders or foreign) and SETTINGS not in files:
             made = f"hpctrain data shard {shell_word(folder)} SHARDS"
             hint = f"if it holds images, {made} makes shards of them, with --validation-share 0.2 if it has no val/"
-        raise HpctrainError(
-            "HT-shards-not-there",
-            "{folder} {problem}",
-            hint,
-            folder=folder,
-            problem=what,
-        ) from error
+        raise not_there(folder, hint) from error
     except OSError as error:
-        raise read_error(error, path, "name a folder of shards") from error
-    return parse_manifest(content, str(path), f"{remake(folder)} writes it again")
+        raise read_error(error, folder / MANIFEST, "name a folder of shards") from error
+    return parse_manifest(content, str(folder / MANIFEST), f"{remake(folder)} writes it again")
+
+
+def not_there(folder: Path, hint: str) -> HpctrainError:
+    """The error for a folder without a manifest, of images or of tokens."""
+    problem = f"holds no complete set of shards: there is no {folder / MANIFEST}" if folder.exists() else "is not there"
+    return HpctrainError("HT-shards-not-there", "{folder} {problem}", hint, folder=folder, problem=problem)
+
+
+def damaged(path: Path, problem: str, again: str | None = None, *, exit_code: int = 2) -> HpctrainError:
+    """The error for a file that is not as it was written.
+
+    Args:
+        again: the command that makes it again; by default that for a folder of images.
+    """
+    hint = f"hpctrain data verify {shell_word(path.parent)} finds all that is damaged; {again or remake(path.parent)} "
+    return HpctrainError(
+        "HT-shard-damaged",
+        "{path}: {problem}",
+        f"{hint}makes it again",
+        exit_code=exit_code,
+        path=path,
+        problem=problem,
+    )
 
 
 def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
@@ -182,3 +237,9 @@ def remake(folder: Path) -> str:
         source = "URL" if (folder / ORIGIN).exists() else "DIR"
         return f"hpctrain data stage {source} {shell_word(folder)} --check"
     return f"hpctrain data shard SOURCE {shell_word(folder)}"
+
+
+def data_command(verb: str, *words: object, **options: object) -> str:
+    """The command ``hpctrain data VERB`` with these words and options, without those that are None."""
+    given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None]
+    return " ".join(["hpctrain data", verb, *map(shell_word, words), *(quote(word) for pair in given for word in pair)])

@@ -14,19 +14,17 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
-from hpctrain.common.files.regular import open_descriptor, read_regular, sha256
+from hpctrain.common.files.regular import open_regular
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.shards.decoding import BrokenImageError, fault, shrunk
-from hpctrain.common.shards.listing import ImageFile
+from hpctrain.common.shards.listing import ImageFile, wrong_source
 from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, Shrinking, SplitName
 from hpctrain.common.shards.parquet import read_rows
+from hpctrain.common.shards.resumable import RECORDS, all_there, read_record
 
-RECORDS = "records"
 # The limit for a record, in which an image takes about 80 bytes.
 _MOST_RECORD_BYTES = 1 << 28
 
@@ -43,14 +41,6 @@ class ShardRecord(FrozenModel):
         return np.array(
             [(shard, offset, size, label, key.encode()) for offset, size, label, key in self.rows], INDEX_ROW
         )
-
-    def is_of(self, task: ShardTask) -> bool:
-        """Whether the record describes a task's shard and images, and not others with the same name."""
-        # Of photographs that are made smaller, the sizes are known afterwards only.
-        first = 2 if task.shrinking else 1
-        return self.shard.name == task.name and [row[first:] for row in self.rows] == [
-            (member.size, member.label, member.key)[first - 1 :] for member in task.members
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +65,18 @@ class ShardTask:
     def path(self) -> Path:
         return self.folder / self.name
 
-    @property
-    def record(self) -> Path:
-        return self.folder / RECORDS / f"{self.name}.json"
+    def record(self) -> ShardRecord | None:
+        """The record of the shard; None if there is no valid one, or one of other images."""
+        record = read_record(_record_path(self), ShardRecord, _MOST_RECORD_BYTES)
+        # Of photographs that are made smaller, the sizes are known afterwards only.
+        first = 2 if self.shrinking else 1
+        wanted = [(member.size, member.label, member.key)[first - 1 :] for member in self.members]
+        same = record and record.shard.name == self.name and [row[first:] for row in record.rows] == wanted
+        return record if same else None
+
+
+def _record_path(task: ShardTask) -> Path:
+    return task.folder / RECORDS / f"{task.name}.json"
 
 
 def tar_bytes(size: int, label: int) -> int:
@@ -96,88 +95,48 @@ def make_shard(task: ShardTask) -> bool:
     Raises:
         HpctrainError: an image cannot be read where it was listed, or the disk is full.
     """
-    if is_done(task):
+    if (done := task.record()) and all_there(task.folder, [done.shard.stored]):
         return False
     contents = _contents(task.members, task.column)
-    messages = {}
+    broken = []
     for member in task.members:
-        contents[member], messages[member] = _checked(task, contents[member])
+        contents[member], message = _checked(task.shrinking, contents[member])
+        if message:
+            broken.append(BrokenImage(split=task.split, key=member.key, message=message))
     content, rows = _tar(task.members, contents)
     digest = hashlib.sha256(content).hexdigest()
-    record = ShardRecord(
-        shard=ShardFile(name=task.name, samples=len(rows), bytes=len(content), sha256=digest),
-        rows=tuple(rows),
-        broken=tuple(
-            BrokenImage(split=task.split, key=member.key, message=message)
-            for member in task.members
-            if (message := messages[member])
-        ),
-    )
+    shard = ShardFile(name=task.name, samples=len(rows), bytes=len(content), sha256=digest)
+    record = ShardRecord(shard=shard, rows=tuple(rows), broken=tuple(broken))
     write_whole(task.path, content)
-    write_whole(task.record, json.dumps(record.model_dump(mode="json")).encode())
+    write_whole(_record_path(task), json.dumps(record.model_dump(mode="json")).encode())
     return True
 
 
-def _checked(task: ShardTask, content: bytes) -> tuple[bytes, str | None]:
+def _checked(smaller: Shrinking | None, content: bytes) -> tuple[bytes, str | None]:
     """An image as the shard has it, and why it cannot be decoded; None if it can."""
-    if task.shrinking is None:
+    if smaller is None:
         return content, fault(content)
     try:
-        return shrunk(content, task.shrinking.short_side, task.shrinking.quality), None
+        return shrunk(content, smaller.short_side, smaller.quality), None
     except BrokenImageError as error:
         return content, str(error)
-
-
-def read_record(task: ShardTask) -> ShardRecord | None:
-    """The record of a shard; None if there is no valid one."""
-    try:
-        return ShardRecord.model_validate_json(read_regular(task.record, _MOST_RECORD_BYTES))
-    except (OSError, ValidationError):
-        return None
-
-
-def is_done(task: ShardTask) -> bool:
-    """Whether a shard with these images is there, with the bytes that were written."""
-    record = read_record(task)
-    if record is None or not record.is_of(task):
-        return False
-    try:
-        size = task.path.stat().st_size
-        return size == record.shard.bytes and sha256(task.path) == (record.shard.sha256, size)
-    except OSError:
-        return False
 
 
 def _contents(members: Sequence[ImageFile], column: str | None) -> dict[ImageFile, bytes]:
     """The images, read in the order in which they lie on disk."""
     contents = dict.fromkeys(members, b"")
     for name, group in groupby(sorted(members), key=lambda member: member.file):
-        if column is None:
-            contents |= _of_file(Path(name), list(group))
-        else:
-            own = {member.offset: member for member in group}
-            contents |= {own[row]: content for row, content in read_rows(Path(name), column, list(own))}
+        by_offset = {member.offset: member for member in group}
+        if column is not None:
+            contents |= {by_offset[row]: content for row, content in read_rows(Path(name), column, list(by_offset))}
+            continue
+        with reading(name, "is the source still there?"), open_regular(Path(name)) as file:
+            contents |= {member: os.pread(file.fileno(), member.size, at) for at, member in by_offset.items()}
     for member, content in contents.items():
         if len(content) != member.size:
-            raise HpctrainError(
-                "HT-image-cut-short",
-                "{file}: {key} has {found} bytes of the {size} that were listed",
-                "the source changed meanwhile: begin again with it as it is now",
-                file=member.file,
-                key=member.key,
-                found=len(content),
-                size=member.size,
-            )
+            problem = f"{member.key} has {len(content)} bytes of the {member.size} that were listed"
+            raise wrong_source(member.file, problem, "the source changed meanwhile: begin again with it as it is now")
     return contents
-
-
-def _of_file(path: Path, members: Sequence[ImageFile]) -> dict[ImageFile, bytes]:
-    with reading(path, "is the source still there?"):
-        file = open_descriptor(path, os.O_RDONLY, links=True)
-        try:
-            return {member: os.pread(file, member.size, member.offset) for member in members}
-        finally:
-            os.close(file)
 
 
 def _tar(

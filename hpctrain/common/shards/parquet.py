@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.regular import open_regular
@@ -16,11 +16,8 @@ from hpctrain.common.shards.listing import ImageFile, require_size, short_key
 from hpctrain.common.shards.manifest import SplitName
 
 if TYPE_CHECKING:
-    from pyarrow import DataType
     from pyarrow.parquet import ParquetFile
 
-SUFFIX = ".parquet"
-_AGAIN = "write it again"
 # How many rows are in memory at a time; each has up to 67 MB, and is there twice.
 _BATCH = 8
 # Larger labels do not number classes, and each class needs a name in the manifest.
@@ -29,8 +26,7 @@ _MOST_CLASSES = 1 << 20
 _NAME_BYTES = 39
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
+class Columns(NamedTuple):
     """The names of the columns with the images and with their labels."""
 
     image: str = "image"
@@ -60,36 +56,16 @@ class RowGroup:
         Raises:
             HpctrainError: the file is damaged, or a row has no image.
         """
-        found: list[ImageFile] = []
+        images: list[ImageFile] = []
         with _opened(self.file) as file:
-            for row, content in enumerate(_images(file, self.number, self.image), self.first):
-                if not content:
-                    raise HpctrainError(
-                        "HT-parquet-no-image",
-                        "{file}, row {row}: there is no image in the column {column!r}",
-                        "leave the row out of the file",
-                        file=self.file,
-                        row=row,
-                        column=self.image,
-                    )
+            rows = zip(_images(file, self.number, self.image), self.labels, strict=True)
+            for row, (content, label) in enumerate(rows, self.first):
+                if not content or not isinstance(content, bytes):
+                    problem = f"row {row} has no image in the column {self.image!r}, which is binary or has bytes in it"
+                    raise _wrong(self.file, problem, "leave the row out, or --image-column NAME")
                 require_size(f"{self.file}, row {row}", len(content))
-                if len(found) == len(self.labels):
-                    raise self._differing("more")
-                label, key = self.labels[len(found)], f"{self.name}_{row:08}"
-                found.append(ImageFile(str(self.file), row, len(content), label, key))
-        if len(found) < len(self.labels):
-            raise self._differing("fewer")
-        return found
-
-    def _differing(self, how: str) -> HpctrainError:
-        return HpctrainError(
-            "HT-parquet-counts-differ",
-            "{file}: row group {group} has {how} images than labels",
-            _AGAIN,
-            file=self.file,
-            group=self.number,
-            how=how,
-        )
+                images.append(ImageFile(str(self.file), row, len(content), label, f"{self.name}_{row:08}"))
+        return images
 
 
 def row_groups(
@@ -114,25 +90,18 @@ def row_groups(
     values = {
         split: {label for path in paths for group in labels[path] for label in group} for split, paths in files.items()
     }
-    classes = _classes(folder, values, names)
+    classes = _classes(folder, values["train"], values["val"], names)
     number_of = {name: number for number, name in enumerate(classes)}
-    firsts = {path: [0, *accumulate(map(len, groups))] for path, groups in labels.items()}
-    parts: dict[SplitName, tuple[RowGroup, ...]] = {
-        split: tuple(
-            RowGroup(
-                file=path,
-                number=number,
-                first=firsts[path][number],
-                labels=tuple(label if isinstance(label, int) else number_of[label] for label in group),
-                name=_name(path.relative_to(folder)),
-                image=columns.image,
-            )
-            for path in paths
-            for number, group in enumerate(labels[path])
-        )
-        for split, paths in files.items()
-    }
-    return classes, parts
+
+    def groups(path: Path) -> Iterator[RowGroup]:
+        firsts = accumulate(map(len, labels[path]), initial=0)
+        # WebDataset takes all after the first dot for the ending.
+        name = short_key("_".join(path.relative_to(folder).with_suffix("").parts).replace(".", "_"), _NAME_BYTES)
+        for number, (first, group) in enumerate(zip(firsts, labels[path], strict=False)):
+            numbers = tuple(label if isinstance(label, int) else number_of[label] for label in group)
+            yield RowGroup(file=path, number=number, first=first, labels=numbers, name=name, image=columns.image)
+
+    return classes, {split: tuple(group for path in paths for group in groups(path)) for split, paths in files.items()}
 
 
 def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[int, bytes]]:
@@ -141,18 +110,17 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
     Raises:
         HpctrainError: the file is damaged, or lacks a row.
     """
-    wanted = sorted(rows)
+    wanted = set(rows)
     with _opened(path) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        first = 0
-        for number, size in enumerate(sizes):
-            after = first + size
-            own = {row for row in wanted if first <= row < after}
-            if own:
-                for row, content in enumerate(_images(file, number, column), first):
-                    if row in own:
-                        yield row, content or b""
-            first = after
+        for number, (size, first) in enumerate(zip(sizes, accumulate(sizes, initial=0), strict=False)):
+            if not wanted.isdisjoint(range(first, first + size)):
+                contents = enumerate(_images(file, number, column), first)
+                yield from ((row, content or b"") for row, content in contents if row in wanted)
+
+
+def _wrong(path: Path, problem: str, hint: str) -> HpctrainError:
+    return HpctrainError("HT-parquet-wrong", "{path}: {problem}", hint, path=path, problem=problem)
 
 
 @contextlib.contextmanager
@@ -168,67 +136,16 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
         raise
     except Exception as error:
         # The library raises whatever its parsing stumbles over: names that are no text, pages that are none.
-        raise HpctrainError(
-            "HT-parquet-unreadable",
-            "{path} cannot be read, or is not a complete Parquet file: {problem}",
-            _AGAIN,
-            path=path,
-            problem=str(error),
-        ) from error
+        problem = f"cannot be read, or is not a complete Parquet file: {error}"
+        raise _wrong(path, problem, "write it again") from error
 
 
 def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
-    import pyarrow.types as kinds
-
-    schema = file.schema_arrow
+    names = file.schema_arrow.names
     for option, name in (("--image-column", columns.image), ("--label-column", columns.label)):
-        if name not in schema.names:
-            raise HpctrainError(
-                "HT-parquet-no-column",
-                "{path} has no column {column!r}, but {columns}",
-                f"{option} NAME says which; {nearest(name, schema.names)}",
-                path=path,
-                column=name,
-                columns=", ".join(map(repr, schema.names)),
-            )
-        if schema.names.count(name) > 1:
-            raise HpctrainError(
-                "HT-parquet-column-twice",
-                "{path} has several columns {column!r}",
-                f"rename all but one, or {option} NAME",
-                path=path,
-                column=name,
-            )
-    if not _holds_bytes(schema.field(columns.image).type):
-        raise HpctrainError(
-            "HT-parquet-wrong-type",
-            "{path}: the column {column!r} holds {type}",
-            "images are binary, or a struct with them as bytes",
-            path=path,
-            column=columns.image,
-            type=str(schema.field(columns.image).type),
-        )
-    kind = schema.field(columns.label).type
-    if kinds.is_dictionary(kind):
-        # pandas writes a column of categories so.
-        kind = kind.value_type
-    if not (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)):
-        raise HpctrainError(
-            "HT-parquet-wrong-type",
-            "{path}: the column {column!r} holds {type}",
-            "labels are whole numbers or text",
-            path=path,
-            column=columns.label,
-            type=kind,
-        )
-
-
-def _holds_bytes(kind: DataType) -> bool:
-    import pyarrow.types as kinds
-
-    if kinds.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and _holds_bytes(kind.field("bytes").type)
-    return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
+        if name not in names:
+            problem = f"there is no column {name!r}, but {', '.join(map(repr, names))}"
+            raise _wrong(path, problem, f"{option} NAME says which; {nearest(name, names)}")
 
 
 def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
@@ -243,92 +160,46 @@ def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
 def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]:
     labels: list[Any] = file.read_row_group(group, columns=[column]).column(column).to_pylist()
     for row, label in enumerate(labels):
-        if label is None or (isinstance(label, int) and label < 0):
-            raise HpctrainError(
-                "HT-parquet-bad-label",
-                "{path}: row {row} of row group {group} has the label {label}",
-                "leave out rows without a label",
-                path=path,
-                row=row,
-                group=group,
-                label=label,
-            )
+        # Not isinstance, as True is an int.
+        if type(label) not in (int, str) or (isinstance(label, int) and label < 0):
+            problem = f"row {row} of row group {group} has the label {label}"
+            raise _wrong(path, problem, "labels are whole numbers from 0, or text: leave other rows out")
     return labels
 
 
-def _classes(
-    folder: Path, values: Mapping[SplitName, set[Any]], names: Mapping[tuple[str, ...], Path]
-) -> tuple[str, ...]:
+def _classes(folder: Path, train: set[Any], val: set[Any], names: Mapping[tuple[str, ...], Path]) -> tuple[str, ...]:
     """The names of the classes by number.
 
     Args:
-        values: the labels of each split.
+        train, val: the labels of each split.
         names: those that files name, each with one that does.
     """
-    found = set[Any]().union(*values.values())
-    numbers = [value for value in found if isinstance(value, int)]
-    if not numbers:
-        _require_trained(folder, values)
-        return tuple(sorted(found))
-    if len(numbers) < len(found):
-        raise HpctrainError(
-            "HT-parquet-mixed-labels",
-            "{folder}: labels are numbers in one file and text in another",
-            "write them alike",
-            folder=folder,
-        )
-    if len(names) > 1:
-        one, other = list(names.values())[:2]
-        raise HpctrainError(
-            "HT-parquet-class-names-differ",
-            "{one} and {other} name the classes differently",
-            "number and name them alike in all files",
-            one=one,
-            other=other,
-        )
-    largest = max(numbers)
-    if names:
-        (classes,) = names
-        if largest >= len(classes):
-            raise HpctrainError(
-                "HT-parquet-label-without-name",
-                "{folder}: a row has the label {label}, and {classes} classes have names",
-                folder=folder,
-                label=largest,
-                classes=len(classes),
-            )
+    labels, numbered = train | val, {int} == {*map(type, train | val)}
+    if len({*map(type, labels)}) > 1:
+        raise _wrong(folder, "labels are numbers in one file and text in another", "write them alike")
+    if numbered and names:
+        classes, *others = names
+        if others:
+            problem = f"{names[others[0]]} names the classes differently"
+            raise _wrong(names[classes], problem, "number and name them alike in all files")
+        if max(labels) >= len(classes):
+            problem = f"a row has the label {max(labels)}, and {len(classes)} classes have names"
+            raise _wrong(names[classes], problem, "")
         return classes
-    if largest >= _MOST_CLASSES:
-        raise HpctrainError(
-            "HT-parquet-label-too-large",
-            "{folder}: a row has the label {label}, which is not a class number",
-            "classes are numbered from 0",
-            folder=folder,
-            label=largest,
-        )
-    _require_trained(folder, values)
-    return tuple(map(str, range(largest + 1)))
+    if untrained := sorted(val - train):
+        # The two are spelt differently, or numbered from 0 and from 1.
+        problem = f"{', '.join(map(repr, untrained[:3]))}: a class only in val"
+        raise _wrong(folder, problem, "write the labels of train and val alike, or leave its rows out")
+    if not numbered:
+        return tuple(sorted(labels))
+    if max(labels) >= _MOST_CLASSES:
+        problem = f"a row has the label {max(labels)}, which is not a class number"
+        raise _wrong(folder, problem, "classes are numbered from 0")
+    return tuple(map(str, range(max(labels) + 1)))
 
 
-def _require_trained(folder: Path, values: Mapping[SplitName, set[Any]]) -> None:
-    """Refuse classes of val that train lacks: the two are spelt differently, or numbered from 0 and from 1."""
-    train, val = values.get("train", set()), values.get("val", set())
-    if train and (others := sorted(val - train)):
-        raise HpctrainError(
-            "HT-parquet-class-only-in-val",
-            "{folder}: {classes}: a class only in val",
-            "write the labels of train and val alike, or leave its rows out",
-            folder=folder,
-            classes=", ".join(map(repr, others[:3])),
-        )
-
-
-def _name(path: Path) -> str:
-    """What keys begin with; WebDataset takes all after the first dot for the ending."""
-    return short_key("_".join(path.with_suffix("").parts).replace(".", "_"), _NAME_BYTES)
-
-
-def _images(file: ParquetFile, group: int, column: str) -> Iterator[bytes | None]:
+def _images(file: ParquetFile, group: int, column: str) -> Iterator[Any]:
+    """The values of the column, each the bytes of an image where the file is right."""
     for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=[column]):
-        for value in batch.column(0).to_pylist():
+        for value in batch.column(column).to_pylist():
             yield value.get("bytes") if isinstance(value, dict) else value

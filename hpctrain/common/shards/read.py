@@ -6,22 +6,27 @@ import os
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.printable import shell_word
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.cache import ShardFiles
 from hpctrain.common.shards.decoding import MOST_BYTES
-from hpctrain.common.shards.manifest import INDEX_ROW, ShardManifest, Split, read_manifest, remake
+from hpctrain.common.shards.manifest import (
+    INDEX_ROW,
+    ShardManifest,
+    Split,
+    SplitName,
+    damaged,
+    index_name,
+    read_manifest,
+)
 
 # How many shards a process holds open: its limit is often 1,024, and its other files count too.
 _OPEN_FILES = 256
-# The limit for an index's header, before its rows.
-_MOST_HEADER_BYTES = 1 << 16
 
 
 class Shards:
@@ -86,9 +91,9 @@ class Shards:
         try:
             content = os.pread(self._file(shard).fileno(), size, offset)
         except OSError as error:
-            raise self._damaged(shard, error.strerror or str(error), self.key(index)) from error
+            raise self._damaged(shard, error.strerror or str(error), index) from error
         if len(content) < size:
-            raise self._damaged(shard, "cut short", self.key(index))
+            raise self._damaged(shard, "cut short", index)
         return content
 
     def close(self) -> None:
@@ -99,74 +104,34 @@ class Shards:
     def check(self) -> None:
         """Compare the sizes of the shards, and the index with its values, with the manifest.
 
-        Of a cache, only those shards that are there; when others come they are compared whole.
-
         Raises:
             HpctrainError: the split, or one of its files, is not there or not whole.
         """
-        for shard, file in enumerate(self._split.shards):
-            try:
-                size = (self.folder / file.name).stat().st_size
-            except FileNotFoundError as error:
-                if self._stored.objects:
-                    continue
-                raise self._damaged(shard, error.strerror or str(error)) from error
-            except OSError as error:
-                raise self._damaged(shard, error.strerror or str(error)) from error
-            if size != file.bytes:
-                raise self._damaged(shard, f"{size} bytes where the manifest says {file.bytes}")
-        fault = index_fault(self._index, self._split, len(self.classes))
-        if fault:
-            raise HpctrainError(
-                "HT-shards-index-damaged",
-                "{path}: {problem}",
-                f"{remake(self.folder)} writes it again",
-                path=index_path(self.folder, self.split),
-                problem=fault,
-            )
+        self._stored.check(shard.stored for shard in self._split.shards)
+        if fault := index_fault(self._index, self._split, len(self.classes)):
+            raise damaged(self.folder / index_name(self.split), fault)
 
     @property
     def _split(self) -> Split:
-        for name, split in self.manifest.splits.items():
-            if name == self.split:
-                return split
-        raise HpctrainError(
-            "HT-shards-no-split",
-            "{folder} has no split {split!r}",
-            nearest(self.split, self.manifest.splits),
-            folder=self.folder,
-            split=self.split,
-        )
+        # A manifest without one of the two is refused.
+        return self.manifest.splits[cast("SplitName", self.split)]
 
     @cached_property
     def _index(self) -> NDArray[np.void]:
         # Mapped, so that the processes of a host share one copy.
-        name = index_path(self.folder, self.split).name
-        self._stored.path(name, self._split.index_sha256, most_index_bytes(self._split))
-        return read_index(self.folder, self.split)
+        return read_index(self._stored.path(self._split.index(self.split)))
 
     def _file(self, shard: int) -> BufferedReader:
         opened = self._files.get(shard)
         if opened is None:
             if len(self._files) == _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            file = self._split.shards[shard]
-            path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
-            opened = open_regular(path)
+            opened = open_regular(self._stored.path(self._split.shards[shard].stored))
             self._files[shard] = opened
         return opened
 
-    def _damaged(self, shard: int, what: str, key: str | None = None) -> HpctrainError:
-        path = self.folder / self._split.shards[shard].name
-        return HpctrainError(
-            "HT-shard-damaged",
-            "{path}: {problem}{place}",
-            f"hpctrain data verify {shell_word(self.folder)} finds all that is damaged; "
-            f"{remake(self.folder)} makes it again",
-            path=path,
-            problem=what,
-            place=f", at {key}" if key else "",
-        )
+    def _damaged(self, shard: int, problem: str, index: int) -> HpctrainError:
+        return damaged(self.folder / self._split.shards[shard].name, f"{problem}, at {self.key(index)}")
 
 
 def open_shards(folder: Path, split: str) -> Shards:
@@ -176,19 +141,13 @@ def open_shards(folder: Path, split: str) -> Shards:
     return shards
 
 
-def index_path(folder: Path, split: str) -> Path:
-    """The path of a split's index."""
-    return folder / f"{split}-index.npy"
-
-
-def read_index(folder: Path, split: str) -> NDArray[np.void]:
+def read_index(path: Path) -> NDArray[np.void]:
     """The rows of a split's samples, shape (samples,), of :data:`hpctrain.common.shards.manifest.INDEX_ROW`, mapped
     read-only.
 
     Raises:
         HpctrainError: it is not there, or is no index.
     """
-    path = index_path(folder, split)
     try:
         with open_regular(path) as file:
             # The header of later versions may say that it has gigabytes.
@@ -196,43 +155,13 @@ def read_index(folder: Path, split: str) -> NDArray[np.void]:
                 raise ValueError("another version of NumPy's format")
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             if dtype != INDEX_ROW or len(shape) != 1:
-                raise HpctrainError(
-                    "HT-shards-not-an-index",
-                    "{path} is not an index of shards",
-                    f"{remake(folder)} writes it again",
-                    path=path,
-                )
+                raise ValueError("not an index of shards")
             index: NDArray[np.void] = np.memmap(file, dtype, "r", file.tell(), shape)
-    except HpctrainError:
-        raise
     except Exception as error:
         # NumPy's reader of headers raises whatever its parsing stumbles over.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            f"{remake(folder)} writes it again",
-            path=path,
-            reason=reason,
-        ) from error
+        raise damaged(path, reason) from error
     return index
-
-
-def most_index_bytes(split: Split) -> int:
-    """How many bytes the index of a split can have."""
-    return split.samples * INDEX_ROW.itemsize + _MOST_HEADER_BYTES
-
-
-def index_size_fault(path: Path, split: Split) -> str | None:
-    """Why an index cannot be that of a split, by its size alone; None if it can.
-
-    Raises:
-        OSError: it is not there.
-    """
-    size = path.stat().st_size
-    if most_index_bytes(split) - _MOST_HEADER_BYTES <= size <= most_index_bytes(split):
-        return None
-    return f"{size} bytes, which are not those of {split.samples} samples"
 
 
 def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | None:
@@ -250,7 +179,7 @@ def index_fault(index: NDArray[np.void], split: Split, classes: int) -> str | No
         f"an image of more than {MOST_BYTES} bytes": index["size"] > MOST_BYTES,
         f"a label beyond the {classes} classes": (label < 0) | (label >= classes),
     }
-    for what, rows in faults.items():
+    for problem, rows in faults.items():
         if rows.any():
-            return f"row {int(np.argmax(rows))} names {what}"
+            return f"row {int(np.argmax(rows))} names {problem}"
     return None

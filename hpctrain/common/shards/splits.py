@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.listing import wrong_source
 from hpctrain.common.shards.manifest import SplitName
 
 SPLITS: tuple[SplitName, ...] = ("train", "val")
@@ -29,13 +29,8 @@ def split_folders(folder: Path) -> dict[SplitName, Path]:
     if not (folder / "train").is_dir() and "val" not in there:
         return {}
     if len(there) > 1:
-        raise HpctrainError(
-            "HT-source-split-twice",
-            "{folder} has {folders}, of which one is to validate",
-            "move the others elsewhere",
-            folder=folder,
-            folders=" and ".join(f"{name}/" for name in there),
-        )
+        names = " and ".join(f"{name}/" for name in there)
+        raise wrong_source(folder, f"has {names}, of which one is to validate", "move the others elsewhere")
     fallback = "test" if (folder / "test").is_dir() else "val"
     return {"train": folder / "train", "val": folder / next(iter(there), fallback)}
 
@@ -46,29 +41,28 @@ def split_files(folder: Path, suffix: str) -> dict[SplitName, list[Path]]:
     Test splits, which often lack labels, are used only where there is no other to validate with.
 
     Raises:
-        HpctrainError: the name of one does not say of which split it is, or of how many that are not all there;
-            further ones lie deeper.
+        HpctrainError: the name of one does not say of which split it is, or of how many that are not all there; a split
+            has none; further ones lie deeper.
     """
     by_split: dict[str, list[Path]] = {}
     # Not searched deeper, because class folders hold a million files.
     for path in sorted([*folder.glob(f"*{suffix}"), *folder.glob(f"*/*{suffix}")]):
         # Spark writes folders whose names end in .parquet.
-        if path.name.startswith(".") or path.is_dir():
-            continue
-        by_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
+        if not path.name.startswith(".") and not path.is_dir():
+            by_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
     used: dict[SplitName, str] = {"train": "train", "val": "val" if "val" in by_split else "test"}
-    found = {split: by_split[of_split] for split, of_split in used.items() if of_split in by_split}
+    files = {split: by_split[of_split] for split, of_split in used.items() if of_split in by_split}
+    if not files:
+        return {}
+    for split in SPLITS:
+        if split not in files:
+            raise wrong_source(folder, f"has no {suffix} file of {split}", "both train and val need some")
     deeper = (path for path in folder.glob(f"*/*/**/*{suffix}") if _is_data(path.relative_to(folder)))
-    if found and (further := next(filter(Path.is_file, deeper), None)):
-        raise HpctrainError(
-            "HT-source-too-deep",
-            "{path} lies too deep: files are read from {folder} and from the folders in it",
-            "move it to the others of its split, or out of the folder",
-            path=further,
-            folder=folder,
-        )
-    _require_all(path for paths in found.values() for path in paths)
-    return found
+    if further := next(filter(Path.is_file, deeper), None):
+        problem = f"lies too deep: files are read from {folder} and from the folders in it"
+        raise wrong_source(further, problem, "move it to the others of its split, or out of the folder")
+    _require_all(path for paths in files.values() for path in paths)
+    return files
 
 
 def _require_all(paths: Iterable[Path]) -> None:
@@ -82,14 +76,11 @@ def _require_all(paths: Iterable[Path]) -> None:
         # Some programs count from 1.
         first = int(count in there)
         if missing := [number for number in range(first, first + count) if number not in there]:
-            raise HpctrainError(
-                "HT-source-file-missing",
-                "{folder} lacks {missing} of {count} files: {name} is not there",
+            lacking = f"{name}{missing[0]:0{len(of.lstrip('-_of'))}}{of}"
+            raise wrong_source(
+                folder,
+                f"lacks {len(missing)} of {count} files: {lacking} is not there",
                 "download what is missing, or rename the files if they are all that is wanted",
-                folder=folder,
-                missing=len(missing),
-                count=count,
-                name=f"{name}{missing[0]:0{len(of.lstrip('-_of'))}}{of}",
             )
 
 
@@ -100,21 +91,10 @@ def _is_data(path: Path) -> bool:
 
 def split_of(path: Path) -> str:
     """What a file is called to be of, ``train``, ``val`` or ``test``, by its path in the source."""
-    named = [found[1] for part in path.parts if (found := _WORD.search(part))]
+    named = [match[1] for part in path.parts if (match := _WORD.search(part))]
     if not named:
-        raise HpctrainError(
-            "HT-source-unknown-split",
-            "{path}: neither its name nor its folder says which split it belongs to",
-            "let train, val or test be in it, as in train-00000.parquet or train/00000.parquet",
-            path=path,
-        )
+        hint = "let train, val or test be in it, as in train-00000.parquet or train/00000.parquet"
+        raise wrong_source(path, "neither its name nor its folder says which split it belongs to", hint)
     if len({*named}) > 1:
-        raise HpctrainError(
-            "HT-source-two-splits",
-            "{path}: its folder says {of_folder}, and its name {of_name}",
-            "rename one of them",
-            path=path,
-            of_folder=named[0],
-            of_name=named[1],
-        )
+        raise wrong_source(path, f"its folder says {named[0]}, and its name {named[1]}", "rename one of them")
     return named[0]

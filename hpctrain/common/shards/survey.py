@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import read_regular
@@ -16,7 +16,7 @@ from hpctrain.common.recipes.own import OwnImages, OwnText
 from hpctrain.common.shards.archives import find_source
 from hpctrain.common.shards.decoding import MOST_BYTES, BrokenImageError, look
 from hpctrain.common.shards.folders import holds_text
-from hpctrain.common.shards.listing import ClassFolder, ImageFile
+from hpctrain.common.shards.listing import ClassFolder, ImageFile, wrong_source
 from hpctrain.common.shards.make import divided, list_images
 from hpctrain.common.shards.manifest import MANIFEST, read_manifest
 from hpctrain.common.shards.read import Shards
@@ -59,77 +59,52 @@ def survey(folder: Path, share: float) -> Survey:
         _require_classes(folder, manifest.classes)
         require("train", "imagenet")
         counts = {split: manifest.splits[split].samples for split in SPLITS}
-        side = _median(folder, _sides_of_shards(folder))
+        shards = Shards(folder, "train")
+        rows = range(0, len(shards), -(-len(shards) // _MOST_LOOKED_AT))
+        side = _median(folder, _sides(shards.read(row) for row in rows))
         return Survey(data=OwnImages(classes=len(manifest.classes), side=side, **counts), made=True)
     require("train", "imagenet")
     whole = not split_folders(folder)
     source = find_source(folder, divided=not whole)
     if not all(isinstance(part, ClassFolder) for parts in source.parts.values() for part in parts):
-        raise HpctrainError(
-            "HT-recipe-data-not-shards",
-            "{folder} holds archives or Parquet files",
-            "hpctrain data shard makes shards of them: name their folder",
-            folder=folder,
-        )
+        hint = "hpctrain data shard makes shards of them: name their folder"
+        raise wrong_source(folder, "holds archives or Parquet files", hint)
     _require_classes(folder, source.classes)
     listed = {split: list_images(folder, split, parts, map) for split, parts in source.parts.items()}
     if whole:
         listed = dict(divided(folder, source.classes, listed["train"], share))
     images = {split: [image for part in parts for image in part] for split, parts in listed.items()}
-    side = _median(folder, _sides_of_files(_spread(images["train"])))
+    tried = images["train"][:: -(-len(images["train"]) // _MOST_LOOKED_AT)]
+    side = _median(folder, _sides(_contents(tried)))
     counts = {split: len(images[split]) for split in SPLITS}
     return Survey(data=OwnImages(classes=len(source.classes), side=side, **counts), whole=whole)
 
 
 def _require_classes(folder: Path, classes: Sequence[str]) -> None:
     if len(classes) < 2:
-        raise HpctrainError(
-            "HT-recipe-data-one-class",
-            "{folder} has one class, {name}: there is nothing to tell apart",
-            "name a folder with a folder for each class, or with train/CLASS/ and val/CLASS/",
-            folder=folder,
-            name=classes[0] if classes else "none",
-        )
+        problem = f"has one class, {classes[0] if classes else 'none'}: there is nothing to tell apart"
+        hint = "name a folder with a folder for each class, or with train/CLASS/ and val/CLASS/"
+        raise wrong_source(folder, problem, hint)
 
 
-def _spread(images: Sequence[ImageFile]) -> list[ImageFile]:
-    step = -(-len(images) // _MOST_LOOKED_AT)
-    return list(images[::step])
-
-
-def _sides_of_files(images: Sequence[ImageFile]) -> list[int]:
-    """The shorter sides of the images that can be decoded."""
-
-    def contents() -> Iterator[bytes]:
-        for image in images:
-            with reading(image.file, "make it readable"):
-                yield read_regular(Path(image.file), MOST_BYTES)
-
-    return _sides(contents())
-
-
-def _sides_of_shards(folder: Path) -> list[int]:
-    shards = Shards(folder, "train")
-    return _sides(shards.read(index) for index in range(0, len(shards), -(-len(shards) // _MOST_LOOKED_AT)))
+def _contents(images: Sequence[ImageFile]) -> Iterator[bytes]:
+    for image in images:
+        with reading(image.file, "make it readable"):
+            yield read_regular(Path(image.file), MOST_BYTES)
 
 
 def _sides(contents: Iterator[bytes]) -> list[int]:
-    found = []
+    """The shorter sides of the images that can be decoded."""
+    sides = []
     for content in contents:
-        try:
+        with contextlib.suppress(BrokenImageError):
             header = look(content)
-        except BrokenImageError:
-            continue
-        found.append(min(header.width, header.height))
-    return found
+            sides.append(min(header.width, header.height))
+    return sides
 
 
 def _median(folder: Path, sides: Sequence[int]) -> int:
     if not sides:
-        raise HpctrainError(
-            "HT-recipe-data-all-broken",
-            "none of the images of {folder} that were tried can be decoded",
-            "hpctrain data verify, or a viewer of images, says more about them",
-            folder=folder,
-        )
+        hint = "hpctrain data verify, or a viewer of images, says more about them"
+        raise wrong_source(folder, "none of the images that were tried can be decoded", hint)
     return int(statistics.median(sides))

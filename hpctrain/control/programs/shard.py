@@ -15,7 +15,6 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import ShardRequest
-from hpctrain.common.shards.processes import ENVIRONMENT, worker_processes
 from hpctrain.common.shards.work import Manifest, Work, as_manifest, make, with_absolute_paths
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.planning.place_hosts import PlacedHosts
@@ -24,6 +23,8 @@ from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import prove_launcher
 
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "shard.py"
+# For each of several processes that share the cores.
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 # All ranks start with this environment.
 START = Start(environment=ENVIRONMENT)
 
@@ -42,17 +43,6 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def in_processes(work: Work, workers: int) -> Manifest:
-    """Make the folder, or what of it is missing or damaged, on so many processes of this machine.
-
-    Raises:
-        HpctrainError: the source or the folder does not fit, a package is missing, or a process was killed.
-    """
-    require_extras(work)
-    with worker_processes(workers) as run:
-        return make(work, run, say)
-
-
 def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) -> Manifest:
     """Make the folder, or what of it is missing or damaged.
 
@@ -69,7 +59,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
     require_extras(work)
     named = hosts.hosts is not None or hosts.hostfile is not None
     if not named and ranks in (None, 1):
-        return in_processes(work, 1)
+        return make(work, map, say)
     require("train")
     machine = this_machine()
     # Without named hosts this machine is meant, also within a job.

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
-from hpctrain.common.shards.processes import ENVIRONMENT
 from hpctrain.common.shards.work import Manifest, Work, make, naming_host, with_absolute_paths
-from hpctrain.control.programs.shard import require_extras, say
+from hpctrain.control.programs.shard import ENVIRONMENT, require_extras, say
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _MULTIPLE = 64
 
 
+def _unfit(problem: str, hint: str) -> HpctrainError:
+    """The error for data and a recipe that do not go together."""
+    return HpctrainError("HT-data-unfit", "{problem}", hint, problem=problem)
+
+
 def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[SampleSource, SampleSource]:
     """The training and the validation samples of a recipe. Collective over the ranks of ``comm``.
 
@@ -48,12 +53,8 @@ def with_decoder(recipe: Recipe, framework: Framework, comm: Communicator) -> Re
     if recipe.data.name != "imagenet" or wanted not in ("gpu", "auto"):
         return recipe
     if framework != "torch" and wanted == "gpu":
-        raise HpctrainError(
-            "HT-decode-gpu-needs-torch",
-            "data.decode: gpu is for PyTorch, and this run trains with {framework}",
-            "--framework torch, or --set data.decode=scaled",
-            framework=framework,
-        )
+        problem = f"data.decode: gpu is for PyTorch, and this run trains with {framework}"
+        raise _unfit(problem, "--framework torch, or --set data.decode=scaled")
     if wanted == "gpu":
         return recipe
     able = framework == "torch"
@@ -89,14 +90,8 @@ def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
             np.arange(len(labels)), test_size=test_fraction, random_state=seed, stratify=labels
         )
     except ValueError as error:
-        raise HpctrainError(
-            "HT-data-bad-test-fraction",
-            "data.test_fraction={test_fraction:g} cannot divide the {digits} digits: {reason}",
-            "choose a fraction between 0.01 and 0.99",
-            test_fraction=test_fraction,
-            digits=len(labels),
-            reason=str(error),
-        ) from error
+        problem = f"data.test_fraction={test_fraction:g} cannot divide the {len(labels)} digits: {error}"
+        raise _unfit(problem, "choose a fraction between 0.01 and 0.99") from error
     return everything[train], everything[test]
 
 
@@ -118,30 +113,19 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, Samp
     if has_folder(recipe) or shard_url(recipe):
         folder = _folder(recipe, comm)
         train, val = TokenShards(folder, "train"), TokenShards(folder, "val")
-        ShardFiles(folder).require_room([*train.manifest.train.shards, *train.manifest.val.shards])
+        ShardFiles(folder).require_room(train.manifest.files)
         tokens = train.manifest.settings.tokenizer.vocabulary
         if tokens > recipe.model.vocabulary:
-            raise HpctrainError(
-                "HT-data-too-many-tokens",
-                "{folder} has {tokens:,} tokens, but the model's vocabulary has {vocabulary:,}",
-                f"--set model.vocabulary={-(-tokens // _MULTIPLE) * _MULTIPLE}",
-                folder=folder,
-                tokens=tokens,
-                vocabulary=recipe.model.vocabulary,
-            )
+            problem = f"{folder} has {tokens:,} tokens, but the model's vocabulary has {recipe.model.vocabulary:,}"
+            raise _unfit(problem, f"--set model.vocabulary={-(-tokens // _MULTIPLE) * _MULTIPLE}")
         sources = Windows(train, context, recipe.seed), Windows(val, context)
     else:
         bundled, held_out = bundled_tokens()
         sources = Windows(bundled, context, recipe.seed), Windows(held_out, context)
     for name, source in zip(("train", "val"), sources, strict=True):
         if not len(source):
-            raise HpctrainError(
-                "HT-data-text-too-short",
-                "the text in {split} is shorter than a window of {context} tokens",
-                "prepare more text or, for val, with a larger --validation-share; or --set model.context=…",
-                split=name,
-                context=context,
-            )
+            hint = "prepare more text or, for val, with a larger --validation-share; or --set model.context=…"
+            raise _unfit(f"the text in {name} is shorter than a window of {context} tokens", hint)
     return sources
 
 
@@ -149,12 +133,8 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, 
     from hpctrain.worker.data.loader import ImageNet, Pool, WorkerPool
 
     if recipe.model.name == "digits_cnn":
-        raise HpctrainError(
-            "HT-recipe-model-not-for-photographs",
-            "recipe {recipe}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs",
-            "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits",
-            recipe=recipe.name,
-        )
+        problem = f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs"
+        raise _unfit(problem, "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits")
     folder = _folder(recipe, comm)
     pool: Pool
     if recipe.data.decode == "gpu":
@@ -165,20 +145,11 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, 
         pool = WorkerPool(folder, recipe)
     train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)
     if recipe.data.limit is None:
-        ShardFiles(folder).require_room(
-            [file for split in read_manifest(folder).splits.values() for file in split.shards]
-        )
+        ShardFiles(folder).require_room(read_manifest(folder).files)
     most = recipe.model.classes
     if most is not None and len(train.classes) > most:
-        raise HpctrainError(
-            "HT-data-too-many-classes",
-            "{folder} has {classes} classes, and model.classes gives {model} only {most}",
-            "--set model.classes=null makes the last layer for the classes of the data",
-            folder=folder,
-            classes=len(train.classes),
-            model=recipe.model.name,
-            most=most,
-        )
+        problem = f"{folder} has {len(train.classes)} classes, and model.classes gives {recipe.model.name} only {most}"
+        raise _unfit(problem, "--set model.classes=null makes the last layer for the classes of the data")
     return train, val
 
 

@@ -6,10 +6,8 @@ numbers; the pixels differ a little, by decoder and filter.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +24,7 @@ from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, broken_image
 from hpctrain.worker.data.images import mean_colour
-from hpctrain.worker.data.loader import LoadedPiece
+from hpctrain.worker.data.loader import LoadedPiece, Pool
 from hpctrain.worker.data.sampling import Indices
 
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
@@ -56,6 +54,12 @@ def card_of(comm: Communicator | None) -> torch.device | None:
     return None if own is None else torch.device("cuda", own)
 
 
+def cannot_decode(problem: str, hint: str = "") -> HpctrainError:
+    """The error where GPUs are to decode and cannot; the hint says what comes before another setting."""
+    hint = f"{hint}--set data.decode=scaled"
+    return HpctrainError("HT-decode-gpu-fails", "data.decode: gpu, but {problem}", hint, problem=problem)
+
+
 def require_card(recipe: Recipe, comm: Communicator | None) -> torch.device:
     """The GPU that decodes for this rank.
 
@@ -63,90 +67,42 @@ def require_card(recipe: Recipe, comm: Communicator | None) -> torch.device:
         HpctrainError: there is none, torchvision is missing or decodes nothing there, or the recipe changes images as
             only processes can.
     """
-    changes = [name for name in _BY_PROCESSES if getattr(recipe.images, name)]
-    if changes:
-        raise HpctrainError(
-            "HT-decode-gpu-changes",
-            "data.decode: gpu cuts, resizes and mirrors photographs, but recipe {recipe} has images.{key}",
-            "--set data.decode=scaled",
-            recipe=recipe.name,
-            key=changes[0],
+    if changes := [name for name in _BY_PROCESSES if getattr(recipe.images, name)]:
+        raise cannot_decode(
+            f"it cuts, resizes and mirrors photographs, but recipe {recipe.name} has images.{changes[0]}"
         )
     card = card_of(comm)
     if card is None:
-        raise HpctrainError(
-            "HT-decode-no-gpu",
-            "data.decode: gpu, but this rank trains on no GPU (backend {backend})",
-            "--backend nccl, where PyTorch sees a GPU for each rank; or --set data.decode=scaled",
-            backend=comm.backend if comm else "single",
-        )
+        problem = f"this rank trains on no GPU (backend {comm.backend if comm else 'single'})"
+        raise cannot_decode(problem, "--backend nccl, where PyTorch sees a GPU for each rank; or ")
+    install = "install the torchvision that belongs to this PyTorch, built for CUDA; or "
     if importlib.util.find_spec("torchvision") is None:
-        raise HpctrainError(
-            "HT-decode-no-torchvision",
-            "data.decode: gpu needs torchvision, which is not installed",
-            "install the torchvision that belongs to this PyTorch; or --set data.decode=scaled",
-        )
+        raise cannot_decode("torchvision is not installed", install)
     try:
         by_nvjpeg([simplejpeg.encode_jpeg(np.zeros((64, 64, 3), np.uint8))], card)
     except Exception as error:
-        raise HpctrainError(
-            "HT-decode-gpu-fails",
-            "data.decode: gpu, but torchvision decodes no photograph on {device}: {reason}",
-            "install the torchvision that belongs to this PyTorch, built for CUDA; or --set data.decode=scaled",
-            device=str(card),
-            reason=str(error),
-        ) from error
+        raise cannot_decode(f"torchvision decodes no photograph on {card}: {error}", install) from error
     return card
 
 
-class CardPool:
-    """Makes images on a GPU, in place of :class:`hpctrain.worker.data.loader.WorkerPool`; one stream at a time.
+class CardPool(Pool):
+    """Makes images on a GPU, as tensors there.
 
     A thread makes one piece ahead, on a stream of the GPU's own. Photographs that are no ordinary JPEG files, that are
-    cut short or that nvJPEG cannot decode are decoded by the processor: the same ones are broken.
+    cut short or that nvJPEG cannot decode are decoded by the processor: the same ones are broken. Resizing counts as
+    ``augment``.
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
         device: a GPU, or the processor in tests.
-
-    Attributes:
-        nanoseconds: spent so far on reading files and drawing their crops (``read``), on decoding, on resizing
-            (``augment``), and by the rank on waiting for images (``rank waits``).
     """
 
-    pids: tuple[int, ...] = ()
-
     def __init__(self, folder: Path, recipe: Recipe, device: torch.device, decode_all: DecodeAll = by_nvjpeg) -> None:
-        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images)
-        self.nanoseconds: Counter[str] = Counter()
+        super().__init__(DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images))
         self._device, self._decode_all = device, decode_all
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._open: Generator[LoadedPiece] | None = None
+        self._on_card = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    @contextlib.contextmanager
-    def pieces(
-        self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
-    ) -> Iterator[Iterator[LoadedPiece]]:
-        """The pieces of a stream, whose images are tensors on the device.
-
-        Raises:
-            RuntimeError: another stream is open.
-        """
-        if self._open:
-            raise RuntimeError("another stream of these samples is open: close it first")
-        self._open = self._ahead(decoder, split, pieces, epoch)
-        try:
-            with contextlib.closing(self._open):
-                yield self._open
-        finally:
-            self._open = None
-
-    def close(self) -> None:
-        """End the open stream. Idempotent."""
-        if self._open:
-            self._open.close()
-
-    def _ahead(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
+    def _stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
         with ThreadPoolExecutor(1, "decoding") as thread:
             before = None
             for indices in pieces:
@@ -161,16 +117,16 @@ class CardPool:
         begin = time.perf_counter_ns()
         piece = coming.result()
         self.nanoseconds["rank waits"] += time.perf_counter_ns() - begin
-        if self._stream:
+        if self._on_card:
             # The memory is the other stream's, which may use it again as soon as this one is done with it.
             piece.images.record_stream(torch.cuda.current_stream(self._device))
         return piece
 
     def _piece(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
-        with torch.cuda.stream(self._stream), torch.no_grad():
+        with torch.cuda.stream(self._on_card), torch.no_grad():
             piece = self._made(decoder, split, indices, epoch)
-            if self._stream:
-                self._stream.synchronize()
+            if self._on_card:
+                self._on_card.synchronize()
         return piece
 
     def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
@@ -225,7 +181,7 @@ class CardPool:
             raise
         except RuntimeError:
             alone = [self._decoded([cut]) for cut in cuts] if len(cuts) > 1 else []
-            return {position: photograph for each in alone for position, photograph in each.items()}
+            return {position: photograph for one in alone for position, photograph in one.items()}
         return {cut.position: photograph for cut, photograph in zip(cuts, found, strict=True)}
 
     def _by_processor(self, cut: Cut) -> torch.Tensor | BrokenImageError:

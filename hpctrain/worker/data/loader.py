@@ -6,10 +6,9 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,70 +47,79 @@ class LoadedPiece:
     broken: list[Broken]
 
 
-class Pool(Protocol):
-    """Makes images for the sources of one folder, one stream at a time."""
-
-    job: DecodingJob
-    nanoseconds: Counter[str]
-
-    def pieces(
-        self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
-    ) -> AbstractContextManager[Iterator[LoadedPiece]]: ...
-
-    def close(self) -> None: ...
-
-
-class WorkerPool:
-    """Makes images for the sources of one folder, one stream at a time, in worker processes or without any.
-
-    Nothing is started before the first stream.
-
-    Args:
-        folder: what ``hpctrain data shard`` wrote.
-        recipe: says how images are made and by how many processes.
+class Pool:
+    """Makes images for the sources of one folder, one stream at a time.
 
     Attributes:
-        nanoseconds: spent so far by all workers together on each of :data:`hpctrain.worker.data.decoder.STAGES`, and
-            otherwise while a stream was open (``idle``); of the processor's time (``processor``); and by the rank on
-            waiting for images (``rank waits``).
+        nanoseconds: spent so far by all processes together on each of :data:`hpctrain.worker.data.decoder.STAGES`, and
+            by the rank on waiting for images (``rank waits``).
     """
 
-    def __init__(self, folder: Path, recipe: Recipe) -> None:
-        exact = recipe.data.decode == "full"
-        self.job = DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, exact=exact)
-        self._count = recipe.data.decoders()
-        self._workers: Workers | None = None
-        self._open: Generator[LoadedPiece] | None = None
+    def __init__(self, job: DecodingJob) -> None:
+        self.job = job
         self.nanoseconds: Counter[str] = Counter()
+        self._open: Generator[LoadedPiece] | None = None
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the running workers."""
-        return self._workers.pids if self._workers else []
+        """The process ids of running workers."""
+        return []
 
     @contextlib.contextmanager
     def pieces(
         self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
     ) -> Iterator[Iterator[LoadedPiece]]:
-        """The pieces of a stream, made by workers, or by the decoder if there are none.
+        """The pieces of a stream.
 
         Raises:
             RuntimeError: another stream is open, whose images this one would overwrite.
         """
         if self._open:
             raise RuntimeError("another stream of these samples is open: close it first")
-        ready = self._ahead(split, list(pieces), epoch) if self._count else self._here(decoder, split, pieces, epoch)
-        self._open = ready
+        self._open = self._stream(decoder, split, pieces, epoch)
         try:
-            with contextlib.closing(ready):
-                yield ready
+            with contextlib.closing(self._open):
+                yield self._open
         finally:
             self._open = None
 
     def close(self) -> None:
-        """End the open stream and the workers. Idempotent; another stream starts them again."""
+        """End the open stream, and workers. Idempotent; another stream starts them again."""
         if self._open:
             self._open.close()
+
+    def _stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
+        raise NotImplementedError
+
+
+class WorkerPool(Pool):
+    """Makes images in worker processes, or by the decoder if there are none; starts none before the first stream.
+
+    Beside the others, ``nanoseconds`` has what workers spent otherwise while a stream was open (``idle``), and the
+    processor's time (``processor``).
+
+    Args:
+        folder: what ``hpctrain data shard`` wrote.
+        recipe: says how images are made and by how many processes.
+    """
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        exact = recipe.data.decode == "full"
+        super().__init__(DecodingJob(folder=folder.absolute(), seed=recipe.seed, images=recipe.images, exact=exact))
+        self._count = recipe.data.decoders()
+        self._workers: Workers | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the running workers."""
+        return self._workers.pids if self._workers else []
+
+    def _stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
+        return self._ahead(split, list(pieces), epoch) if self._count else self._here(decoder, split, pieces, epoch)
+
+    def close(self) -> None:
+        """End the open stream and the workers. Idempotent; another stream starts them again."""
+        super().close()
         self._end()
 
     def _end(self) -> None:
@@ -159,7 +167,7 @@ class ImageNet:
     def __init__(self, folder: Path, split: str, recipe: Recipe, pool: Pool | None = None) -> None:
         self.broken: set[str] = set()
         self._shards = open_shards(folder, split)
-        self._pool: Pool = pool or WorkerPool(folder, recipe)
+        self._pool = pool or WorkerPool(folder, recipe)
         self._decoder = Decoder(self._pool.job, self._shards)
         self._split = split
         self._stops = recipe.data.broken_images == "stop"
@@ -169,7 +177,7 @@ class ImageNet:
 
     @property
     def nanoseconds(self) -> Mapping[str, int]:
-        """See :class:`WorkerPool`."""
+        """See :class:`Pool`."""
         return self._pool.nanoseconds
 
     @property
@@ -222,7 +230,7 @@ class _Ring:
     """The pieces of one stream, at least one, each in one of a few places in the workers' memory.
 
     Args:
-        nanoseconds: of :class:`WorkerPool`, to which those of this stream are added.
+        nanoseconds: of :class:`Pool`, to which those of this stream are added.
     """
 
     def __init__(

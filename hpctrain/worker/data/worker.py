@@ -62,6 +62,13 @@ class DecodedTask:
     nanoseconds: dict[str, int]
 
 
+def worker_failed(problem: str, hint: str) -> HpctrainError:
+    """The error for a worker that cannot make images, or is gone."""
+    return HpctrainError(
+        "HT-loader-worker-failed", "a worker of the loader {problem}", hint, exit_code=1, problem=problem
+    )
+
+
 def send(end: socket.socket, message: DecodingTask | DecodedTask, flags: int = 0) -> None:
     """Send a message. Raises OSError if the other end is closed or, with MSG_DONTWAIT, if the socket is full."""
     # What asdict does besides, a deep copy, takes longer than everything else here.
@@ -116,10 +123,7 @@ class _Worker:
         except Exception as error:
             traceback.print_exc()
             words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
-            hint = "its traceback is in the log of this rank"
-            record = HpctrainError(
-                "HT-loader-worker-failed", "a worker of the loader failed at {where}", hint, exit_code=1, where=words
-            ).record()
+            record = worker_failed(f"failed at {words}", "its traceback is in the log of this rank").record()
         nanoseconds: dict[str, int] = {}
         for decoder in self._decoders.values():
             nanoseconds |= decoder.nanoseconds

@@ -23,7 +23,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.data.decoder import DecodingJob
-from hpctrain.worker.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send
+from hpctrain.worker.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send, worker_failed
 
 # Signals that stop the run. Workers block them, since the rank ends its workers itself after its step.
 _RUN_SIGNALS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
@@ -63,12 +63,7 @@ class Workers:
                 self._processes.append(_start(job, files))
         except OSError as error:
             self.end()
-            raise HpctrainError(
-                "HT-loader-worker-not-started",
-                "cannot start a worker of the loader: {reason}",
-                "--set data.workers=0",
-                reason=str(error),
-            ) from error
+            raise worker_failed(f"cannot be started: {error}", "--set data.workers=0") from error
         finally:
             results.close()
 
@@ -188,14 +183,8 @@ class Workers:
             status = process.poll()
             if status is not None:
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                raise HpctrainError(
-                    "HT-loader-worker-died",
-                    "a worker of the loader (process {pid}) {end} while images were waited for",
-                    _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last output is in the log of this rank",
-                    exit_code=1,
-                    pid=process.pid,
-                    end=how,
-                )
+                hint = _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last output is in the log of this rank"
+                raise worker_failed(f"(process {process.pid}) {how} while images were waited for", hint)
 
 
 def _start(job: DecodingJob, files: tuple[int, int, int]) -> subprocess.Popen[bytes]:

@@ -21,7 +21,7 @@ from support.refusals import check, codes
         (["checkpoint", "verify", "empty", "--json"], 3, "HT-checkpoint-none", {"target": "empty"}),
         (["plan", "digits", "--gpu", "h100-sxm", "--json"], 2, "HT-plan-without-prediction", {}),
         (["recipes", "show", "--json"], 2, "HT-recipe-not-named", {}),
-        (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-spark-master-without-engine", {}),
+        (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-data-options", {}),
         (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-bench-precision-without-sweep", {}),
     ],
 )

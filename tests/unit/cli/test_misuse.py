@@ -88,25 +88,25 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["report", "n" * 300], "File name too long"),
         (["report", "n" * 300, "--json"], "File name too long"),
-        (
-            ["data", "shard", ".", "out", "--nodes", "2"],
-            "HT-data-option-without-job",
-        ),
-        (
-            ["data", "shard", ".", "out", "--cluster", "generic", "-np", "2"],
-            "HT-data-ranks-in-job",
-        ),
         (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "HT-kubernetes-option-of-slurm"),
-        (["data", "shard", ".", "out", "--cluster", "generic", "--json"], "HT-data-json-of-job"),
-        (["data", "shard", ".", "out", "--master", "local[2]"], "HT-spark-master-without-engine"),
-        (["data", "shard", ".", "out", "--engine", "spark", "-np", "2"], "HT-spark-with-other-processes"),
-        (
-            ["data", "shard", ".", "out", "--engine", "spark", "--tasks-per-node", "2", "--dry-run"],
-            "--engine spark has executors, and --tasks-per-node, --dry-run is",
-        ),
-        (
-            ["data", "prepare-text", ".", "out", "--tokenizer", "bytes", "--workers", "2", "-H", "h1"],
-            "HT-data-workers-with-ranks",
+        *(
+            (["data", "shard", ".", "out", *wrong], f"[HT-data-options]: {said}")
+            for *wrong, said in (
+                ("--nodes", "2", "--nodes is for a Slurm job"),
+                ("--cluster", "generic", "-np", "2", "the ranks of a job"),
+                ("--cluster", "generic", "--json", "--json prints what was made"),
+                ("--master", "local[2]", "--master is for a Spark cluster"),
+                ("--engine", "spark", "-np", "2", "--engine spark has executors, and -np is"),
+                (
+                    "--engine",
+                    "spark",
+                    "--tasks-per-node",
+                    "2",
+                    "--dry-run",
+                    "--engine spark has executors, and --tasks",
+                ),
+                ("--shard-mb", "1", "--shard-samples", "2", "--shard-mb and --shard-samples"),
+            )
         ),
         *(
             (["verify", *wrong], said)

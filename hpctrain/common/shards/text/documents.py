@@ -43,6 +43,11 @@ class Span:
     end: int
 
 
+def wrong_text(path: Path, problem: str, hint: str) -> HpctrainError:
+    """The error for texts that tokens cannot be made of."""
+    return HpctrainError("HT-text-wrong", "{path}: {problem}", hint, path=path, problem=problem)
+
+
 def list_files(sources: Sequence[Path], say: Callable[[str], None]) -> list[TextFile]:
     """The files of all sources, in their order; those of a folder by their names, without hidden ones.
 
@@ -68,20 +73,11 @@ def _files(source: Path, say: Callable[[str], None]) -> Iterator[TextFile]:
         if paths and others:
             say(counted(f"{source}: left out, since they end in none of {', '.join(_KINDS)}", others))
     if not paths:
-        raise HpctrainError(
-            "HT-text-empty",
-            "{source} has no text in it",
-            f"looked for files that end in {', '.join(_KINDS)}",
-            source=source,
-        )
+        raise wrong_text(source, "has no text in it", f"looked for files that end in {', '.join(_KINDS)}")
     for path in paths:
         if not _is_text(path):
-            raise HpctrainError(
-                "HT-text-not-a-file",
-                "{path} is neither a text file nor a folder of text files",
-                "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text",
-                path=path,
-            )
+            hint = "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text"
+            raise wrong_text(path, "is neither a text file nor a folder of text files", hint)
         with reading(path, "name files or folders of text"):
             size = path.stat().st_size
         yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
@@ -133,22 +129,12 @@ def documents(span: Span) -> Iterator[str]:
             yield from _lines(span)
         else:
             # Without the mark that editors on Windows put first, as json reads lines without it.
-            yield (
-                read_regular(span.path, _MOST_DOCUMENT_BYTES)
-                .decode("utf-8-sig")
-                .replace("\r\n", "\n")
-                .replace("\r", "\n")
-            )
+            text = read_regular(span.path, _MOST_DOCUMENT_BYTES).decode("utf-8-sig")
+            yield text.replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise read_error(error, span.path, "is the source still there?") from error
     except UnicodeDecodeError as error:
-        raise HpctrainError(
-            "HT-text-not-utf8",
-            "{path}, byte {place}: not UTF-8",
-            "convert the file, or leave it out",
-            path=span.path,
-            place=error.start,
-        ) from error
+        raise wrong_text(span.path, f"byte {error.start} is not UTF-8", "convert the file, or leave it out") from error
 
 
 def _lines(span: Span) -> Iterator[str]:
@@ -161,41 +147,23 @@ def _lines(span: Span) -> Iterator[str]:
         while (place := file.tell()) < span.end:
             line = file.readline(_MOST_LINE_BYTES + 1)
             if len(line) > _MOST_LINE_BYTES:
-                raise HpctrainError(
-                    "HT-text-line-too-long",
-                    "{path}: the line that begins at byte {place} is longer than {most:g} MB",
-                    "divide it into several documents",
-                    path=span.path,
-                    place=place,
-                    most=_MOST_LINE_BYTES / 1e6,
-                )
+                problem = f"the line that begins at byte {place} is longer than {_MOST_LINE_BYTES / 1e6:g} MB"
+                raise wrong_text(span.path, problem, "divide it into several documents")
             if not line:
-                raise HpctrainError(
-                    "HT-text-cut-short",
-                    "{path} ends at byte {place}, and had {end} when it was listed",
-                    "the source changed meanwhile: begin again with it as it is now",
-                    path=span.path,
-                    place=place,
-                    end=span.end,
-                )
+                problem = f"ends at byte {place}, and had {span.end} when it was listed"
+                raise wrong_text(span.path, problem, "the source changed: begin again with it as it is now")
             if line.strip():
                 yield _text(line, span.path, place)
 
 
 def _text(line: bytes, path: Path, place: int) -> str:
     try:
-        found = json.loads(line)[_KEY]
-        if isinstance(found, str):
+        text = json.loads(line)[_KEY]
+        if isinstance(text, str):
             # Refuses a lone surrogate, which is half a character.
-            found.encode()
-            return found
+            text.encode()
+            return text
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise HpctrainError(
-        "HT-text-line-not-json",
-        "{path}: the line that begins at byte {place} is not a JSON object whose key {key!r} is a text",
-        "correct the line, or leave the file out",
-        path=path,
-        place=place,
-        key=_KEY,
-    )
+    problem = f"the line that begins at byte {place} is not a JSON object whose key {_KEY!r} is a text"
+    raise wrong_text(path, problem, "correct the line, or leave the file out")

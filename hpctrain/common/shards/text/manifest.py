@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from shlex import join
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import FailFast, Field, ValidationError
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import model_error
-from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, Count, SplitName
+from hpctrain.common.shards.manifest import (
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    Count,
+    SplitName,
+    StoredFile,
+    data_command,
+    not_there,
+)
 from hpctrain.common.shards.text.tokenizer import BYTES, TokenizerSettings
 
 SETTINGS = "preparation.json"
@@ -43,9 +49,10 @@ class TokenFile(FrozenModel):
     sha256: str
 
     @property
-    def bytes(self) -> int:
-        """Its size in bytes."""
-        return self.tokens * TOKEN.itemsize
+    def stored(self) -> StoredFile:
+        """The file, as it is compared and fetched."""
+        size = self.tokens * TOKEN.itemsize
+        return StoredFile(self.name, self.sha256, size, size)
 
 
 class TokenSplit(FrozenModel):
@@ -94,6 +101,11 @@ class TextManifest(FrozenModel):
         """The split with this name."""
         return self.train if name == "train" else self.val
 
+    @property
+    def files(self) -> list[StoredFile]:
+        """The files of both splits."""
+        return [file.stored for file in (*self.train.shards, *self.val.shards)]
+
 
 def read_text_manifest(folder: Path) -> TextManifest:
     """The manifest of a folder of tokens.
@@ -106,14 +118,7 @@ def read_text_manifest(folder: Path) -> TextManifest:
     try:
         return TextManifest.model_validate_json(read_regular(path, MOST_MANIFEST_BYTES))
     except FileNotFoundError as error:
-        what = "is not there" if not folder.exists() else f"holds no complete text: there is no {path}"
-        raise HpctrainError(
-            "HT-tokens-not-there",
-            "{folder} {problem}",
-            f"{again} makes it, or continues where it stopped",
-            folder=folder,
-            problem=what,
-        ) from error
+        raise not_there(folder, f"{again} makes it, or continues where it stopped") from error
     except OSError as error:
         raise read_error(error, path, "name a folder of tokens") from error
     except ValidationError as error:
@@ -127,8 +132,13 @@ def is_of_text(content: bytes) -> bool:
 
 def command(settings: TextSettings, folder: Path) -> str:
     """The command that makes or completes a folder."""
-    words = ["hpctrain", "data", "prepare-text", *settings.sources, str(folder), "--tokenizer", settings.tokenizer_file]
-    if settings.tokenizer_file != BYTES:
-        words += ["--separator", settings.separator]
-    words += ["--validation-share", repr(settings.validation_share), "--seed", str(settings.seed)]
-    return join([*words, "--part-mb", f"{settings.part_bytes / (1 << 20):.17g}"])
+    return data_command(
+        "prepare-text",
+        *settings.sources,
+        folder,
+        tokenizer=settings.tokenizer_file,
+        separator=settings.separator if settings.tokenizer_file != BYTES else None,
+        validation_share=settings.validation_share,
+        seed=settings.seed,
+        part_mb=f"{settings.part_bytes / (1 << 20):.17g}",
+    )

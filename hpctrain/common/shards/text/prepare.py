@@ -11,18 +11,22 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error, require_empty
 from hpctrain.common.files.locks import locked
-from hpctrain.common.files.regular import read_regular, sha256
-from hpctrain.common.files.whole import remove_leftovers, write_whole
+from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.run.directory import read_model
 from hpctrain.common.shards.manifest import MANIFEST, SplitName
-from hpctrain.common.shards.processes import Map
-from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest
+from hpctrain.common.shards.resumable import (
+    RECORDS,
+    Map,
+    all_there,
+    begin,
+    make_all,
+    read_record,
+    require_records,
+    write_model,
+)
+from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest, wrong_text
 from hpctrain.common.shards.text.manifest import (
     SETTINGS,
     TOKEN,
@@ -32,9 +36,8 @@ from hpctrain.common.shards.text.manifest import (
     TokenSplit,
     command,
 )
-from hpctrain.common.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer
+from hpctrain.common.shards.text.tokenizer import BYTES, Tokenizer, open_tokenizer, wrong_tokenizer
 
-RECORDS = "records"
 # The limit for a record, which has a line for each of two files.
 _MOST_RECORD_BYTES = 1 << 16
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
@@ -78,12 +81,12 @@ class PartTask:
     settings: TextSettings
 
     @property
-    def record(self) -> Path:
+    def record_path(self) -> Path:
         return self.folder / RECORDS / f"{self.number:06}.json"
 
-    def path(self, split: SplitName) -> Path:
-        """The path of a part's tokens."""
-        return self.folder / f"{split}-{self.number:06}.bin"
+    def record(self) -> PartRecord | None:
+        """The record of the part; None if there is no valid one."""
+        return read_record(self.record_path, PartRecord, _MOST_RECORD_BYTES)
 
 
 def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None]) -> TextManifest:
@@ -113,48 +116,10 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
     tasks = [PartTask(folder=folder, number=number, spans=part, settings=settings) for number, part in enumerate(parts)]
     say(f"{len(files)} files of {sum(file.size for file in files) / 1e6:.3g} MB, {len(tasks)} parts")
     with locked(folder, seconds=0):
-        _begin(folder, settings)
-        _work(tasks, run, say)
-        # Left by executors that were killed while the others went on.
-        for place in (folder, folder / RECORDS):
-            remove_leftovers(place)
+        # The same files may have moved.
+        begin(folder / SETTINGS, settings, {"sources", "tokenizer_file"}, command)
+        make_all(folder, make_part, tasks, run, say)
         return _finish(folder, settings, tasks)
-
-
-def _begin(folder: Path, wanted: TextSettings) -> None:
-    """Make the folder for these settings, or go on with it."""
-    path = folder / SETTINGS
-    try:
-        if path.exists():
-            _require_same(folder, read_model(path, TextSettings, links=True), wanted)
-        else:
-            require_empty(folder)
-        write_whole(path, (wanted.model_dump_json(indent=2) + "\n").encode())
-        (folder / RECORDS).mkdir(exist_ok=True)
-        for place in (folder, folder / RECORDS):
-            remove_leftovers(place)
-    except OSError as error:
-        raise disk_error(error, folder, "choose another folder") from error
-
-
-def _require_same(folder: Path, begun: TextSettings, wanted: TextSettings) -> None:
-    names = {name for name in TextSettings.model_fields if getattr(begun, name) != getattr(wanted, name)}
-    # The same files may have moved.
-    if changed := sorted(names - {"sources", "tokenizer_file"}):
-        raise HpctrainError(
-            "HT-shards-begun-otherwise",
-            "{folder} was begun with another source or other settings: {settings} differ",
-            f"{command(begun, folder)} goes on with it; choose another folder for this one, or remove that one",
-            folder=folder,
-            settings=" and ".join(changed),
-        )
-
-
-def _work(tasks: Sequence[PartTask], run: Map, say: Callable[[str], None]) -> None:
-    made = 0
-    for number, fresh in enumerate(run(make_part, tasks), 1):
-        made += fresh
-        say(f"{number} of {len(tasks)} parts are done, {made} of them made now")
 
 
 @cache
@@ -171,23 +136,18 @@ def make_part(task: PartTask) -> bool:
     Raises:
         HpctrainError: a text cannot be read, the tokeniser has changed, or the disk is full.
     """
-    if is_done(task):
+    if (done := task.record()) and all_there(task.folder, [done.train.stored, done.val.stored]):
         return False
     known = task.settings.tokenizer
     tokenizer = _tokenizer(task.settings.tokenizer_file, task.settings.separator, known.sha256)
     if tokenizer.settings != known:
-        raise HpctrainError(
-            "HT-tokenizer-changed",
-            "{path} changed meanwhile",
-            "begin again in another folder",
-            path=task.settings.tokenizer_file,
-        )
+        raise wrong_tokenizer(Path(task.settings.tokenizer_file), "changed meanwhile", "begin again in another folder")
     texts: dict[SplitName, list[str]] = {split: [] for split in _SPLITS}
     for text in (text for span in task.spans for text in documents(span)):
         texts[split_of(text, task.settings)].append(text)
-    files = {split: _write(task, split, tokenizer.tokens(own)) for split, own in texts.items()}
+    files = {split: _write(task, split, tokenizer.tokens(documents)) for split, documents in texts.items()}
     record = PartRecord(train=files["train"], val=files["val"])
-    write_whole(task.record, json.dumps(record.model_dump(mode="json")).encode())
+    write_whole(task.record_path, json.dumps(record.model_dump(mode="json")).encode())
     return True
 
 
@@ -200,52 +160,22 @@ def split_of(text: str, settings: TextSettings) -> SplitName:
 def _write(task: PartTask, split: SplitName, rows: Sequence[NDArray[np.uint16]]) -> TokenFile:
     tokens = np.concatenate([*rows, np.empty(0, np.uint16)])
     content = tokens.astype(TOKEN).tobytes()
-    path = task.path(split)
+    path = task.folder / f"{split}-{task.number:06}.bin"
     write_whole(path, content)
     digest = hashlib.sha256(content).hexdigest()
     return TokenFile(name=path.name, tokens=len(tokens), documents=len(rows), sha256=digest)
 
 
-def read_record(task: PartTask) -> PartRecord | None:
-    """The record of a part; None if there is no valid one."""
-    try:
-        return PartRecord.model_validate_json(read_regular(task.record, _MOST_RECORD_BYTES))
-    except (OSError, ValidationError):
-        return None
-
-
-def is_done(task: PartTask) -> bool:
-    """Whether both shards of a part are there, with the bytes that were written."""
-    record = read_record(task)
-    if record is None:
-        return False
-    try:
-        found = [sha256(task.path(split))[0] for split in _SPLITS]
-    except OSError:
-        return False
-    return found == [record.train.sha256, record.val.sha256]
-
-
 def _finish(folder: Path, settings: TextSettings, tasks: Sequence[PartTask]) -> TextManifest:
-    records = [record for task in tasks if (record := read_record(task))]
-    if len(records) < len(tasks):
-        raise HpctrainError(
-            "HT-tokens-changed",
-            "{path} changed meanwhile",
-            command(settings, folder),
-            exit_code=1,
-            path=folder / RECORDS,
+    records = [task.record() for task in tasks]
+    require_records(folder, records, command(settings, folder))
+    train, val = (TokenSplit(shards=tuple(getattr(record, split) for record in records)) for split in _SPLITS)
+    if not train.documents or not val.documents:
+        raise wrong_text(
+            folder,
+            f"of {train.documents + val.documents} documents {train.documents} are in train, {val.documents} in val",
+            "begin again in another folder with another --validation-share; documents are not split in two",
         )
-    train, val = (TokenSplit(shards=tuple(getattr(each, split) for each in records)) for split in _SPLITS)
     manifest = TextManifest(train=train, val=val, settings=settings)
-    for split in _SPLITS:
-        if not manifest.split(split).documents:
-            raise HpctrainError(
-                "HT-text-split-empty",
-                "none of {documents} documents is in {split}",
-                "begin again in another folder with another --validation-share; documents are not split in two",
-                documents=train.documents + val.documents,
-                split=split,
-            )
-    write_whole(folder / MANIFEST, (manifest.model_dump_json(indent=2) + "\n").encode())
+    write_model(folder / MANIFEST, manifest)
     return manifest

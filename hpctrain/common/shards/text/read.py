@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.cache import ShardFiles
 from hpctrain.common.shards.manifest import SplitName
-from hpctrain.common.shards.text.manifest import TOKEN, TextManifest, TokenFile, command, read_text_manifest
+from hpctrain.common.shards.text.manifest import TOKEN, TextManifest, command, read_text_manifest
 
 
 class TokenShards:
@@ -34,8 +33,7 @@ class TokenShards:
         self._files = [file for file in self._split.shards if file.tokens]
         # Where each file ends in the row.
         self._ends = np.cumsum([file.tokens for file in self._files], dtype=np.int64)
-        for file in self._files:
-            self._check(file)
+        self._stored.check((file.stored for file in self._files), command(self.manifest.settings, folder))
 
     @property
     def fingerprint(self) -> str:
@@ -57,37 +55,9 @@ class TokenShards:
         while count > 0:
             file = self._files[number]
             # The map is not kept: each holds a file open, and a large text has more files than a process may open.
-            path = self._stored.path(file.name, file.sha256, file.bytes, file.bytes)
-            with open_regular(path) as opened:
+            with open_regular(self._stored.path(file.stored)) as opened:
                 row = np.memmap(opened, TOKEN, "r", shape=(file.tokens,))[start : start + count]
             rows.append(row)
             count -= len(row)
             number, start = number + 1, 0
         return np.concatenate(rows)
-
-    def _check(self, file: TokenFile) -> None:
-        path = self.folder / file.name
-        again = f"{command(self.manifest.settings, self.folder)} makes it again"
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError as error:
-            if self._stored.objects:
-                return
-            raise HpctrainError(
-                "HT-file-unreadable", "{path}: {reason}", again, path=path, reason=error.strerror
-            ) from error
-        except OSError as error:
-            raise HpctrainError(
-                "HT-file-unreadable", "{path}: {reason}", again, path=path, reason=error.strerror
-            ) from error
-        if size != file.bytes:
-            how = "cut short" if size < file.bytes else "too long"
-            raise HpctrainError(
-                "HT-tokens-damaged",
-                "{path} is {how}: {size} bytes of {bytes}",
-                again,
-                path=path,
-                how=how,
-                size=size,
-                bytes=file.bytes,
-            )

@@ -44,6 +44,12 @@ class TokenizerSettings(FrozenModel):
     separator: int = Field(ge=0, lt=_MOST)
 
 
+def wrong_tokenizer(path: Path, problem: str, hint: str = "") -> HpctrainError:
+    """The error for a file that does not do as a tokeniser."""
+    hint = hint or f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
+    return HpctrainError("HT-tokenizer-wrong", "{path}: {problem}", hint, path=path, problem=problem)
+
+
 class Tokenizer(Protocol):
     """Turns documents into tokens."""
 
@@ -84,13 +90,7 @@ class FileTokenizer:
         try:
             content = read_regular(path, _MOST_BYTES)
         except OSError as error:
-            raise HpctrainError(
-                "HT-tokenizer-unreadable",
-                "cannot read the tokeniser {path}: {reason}",
-                _CHOICES,
-                path=path,
-                reason=error.strerror,
-            ) from error
+            raise wrong_tokenizer(path, f"cannot be read: {error.strerror}") from error
         with self._naming("is not a tokeniser"):
             self._library = Library.from_buffer(content)
             self._library.no_truncation()
@@ -99,23 +99,12 @@ class FileTokenizer:
             ids = self._library.get_vocab(with_added_tokens=True)
             special = [token.content for token in self._library.get_added_tokens_decoder().values()]
         if separator not in ids:
-            raise HpctrainError(
-                "HT-tokenizer-no-separator",
-                "{path} has no token {separator!r} to separate documents with",
-                f"--separator TOKEN; {nearest(separator, special)}" if special else "--separator TOKEN names another",
-                path=path,
-                separator=separator,
-            )
+            hint = f"--separator TOKEN; {nearest(separator, special)}" if special else "--separator TOKEN names another"
+            raise wrong_tokenizer(path, f"has no token {separator!r} to separate documents with", hint)
         vocabulary = max(ids.values()) + 1
         if vocabulary > _MOST:
-            raise HpctrainError(
-                "HT-tokenizer-too-large",
-                "{path} has {vocabulary:,} tokens, but shards hold 16-bit tokens: at most {most:,}",
-                "choose a tokeniser with fewer, such as GPT-2's with 50,257",
-                path=path,
-                vocabulary=vocabulary,
-                most=_MOST,
-            )
+            problem = f"has {vocabulary:,} tokens, but shards hold 16-bit tokens: at most {_MOST:,}"
+            raise wrong_tokenizer(path, problem, "choose a tokeniser with fewer, such as GPT-2's with 50,257")
         self.settings = TokenizerSettings(
             name=path.name,
             sha256=hashlib.sha256(content).hexdigest(),
@@ -124,15 +113,15 @@ class FileTokenizer:
         )
 
     def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
-        found = []
+        rows = []
         for batch in _batches(documents):
             with self._naming("cannot encode a text"):
                 encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
-                found += [np.array([*each.ids, self.settings.separator], np.uint16) for each in encoded]
-        return found
+                rows += [np.array([*document.ids, self.settings.separator], np.uint16) for document in encoded]
+        return rows
 
     @contextlib.contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
+    def _naming(self, problem: str) -> Iterator[None]:
         """Name the file in whatever the library raises: plain Exceptions, and where its Rust panics, BaseExceptions."""
         try:
             yield
@@ -140,17 +129,7 @@ class FileTokenizer:
             raise
         except BaseException as error:
             words = (str(error) or type(error).__name__)[:_MOST_CHARACTERS]
-            raise HpctrainError(
-                "HT-tokenizer-fails",
-                "{path} {problem}: {reason}",
-                _CHOICES,
-                path=self._path,
-                problem=what,
-                reason=words,
-            ) from error
-
-
-_CHOICES = f"--tokenizer takes a tokenizer.json of the tokenizers library, or {BYTES}"
+            raise wrong_tokenizer(self._path, f"{problem}: {words}") from error
 
 
 def _batches(documents: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -119,9 +119,9 @@ def _killed(image: object) -> bytes:
 
 def test_misuse(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["data", "fake", str(tmp_path / "new"), "--images", "90", "--classes", "10"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-images-too-few"]
+    assert codes(capsys.readouterr().err) == ["HT-fake-wrong"]
     assert main(["data", "fake", str(tmp_path / "new"), "--images", "100", "--broken", "46"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-images-too-many-broken"]
+    assert codes(capsys.readouterr().err) == ["HT-fake-wrong"]
     assert not (tmp_path / "new").exists()
-    with refused("HT-folder-exists", folder=folder / "ILSVRC2012_img_train.tar"):
+    with refused("HT-fake-wrong", f"{folder / _ARCHIVES[0]} is there already"):
         make_fake(folder, _SET)

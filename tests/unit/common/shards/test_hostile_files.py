@@ -25,7 +25,7 @@ from hpctrain.common.shards.listing import ClassFolder, ValidationTar, list_part
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import INDEX_ROW, MOST_MANIFEST_BYTES, read_manifest
 from hpctrain.common.shards.read import open_shards
-from hpctrain.common.shards.stage import NodeShare, stage
+from hpctrain.common.shards.stage import stage
 from hpctrain.common.shards.text.documents import Span, TextFile, divide, documents
 from hpctrain.common.shards.text.manifest import read_text_manifest
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
@@ -101,14 +101,14 @@ def _prepared(folder: Path) -> None:
 
 
 def _staged(folder: Path) -> None:
-    stage(folder / "shards", folder / "staged", NodeShare(node=0, nodes=1), wait_seconds=1, check=True)
+    stage(folder / "shards", folder / "staged", wait_seconds=1, check=True)
 
 
 @pytest.mark.parametrize("kind", _INSTEAD)
 @pytest.mark.parametrize(
     ("name", "reading"),
     [
-        *((f"source/{name}", _sharded) for name in archives.CHECKSUMS),
+        *((f"source/{name}", _sharded) for name in archives.ARCHIVES),
         ("shards/manifest.json", _verified),
         ("shards/manifest.json", _opened),
         ("shards/manifest.json", _staged),
@@ -153,7 +153,7 @@ def test_what_is_in_place_of_a_shard_being_made_is_made_again(kind: str, name: s
 def test_an_image_of_30_gigabytes_is_refused_when_it_is_listed(tmp_path: Path) -> None:
     with (tmp_path / "a.jpg").open("wb") as file:
         file.truncate(30 * 10**9)
-    with refused("HT-image-too-large", where=tmp_path / "a.jpg", size=30 * 10**9):
+    with refused("HT-source-wrong", str(30 * 10**9), path=tmp_path / "a.jpg"):
         list_part(ClassFolder(folder=tmp_path, label=0))
 
 
@@ -173,7 +173,7 @@ def test_an_index_with_images_that_are_too_large_is_refused(folder: Path) -> Non
     _index(split["samples"], folder / "shards" / "val-index.npy", size=MOST_BYTES)
     open_shards(folder / "shards", "val")
     _index(split["samples"], folder / "shards" / "val-index.npy", size=MOST_BYTES + 1)
-    with refused("HT-shards-index-damaged", path=folder / "shards" / "val-index.npy"):
+    with refused("HT-shard-damaged", path=folder / "shards" / "val-index.npy"):
         open_shards(folder / "shards", "val")
 
 
@@ -289,10 +289,10 @@ def test_lines_and_documents_have_limits(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "a.jsonl"
     path.write_bytes(fits + b"\n" + fits)
     assert len(list(documents(Span(path=path, begin=0, end=199)))) == 2
-    with refused("HT-text-cut-short", path=path, place=199, end=200):
+    with refused("HT-text-wrong", "ends at byte 199, and had 200", path=path):
         list(documents(Span(path=path, begin=0, end=200)))
     path.write_bytes(fits + b"\n" + longer + b"\n" + fits + b"\n")
-    with refused("HT-text-line-too-long", path=path, place=100):
+    with refused("HT-text-wrong", "byte 100 is longer", path=path):
         list(documents(Span(path=path, begin=0, end=500)))
     # One of another span is passed over.
     assert len(list(documents(Span(path=path, begin=150, end=302)))) == 1
@@ -304,5 +304,5 @@ def test_lines_and_documents_have_limits(tmp_path: Path, monkeypatch: pytest.Mon
     with refused("HT-file-unreadable", path=text):
         list(documents(Span(path=text, begin=0, end=101)))
     path.write_bytes(b"[" * 100)
-    with refused("HT-text-line-not-json", path=path, place=0):
+    with refused("HT-text-wrong", "byte 0 is not a JSON object", path=path):
         list(documents(Span(path=path, begin=0, end=100)))

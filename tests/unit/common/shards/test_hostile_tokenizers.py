@@ -74,14 +74,14 @@ def test_what_fails_with_a_text_is_refused_by_name(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", _UNKNOWN)
 def test_texts_that_it_cannot_encode_name_it(kind: str, tmp_path: Path) -> None:
     tokenizer = open_tokenizer(_file(tmp_path, **_UNKNOWN[kind]), _END)
-    with refused("HT-tokenizer-fails", path=tmp_path / "tokenizer.json"):
+    with refused("HT-tokenizer-wrong", path=tmp_path / "tokenizer.json"):
         tokenizer.tokens(["a b c"])
 
 
 @pytest.mark.parametrize("content", [b"", bytes(range(256)), b"[" * 100_000, b"{}"])
 def test_what_is_no_json_of_a_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with refused("HT-tokenizer-fails"):
+    with refused("HT-tokenizer-wrong"):
         open_tokenizer(str(tmp_path / "tokenizer.json"), _END)
 
 
@@ -95,7 +95,7 @@ def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
     else:
         path.touch()
         os.truncate(path, 20 * 10**9)
-    with refused("HT-tokenizer-unreadable"):
+    with refused("HT-tokenizer-wrong"):
         open_tokenizer(str(path), _END)
 
 

@@ -128,7 +128,7 @@ def test_columns_of_other_names_and_labels_of_text(tmp_path: Path, capsys: pytes
         labels = [_CLASSES[number % 3] for number in range(len(images))]
         write(source / split / "one.parquet", images, labels, names=("jpeg", "kind"))
     command = ["data", "shard", str(source), str(tmp_path / "shards"), "--shard-samples", "4"]
-    with refused("HT-parquet-no-column", column="image", columns="'further', 'jpeg', 'kind'") as caught:
+    with refused("HT-parquet-wrong", "no column 'image', but 'further', 'jpeg', 'kind'") as caught:
         _make(source, tmp_path / "shards")
     assert "--image-column" in caught.value.hint
     assert main([*command, "--image-column", "jpeg", "--label-column", "kind"]) == 0
@@ -193,22 +193,22 @@ def test_labels_of_categories(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "val", "code", "values"),
+    ("train", "val", "words"),
     [
-        (["cat", "dog"], ["cat", "Dog"], "HT-parquet-class-only-in-val", {"classes": "'Dog'"}),
+        (["cat", "dog"], ["cat", "Dog"], "'Dog': a class only in val"),
         # One numbered from 0, the other from 1.
-        ([0, 1], [1, 2], "HT-parquet-class-only-in-val", {"classes": "2"}),
-        ([1, 2], [0, 1], "HT-parquet-class-only-in-val", {"classes": "0"}),
-        ([0, 1 << 40], [0, 1], "HT-parquet-label-too-large", {"label": 1 << 40}),
-        ([0, -1], [0, 1], "HT-parquet-bad-label", {"row": 1, "group": 0, "label": -1}),
+        ([0, 1], [1, 2], "2: a class only in val"),
+        ([1, 2], [0, 1], "0: a class only in val"),
+        ([0, 1 << 40], [0, 1], f"has the label {1 << 40}"),
+        ([0, -1], [0, 1], "row 1 of row group 0 has the label -1"),
+        ([0.5, 1.0], [0, 1], "row 0 of row group 0 has the label 0.5"),
+        ([True, False], [0, 1], "row 0 of row group 0 has the label True"),
     ],
 )
-def test_labels_that_are_no_classes(
-    train: list[Any], val: list[Any], code: str, values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_labels_that_are_no_classes(train: list[Any], val: list[Any], words: str, tmp_path: Path) -> None:
     write(tmp_path / "source" / "train.parquet", IMAGES[:2], train)
     write(tmp_path / "source" / "val.parquet", IMAGES[:2], val)
-    with refused(code, **values):
+    with refused("HT-parquet-wrong", words):
         _make(tmp_path / "source", tmp_path / "shards")
 
 
@@ -233,87 +233,67 @@ def _twice(path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_arrays([images, images, labels], ["image", "image", "label"]), path)
 
 
-@pytest.mark.parametrize(
-    ("damage", "code", "values"),
-    [
-        (_cut, "HT-parquet-unreadable", {"path": Path("data/train-00001-of-00002.parquet")}),
-        (_overwrite, "HT-parquet-unreadable", {"path": Path("data/train-00001-of-00002.parquet")}),
-        (_train_x([IMAGES[0], None], [0, 1]), "HT-parquet-no-image", {"file": Path("data/train-x.parquet"), "row": 1}),
-        (
-            _train_x(IMAGES[:2], [0, None]),
-            "HT-parquet-bad-label",
-            {"path": Path("data/train-x.parquet"), "label": None},
-        ),
-        (_train_x(IMAGES[:2], [0, 3]), "HT-parquet-label-without-name", {"label": 3, "classes": 3}),
-        (_train_x(IMAGES[:2], ["a", "b"]), "HT-parquet-mixed-labels", {}),
-        (
-            lambda source: write(source / "data" / "train-x.parquet", [1, 2], [0, 1]),
-            *("HT-parquet-wrong-type", {"path": Path("data/train-x.parquet"), "column": "image", "type": "int64"}),
-        ),
-        (
-            lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]),
-            *("HT-source-unknown-split", {"path": "data/other.parquet"}),
-        ),
-        (
-            lambda source: write(source / "train" / "val-0.parquet", IMAGES[:2], [0, 1]),
-            *("HT-source-two-splits", {"path": "train/val-0.parquet", "of_folder": "train", "of_name": "val"}),
-        ),
-        (
-            lambda source: _twice(source / "data" / "train-x.parquet"),
-            *("HT-parquet-column-twice", {"path": Path("data/train-x.parquet"), "column": "image"}),
-        ),
-        (
-            lambda source: write(source / "val-x.parquet", IMAGES[:1], [0], metadata=_noted(reversed(_CLASSES))),
-            *(
-                "HT-parquet-class-names-differ",
-                {"one": Path("data/train-00000-of-00002.parquet"), "other": Path("val-x.parquet")},
-            ),
-        ),
-        (
-            lambda source: [write(source / name, IMAGES[:1], [0]) for name in ("train_a.parquet", "train/a.parquet")],
-            *("HT-image-name-twice", {"count": 2, "key": "train_a_00000000"}),
-        ),
-        (
-            lambda source: [path.unlink() for path in source.rglob("*.parquet") if "train" not in path.name],
-            *("HT-source-lacks-split", {"split": "val"}),
-        ),
-        # The labels of a test set are often missing.
-        (lambda source: next(source.rglob("val*")).unlink(), "HT-parquet-bad-label", {"label": -1}),
-        (
-            lambda source: next(source.rglob("train-00001*")).unlink(),
-            *(
-                "HT-source-file-missing",
-                {"folder": Path("data"), "missing": 1, "count": 2, "name": "train-00001-of-00002"},
-            ),
-        ),
-        (
-            lambda source: next(source.rglob("train-00000*")).unlink(),
-            *("HT-source-file-missing", {"missing": 1, "count": 2, "name": "train-00000-of-00002"}),
-        ),
-        (
-            lambda source: write(source / "train" / "0001_of_0294-ab12.parquet", IMAGES[:1], [0]),
-            *(
-                "HT-source-file-missing",
-                {"folder": Path("train"), "missing": 293, "count": 294, "name": "0000_of_0294"},
-            ),
-        ),
-        (
-            lambda source: write(source / "data" / "more" / "train-x.parquet", IMAGES[:1], [0]),
-            *("HT-source-too-deep", {"path": Path("data/more/train-x.parquet")}),
-        ),
-        (
-            lambda source: (source / "train" / "cat").mkdir(parents=True),
-            *(
-                "HT-source-archives-and-folders",
-                {"archive": "data/train-00000-of-00002.parquet", "tree": "train/cat"},
-            ),
-        ),
-    ],
+# What is done to the source, the file that is named, and some words of the message.
+_PARQUET: tuple[tuple[Any, str, str], ...] = (
+    (_cut, "data/train-00001-of-00002.parquet", "cannot be read"),
+    (_overwrite, "data/train-00001-of-00002.parquet", "cannot be read"),
+    (_train_x([IMAGES[0], None], [0, 1]), "data/train-x.parquet", "row 1 has no image"),
+    (_train_x(IMAGES[:2], [0, None]), "data/train-x.parquet", "has the label None"),
+    (_train_x(IMAGES[:2], [0, 3]), "data/train-00000-of-00002.parquet", "has the label 3, and 3 classes have names"),
+    (_train_x(IMAGES[:2], ["a", "b"]), "", "labels are numbers in one file and text in another"),
+    (
+        lambda source: write(source / "data" / "train-x.parquet", [1, 2], [0, 1]),
+        *("data/train-x.parquet", "row 0 has no image in the column 'image'"),
+    ),
+    (lambda source: _twice(source / "data" / "train-x.parquet"), "data/train-x.parquet", "exists 2 times"),
+    (
+        lambda source: write(source / "val-x.parquet", IMAGES[:1], [0], metadata=_noted(reversed(_CLASSES))),
+        *("data/train-00000-of-00002.parquet", "val-x.parquet names the classes differently"),
+    ),
+    # The labels of a test set are often missing.
+    (
+        lambda source: next(source.rglob("val*")).unlink(),
+        *("data/test-00000-of-00001.parquet", "has the label -1"),
+    ),
 )
-def test_wrong_files_are_named(damage: Any, code: str, values: dict[str, Any], source: Path, tmp_path: Path) -> None:
+_SOURCES: tuple[tuple[Any, str, str], ...] = (
+    (lambda source: write(source / "data" / "other.parquet", IMAGES[:2], [0, 1]), "data/other.parquet", "which split"),
+    (
+        lambda source: write(source / "train" / "val-0.parquet", IMAGES[:2], [0, 1]),
+        *("train/val-0.parquet", "its folder says train, and its name val"),
+    ),
+    (
+        lambda source: [write(source / name, IMAGES[:1], [0]) for name in ("train_a.parquet", "train/a.parquet")],
+        *("train/a.parquet", "2 images have the name train_a_00000000"),
+    ),
+    (
+        lambda source: [path.unlink() for path in source.rglob("*.parquet") if "train" not in path.name],
+        *("", "has no .parquet file of val"),
+    ),
+    (lambda source: next(source.rglob("train-00001*")).unlink(), "data", "lacks 1 of 2 files: train-00001-of-00002 "),
+    (lambda source: next(source.rglob("train-00000*")).unlink(), "data", "lacks 1 of 2 files: train-00000-of-00002 "),
+    (
+        lambda source: write(source / "train" / "0001_of_0294-ab12.parquet", IMAGES[:1], [0]),
+        *("train", "lacks 293 of 294 files: 0000_of_0294 "),
+    ),
+    (
+        lambda source: write(source / "data" / "more" / "train-x.parquet", IMAGES[:1], [0]),
+        *("data/more/train-x.parquet", "lies too deep"),
+    ),
+    (
+        lambda source: (source / "train" / "cat").mkdir(parents=True),
+        *("", "holds both data/train-00000-of-00002.parquet and train/cat/"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "damage", "named", "words"),
+    [*(("HT-parquet-wrong", *case) for case in _PARQUET), *(("HT-source-wrong", *case) for case in _SOURCES)],
+)
+def test_wrong_files_are_named(code: str, damage: Any, named: str, words: str, source: Path, tmp_path: Path) -> None:
     damage(source)
-    paths = {name: source / value for name, value in values.items() if isinstance(value, Path)}
-    with refused(code, **{**values, **paths}) as caught:
+    with refused(code, named, words) as caught:
         _make(source, tmp_path / "shards")
     assert caught.value.exit_code == 2
     assert not (tmp_path / "shards").exists()
@@ -332,7 +312,7 @@ def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
             write(source / "data" / "train-00001-of-00002.parquet", IMAGES[:5], LABELS[:5], struct=True)
         return [function(task) for task in tasks]
 
-    with refused("HT-image-cut-short", file=source / "data" / "train-00001-of-00002.parquet"):
+    with refused("HT-source-wrong", path=source / "data" / "train-00001-of-00002.parquet"):
         _make(source, tmp_path / "shards", changes)
 
 
@@ -340,7 +320,7 @@ def test_hosts_that_do_not_share_the_folder(source: Path, tmp_path: Path) -> Non
     def on_another_host(function: Any, items: Any) -> list[Any]:
         return [True if isinstance(item, ShardTask) else function(item) for item in items]
 
-    with refused("HT-shards-records-missing", missing=13, count=13, split="train"):
+    with refused("HT-shards-records-missing", missing=16, count=16):
         _make(source, tmp_path / "shards", on_another_host)
     assert not (tmp_path / "shards" / "manifest.json").exists()
 

@@ -17,10 +17,8 @@ from hpctrain.common.shards import stage as stage_module
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.read import open_shards
-from hpctrain.common.shards.stage import NodeShare, StagedFolder, stage
+from hpctrain.common.shards.stage import StagedFolder, stage
 from support.refusals import refused
-
-_ALL = NodeShare(node=0, nodes=1)
 
 
 @pytest.fixture(scope="module")
@@ -45,33 +43,12 @@ def _same(one: Path, other: Path) -> None:
 
 def test_all_shards_are_copied_once(whole: Path, tmp_path: Path):
     size = sum(path.stat().st_size for path in whole.glob("*.tar"))
-    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == StagedFolder(copied=7, bytes=size, there=0, linked=0)
+    assert stage(whole, tmp_path / "to", wait_seconds=0) == StagedFolder(copied=7, bytes=size, there=0)
     _same(whole, tmp_path / "to")
     files = {path: path.stat().st_ino for path in (tmp_path / "to").glob("*.tar")}
-    assert stage(whole, tmp_path / "to", _ALL, wait_seconds=0) == StagedFolder(copied=0, bytes=0, there=7, linked=0)
+    assert stage(whole, tmp_path / "to", wait_seconds=0) == StagedFolder(copied=0, bytes=0, there=7)
     assert {path: path.stat().st_ino for path in files} == files
     assert main(["data", "verify", str(tmp_path / "to")]) == 0
-
-
-def test_a_share_reaches_the_rest_where_it_is(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.delenv("SLURM_NODEID", raising=False)
-    assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2"]) == 2
-    assert "--node I" in capsys.readouterr().err
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) | {"bytes": 0} == {"copied": 3, "bytes": 0, "there": 0, "linked": 4}
-    stage(whole, tmp_path / "0", NodeShare(node=0, nodes=2), wait_seconds=0)
-    own = [{path.name for path in (tmp_path / n).glob("*.tar") if not path.is_symlink()} for n in "01"]
-    assert own[0] | own[1] == {path.name for path in whole.glob("*.tar")}
-    assert not own[0] & own[1]
-    _same(whole, tmp_path / "0")
-    _same(whole, tmp_path / "1")
-    # Another share, later: what is a link becomes a copy.
-    assert stage(whole, tmp_path / "1", _ALL, wait_seconds=0).copied == 4
-    assert not any(path.is_symlink() for path in (tmp_path / "1").iterdir())
-    assert main(["data", "stage", str(whole), str(tmp_path / "1"), "--nodes", "2", "--node", "2"]) == 2
 
 
 def test_what_was_interrupted_goes_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -85,12 +62,12 @@ def test_what_was_interrupted_goes_on(whole: Path, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(stage_module, "_copy", twice)
     with pytest.raises(KeyboardInterrupt):
-        stage(whole, to, _ALL, wait_seconds=0)
+        stage(whole, to, wait_seconds=0)
     with refused("HT-shards-not-there", folder=to):
         open_shards(to, "train")
     monkeypatch.setattr(stage_module, "_copy", copy)
     temporary(to / "train-000002.tar").write_bytes(b"half")
-    done = stage(whole, to, _ALL, wait_seconds=0)
+    done = stage(whole, to, wait_seconds=0)
     assert (done.copied, done.there) == (5, 2)
     _same(whole, to)
     assert {path.name for path in to.iterdir()} == {
@@ -104,22 +81,21 @@ def test_a_damaged_source_is_refused(whole: Path, tmp_path: Path):
     content[700] ^= 1
     (source / "train-000001.tar").write_bytes(content)
     with refused("HT-shard-damaged", path=source / "train-000001.tar") as caught:
-        stage(source, tmp_path / "to", _ALL, wait_seconds=0)
+        stage(source, tmp_path / "to", wait_seconds=0)
     assert caught.value.exit_code == 3
     assert not (tmp_path / "to/train-000001.tar").exists()
     assert not (tmp_path / "to/manifest.json").exists()
 
 
-@pytest.mark.parametrize("share", [_ALL, NodeShare(node=1, nodes=2)])
-def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path, share: NodeShare):
+def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path):
     source = shutil.copytree(whole, tmp_path / "source")
     (source / "val-000000.tar").unlink()
     with refused("HT-shard-damaged", path=source / "val-000000.tar", problem="No such file or directory"):
-        stage(source, tmp_path / "to", share, wait_seconds=0)
+        stage(source, tmp_path / "to", wait_seconds=0)
     shutil.copy(whole / "val-000000.tar", source)
     os.truncate(source / "train-000002.tar", 1000)
     with refused("HT-shard-damaged", path=source / "train-000002.tar") as caught:
-        stage(source, tmp_path / "to", share, wait_seconds=0)
+        stage(source, tmp_path / "to", wait_seconds=0)
     assert "1000" in caught.value.values["problem"]
     assert not (tmp_path / "to").exists()
 
@@ -128,12 +104,12 @@ def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     to = tmp_path / "to"
-    stage(whole, to, _ALL, wait_seconds=0)
+    stage(whole, to, wait_seconds=0)
     content = bytearray((to / "train-000001.tar").read_bytes())
     content[700] ^= 1
     (to / "train-000001.tar").write_bytes(content)
     (to / "train-index.npy").unlink()
-    with refused("HT-file-unreadable", path=to / "train-index.npy") as caught:
+    with refused("HT-shard-damaged", path=to / "train-index.npy") as caught:
         open_shards(to, "train")
     assert f"hpctrain data stage DIR {to} --check" in caught.value.hint
     assert main(["data", "verify", str(to), "--json"]) == 3
@@ -145,37 +121,35 @@ def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
 
 
 def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with refused("HT-stage-to-itself"):
-        stage(whole, whole, _ALL, wait_seconds=0)
+    with refused("HT-stage-wrong", "to itself"):
+        stage(whole, whole, wait_seconds=0)
     with refused("HT-shards-not-there", folder=tmp_path / "none"):
-        stage(tmp_path / "none", tmp_path / "to", _ALL, wait_seconds=0)
+        stage(tmp_path / "none", tmp_path / "to", wait_seconds=0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("")
     with refused("HT-folder-not-empty", folder=tmp_path / "full", others="thesis.tex"):
-        stage(whole, tmp_path / "full", _ALL, wait_seconds=0)
+        stage(whole, tmp_path / "full", wait_seconds=0)
     other = shutil.copytree(whole, tmp_path / "other")
     (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"seed": 0', '"seed": 1'))
-    stage(other, tmp_path / "to", _ALL, wait_seconds=0)
-    with refused("HT-stage-other-shards-there", folder=tmp_path / "to"):
-        stage(whole, tmp_path / "to", _ALL, wait_seconds=0)
+    stage(other, tmp_path / "to", wait_seconds=0)
+    with refused("HT-stage-wrong", f"{tmp_path / 'to'} holds another set"):
+        stage(whole, tmp_path / "to", wait_seconds=0)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with refused("HT-disk-no-room", done="copied", free=1e-06):
-        stage(whole, tmp_path / "small", _ALL, wait_seconds=0)
+        stage(whole, tmp_path / "small", wait_seconds=0)
     assert not list((tmp_path / "small").glob("*.tar"))
 
 
 def test_one_process_copies_and_others_wait(whole: Path, tmp_path: Path):
     to = tmp_path / "to"
     results: list[StagedFolder] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(stage(whole, to, _ALL, wait_seconds=60))) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: results.append(stage(whole, to, wait_seconds=60))) for _ in range(3)]
     with locked(to, seconds=0):
         for thread in threads:
             thread.start()
         with refused("HT-folder-in-use", folder=to, waited=", waited 0.3 s for it"):
-            stage(whole, to, _ALL, wait_seconds=0.3)
+            stage(whole, to, wait_seconds=0.3)
         assert not results
     for thread in threads:
         thread.join()

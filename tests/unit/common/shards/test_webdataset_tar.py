@@ -46,19 +46,19 @@ def test_images_keep_their_class_numbers(names: tuple[str, str], tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("files", "code"),
+    ("files", "words"),
     [
-        ({"a.jpg": b"?"}, "HT-webdataset-no-sample"),
-        ({"a.jpg": b"?", "a.cls": b"cat"}, "HT-webdataset-no-sample"),
-        ({"a.txt": b"?", "a.cls": b"0"}, "HT-webdataset-no-sample"),
-        ({"a.jpg": b"?", "a.cls": b"9"}, "HT-webdataset-class-only-in-val"),
+        ({"a.jpg": b"?"}, "a is not an image and its class number"),
+        ({"a.jpg": b"?", "a.cls": b"cat"}, "a is not an image and its class number"),
+        ({"a.txt": b"?", "a.cls": b"0"}, "a is not an image and its class number"),
+        ({"a.jpg": b"?", "a.cls": b"9"}, "the class 9 is in val and not in train"),
     ],
 )
-def test_what_is_no_image_with_its_class(files: dict[str, bytes], code: str, tmp_path: Path) -> None:
+def test_what_is_no_image_with_its_class(files: dict[str, bytes], words: str, tmp_path: Path) -> None:
     write(tmp_path / "source" / "train-0.tar", sample("a", 0))
     write(tmp_path / "source" / "val-0.tar", files)
-    with refused(code):
+    with refused("HT-source-wrong", words):
         make(tmp_path / "source", tmp_path / "shards")
     (tmp_path / "source" / "train-0.tar").rename(tmp_path / "source" / "train-0-of-2.tar")
-    with refused("HT-source-file-missing", missing=1, name="train-1-of-2"):
+    with refused("HT-source-wrong", "lacks 1 of 2 files: train-1-of-2"):
         make(tmp_path / "source", tmp_path / "shards")

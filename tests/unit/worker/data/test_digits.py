@@ -49,5 +49,5 @@ def test_a_split_seed_keeps_the_division_whatever_the_seed():
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
 def test_a_set_without_all_classes_is_refused(fraction):
-    with refused("HT-data-bad-test-fraction"):
+    with refused("HT-data-unfit"):
         load_digits(test_fraction=fraction, seed=0)

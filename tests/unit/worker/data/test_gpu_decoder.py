@@ -186,20 +186,20 @@ def test_the_decoder_is_chosen_or_refused(monkeypatch):
     for framework, decode in itertools.product(("torch", "keras"), ("scaled", "full", "auto")):
         chosen = with_decoder(asking(decode), framework, comm).data.decode
         assert chosen == ("scaled" if decode == "auto" else decode)
-    with refused("HT-decode-gpu-needs-torch", framework="keras"):
+    with refused("HT-data-unfit", "trains with keras"):
         with_decoder(asking("gpu"), "keras", comm)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with refused("HT-decode-no-gpu", backend="gloo"):
+    with refused("HT-decode-gpu-fails", "no GPU (backend gloo)"):
         gpu_decoder.require_card(asking("gpu"), comm)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(gpu_decoder.importlib.util, "find_spec", lambda name: None)
-    with refused("HT-decode-no-torchvision"):
+    with refused("HT-decode-gpu-fails", "torchvision is not installed"):
         gpu_decoder.require_card(asking("gpu"), comm)
     monkeypatch.setattr(gpu_decoder.importlib.util, "find_spec", lambda name: name)
     with monkeypatch.context() as broken:
         # Importing it fails, as with one that does not match PyTorch.
         broken.setitem(sys.modules, "torchvision", None)
-        with refused("HT-decode-gpu-fails", device="cuda:0"):
+        with refused("HT-decode-gpu-fails", "on cuda:0"):
             gpu_decoder.require_card(asking("gpu"), comm)
         assert with_decoder(asking("auto"), "torch", comm).data.decode == "scaled"
     if not GPU:
@@ -209,5 +209,5 @@ def test_the_decoder_is_chosen_or_refused(monkeypatch):
 
     jitter = Jitter(brightness=0.4)
     assert with_decoder(asking("auto", jitter=jitter), "torch", comm).data.decode == "scaled"
-    with refused("HT-decode-gpu-changes", key="jitter"):
+    with refused("HT-decode-gpu-fails", "has images.jitter"):
         gpu_decoder.require_card(asking("gpu", jitter=jitter), comm)

@@ -304,7 +304,7 @@ def test_a_killed_worker_is_told_of_and_another_stream_works(folder, death):
         pids = source._pool.pids
         for pid in pids:
             os.kill(pid, death)
-        with refused("HT-loader-worker-died", end=f"was killed by {death.name}") as error:
+        with refused("HT-loader-worker-failed", f"was killed by {death.name}") as error:
             list(stream)
         assert ("memory" in error.value.hint) == (death == signal.SIGKILL)
         assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -425,7 +425,7 @@ def test_sources_of_a_recipe(folder, tmp_path, capfd):
     with refused("HT-recipe-needs-data-path") as error:
         open_sources(recipe(0).model_copy(update={"model": resnet}))
     assert "--set data.path=DIR" in error.value.hint
-    with refused("HT-recipe-model-not-for-photographs", recipe="digits"):
+    with refused("HT-data-unfit", "recipe digits: digits_cnn"):
         open_sources(recipe(0, path=str(folder)))
     shards = shutil.copytree(folder, tmp_path / "shards")
     manifest = json.loads((shards / "manifest.json").read_text())
@@ -435,7 +435,7 @@ def test_sources_of_a_recipe(folder, tmp_path, capfd):
         given = ModelSettings(name="resnet18", classes=asked)
         many = recipe(0, path=str(shards)).model_copy(update={"model": given})
         if head is None:
-            with refused("HT-data-too-many-classes", classes=1001, model="resnet18", most=1000):
+            with refused("HT-data-unfit", "has 1001 classes, and model.classes gives resnet18 only 1000"):
                 open_sources(many)
             continue
         train, _ = open_sources(many)
