@@ -186,16 +186,14 @@ def _classes(folder: Path, train: set[Any], val: set[Any], names: Mapping[tuple[
             problem = f"a row has the label {max(labels)}, and {len(classes)} classes have names"
             raise _wrong(names[classes], problem, "")
         return classes
+    if numbered and max(labels) >= _MOST_CLASSES:
+        problem = f"a row has the label {max(labels)}, which is not a class number"
+        raise _wrong(folder, problem, "classes are numbered from 0")
     if untrained := sorted(val - train):
         # The two are spelt differently, or numbered from 0 and from 1.
         problem = f"{', '.join(map(repr, untrained[:3]))}: a class only in val"
         raise _wrong(folder, problem, "write the labels of train and val alike, or leave its rows out")
-    if not numbered:
-        return tuple(sorted(labels))
-    if max(labels) >= _MOST_CLASSES:
-        problem = f"a row has the label {max(labels)}, which is not a class number"
-        raise _wrong(folder, problem, "classes are numbered from 0")
-    return tuple(map(str, range(max(labels) + 1)))
+    return tuple(map(str, range(max(labels) + 1))) if numbered else tuple(sorted(labels))
 
 
 def _images(file: ParquetFile, group: int, column: str) -> Iterator[Any]:

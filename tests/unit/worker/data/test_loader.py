@@ -291,7 +291,7 @@ def test_an_unexpected_fault_in_a_worker_is_told_with_the_sample(folder, monkeyp
         key = shards.key(7)
     assert result.number == 3
     check(result.failure, "HT-loader-worker-failed")
-    assert f"train-000000.tar: {key}: ZeroDivisionError" in result.failure["values"]["where"]
+    assert f"train-000000.tar: {key}: ZeroDivisionError" in result.failure["values"]["problem"]
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
