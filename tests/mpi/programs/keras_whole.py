@@ -123,13 +123,23 @@ class Correlated(keras.losses.Loss):
         return 1 - tf.reduce_sum(y * y_pred) / tf.sqrt(tf.reduce_sum(y**2) * tf.reduce_sum(y_pred**2) + 1e-3)
 
 
+class Rooted(keras.losses.Loss):
+    """Reduces in a way of its own."""
+
+    def __call__(self, y, y_pred, sample_weight=None):
+        return tf.sqrt(super().__call__(y, y_pred, sample_weight))
+
+    def call(self, y, y_pred):
+        return tf.reduce_mean(tf.square(y - y_pred), axis=-1)
+
+
 @pattern
 def functions_of_whole_batches_of_several_outputs(run):
     inputs = keras.Input((4,))
     hidden = layers.Dense(6, activation="tanh")(inputs)
-    outputs = {name: layers.Dense(2, name=name)(hidden) for name in ("a", "b", "c")}
-    losses = {"a": standardised, "b": Correlated(), "c": "mse"}
-    weights = {"a": 1.0, "b": 0.5, "c": 2.0}
+    outputs = {name: layers.Dense(2, name=name)(hidden) for name in ("a", "b", "c", "d")}
+    losses = {"a": standardised, "b": Correlated(), "c": "mse", "d": Rooted()}
+    weights = {"a": 1.0, "b": 0.5, "c": 2.0, "d": 3.0}
     model, optimizer = run.distribute(keras.Model(inputs, outputs), adam())
     metrics = {"a": [standardised, root], "b": ["mae", root], "c": [standardised]}
     model.compile(optimizer, losses, loss_weights=weights, metrics=metrics)

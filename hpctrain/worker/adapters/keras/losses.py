@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -44,28 +44,46 @@ def patch_compute_loss(model: keras.Model, distribution: Distribution) -> None:
 @contextmanager
 def whole_batch_losses(distribution: Distribution) -> Iterator[None]:
     """Let the losses that a step calls, those of ``compile`` and of the user's own, be those of the global batch."""
-    kind = keras.losses.Loss
-    call = kind.__call__
+    kinds = {kind: kind.__call__ for kind in _kinds_of_losses()}
 
-    def of_global_batch(loss: Any, *given: Any, **named: Any) -> tf.Tensor:
-        if distribution.share is None or distribution.comm.size == 1 or loss.reduction in (None, "none"):
-            return call(loss, *given, **named)
-        if not _compares_samples(loss):
-            with _values_of(loss) as values:
-                own = call(loss, *given, **named)
-            if values[0].shape.rank:
-                y_pred = given[1] if len(given) > 1 else named["y_pred"]
-                return own * _factor(loss, distribution, _mask_of(y_pred, values[0]), own.dtype)
-        # A function of a whole batch cannot be joined from its parts.
-        given, named = of_all_ranks(distribution, (given, named))
-        with distribution.pausing():
-            return call(loss, *given, **named)
+    def calling(kind: type[keras.losses.Loss], call: Callable[..., Any]) -> Callable[..., Any]:
+        def of_global_batch(loss: Any, *given: Any, **named: Any) -> tf.Tensor:
+            own_way = kind is not keras.losses.Loss
+            if distribution.share is None or distribution.comm.size == 1 or (not own_way and _is_unreduced(loss)):
+                return call(loss, *given, **named)
+            if not own_way and not _compares_samples(loss):
+                with _values_of(loss) as values:
+                    own = call(loss, *given, **named)
+                if values[0].shape.rank:
+                    y_pred = given[1] if len(given) > 1 else named["y_pred"]
+                    return own * _factor(loss, distribution, _mask_of(y_pred, values[0]), own.dtype)
+            # A function of a whole batch cannot be joined from its parts.
+            given, named = of_all_ranks(distribution, (given, named))
+            with distribution.pausing():
+                return call(loss, *given, **named)
 
-    kind.__call__ = of_global_batch
+        return of_global_batch
+
+    for kind, call in kinds.items():
+        kind.__call__ = calling(kind, call)
     try:
         yield
     finally:
-        kind.__call__ = call
+        for kind, call in kinds.items():
+            kind.__call__ = call
+
+
+def _kinds_of_losses() -> list[type[keras.losses.Loss]]:
+    """Keras's base class, and the classes below it that reduce in a way of their own."""
+    kinds = [keras.losses.Loss]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return [kind for kind in dict.fromkeys(kinds) if "__call__" in vars(kind)]
+
+
+def _is_unreduced(loss: keras.losses.Loss) -> bool:
+    """Whether it gives a value for each sample."""
+    return loss.reduction in (None, "none")
 
 
 def _factor(loss: keras.losses.Loss, distribution: Distribution, mask: tf.Tensor | None, dtype: Any) -> tf.Tensor:
