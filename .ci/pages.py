@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from error_codes import kinds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -291,11 +293,44 @@ def _shown(field: FieldInfo) -> str:
     return "" if value in (None, "", (), {}) else _cell(f"`{json.dumps(value)}`")
 
 
+def errors() -> str:
+    """Every code with its sentences and what mends them, in Markdown, below a heading of the second level a family."""
+    families: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for kind in kinds():
+        rows = families.setdefault(kind.code.split("-")[1], {}).setdefault(kind.code, [])
+        row = (_sentence(kind.sentence), _plain_text(kind.hint))
+        if kind.sentence and row not in rows:
+            rows.append(row)
+    return "\n\n".join(
+        f"## {family}\n\n{_table(('code', 'sentence', 'remedy'), _error_rows(codes), right=0)}"
+        for family, codes in families.items()
+    )
+
+
+def _error_rows(codes: dict[str, list[tuple[str, str]]]) -> Iterator[Sequence[str]]:
+    for code, rows in codes.items():
+        for place, row in enumerate(rows or [("", "")]):
+            yield (f"`{code}`" if place == 0 else "", *row)
+
+
+def _sentence(sentence: str) -> str:
+    """A format string with the names of its values alone in braces."""
+    parts = string.Formatter().parse(sentence)
+    return _plain_text("".join(f"{literal}{{{name}}}" if name else literal for literal, name, _, _ in parts))
+
+
+def _plain_text(text: str) -> str:
+    """A text of the terminal as Markdown that shows it as it is, but for what it quotes as code."""
+    parts = _cell(text).split("`")
+    parts[::2] = [re.sub(r"([*{}\[\]]|_(?=_)|(?<=_)_)", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("``", "`").removesuffix(".")
 
 
-_MADE = {"settings": environment_variables, "commands": commands, "keys": recipe_keys}
+_MADE = {"settings": environment_variables, "commands": commands, "keys": recipe_keys, "errors": errors}
 _MARKED = re.compile(rf"^(<!-- ({'|'.join(_MADE)}) -->)\n.*?^(<!-- end of \2 -->)$", re.MULTILINE | re.DOTALL)
 
 
