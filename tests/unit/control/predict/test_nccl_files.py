@@ -134,8 +134,9 @@ def test_several_runs_in_one_file() -> None:
     with refused("HT-nccl-tests-short-row", where="x:47"):
         nccl_curves(SPARK + H100[:-200], "x")
     header = next(line for line in SPARK.splitlines() if "busbw" in line)
-    with refused("HT-nccl-tests-second-table"):
+    with refused("HT-nccl-tests-second-table") as caught:
         nccl_curves(SPARK.replace("# Out of bounds", f"{header}\n# Out of bounds"), "x")
+    assert "a second table" in caught.value.message
 
 
 @pytest.mark.parametrize("column", ["algbw", "busbw"])

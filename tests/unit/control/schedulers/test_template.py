@@ -60,9 +60,10 @@ def test_an_undefined_name_is_answered_with_all_names(tmp_path: Path) -> None:
 
 
 def test_no_script_and_no_file(tmp_path: Path) -> None:
-    with refused("HT-template-without-shebang"):
+    with refused("HT-template-without-shebang") as caught:
         rendered("echo\n", tmp_path)
-    with refused("HT-template-missing"):
+    assert "begins with #!" in caught.value.message
+    with refused("HT-template-missing", template=tmp_path / "x"):
         render(variables(job_request(PLAIN, "x", {}), PLAIN, run_directory=Path("/"), folder=Path("/")), tmp_path / "x")
     with refused("HT-template-fault", reason="not_there.j2"):
         rendered('#!/bin/sh\n{% include "not_there.j2" %}\n', tmp_path)

@@ -169,15 +169,17 @@ def test_what_cannot_be_traced_is_told() -> None:
         return model(batch).mean()
 
     batch = torch.rand(2, 3)
-    with refused("HT-trace-failed"):
+    with refused("HT-trace-failed", model="Choosing"):
         ht.trace(Choosing(3, 3), batch, mean)
-    with refused("HT-trace-depends-on-input"):
+    with refused("HT-trace-depends-on-input") as growing:
         ht.trace(Growing(3, 3), batch, mean)
+    assert "depends on its input" in growing.value.message
     with refused("HT-trace-not-linear", samples=4, fewer=2):
         ht.trace(torch.nn.Linear(2, 4), batch[:, :2], lambda model, batch: (model(batch) @ model(batch).T).mean())
-    with refused("HT-trace-no-samples"):
+    with refused("HT-trace-no-samples") as empty:
         ht.trace(torch.nn.Linear(3, 3), "batch", mean)
-    with refused("HT-trace-nothing-to-train"):
+    assert "no tensor with samples" in empty.value.message
+    with refused("HT-trace-nothing-to-train", name="Linear"):
         ht.trace(torch.nn.Linear(3, 3).requires_grad_(False), batch.requires_grad_(), mean)
     with refused("HT-trace-not-torch"):
         ht.trace(object(), batch, mean)  # type: ignore[type-var]

@@ -146,8 +146,9 @@ def test_patterns(tmp_path: Path) -> None:
             rate_factors(model, rates)
     with refused("HT-model-pattern-matches-nothing", key="model.frozen", pattern="layr1"):
         freeze(model, ["layr1"])
-    with refused("HT-model-all-frozen"):
+    with refused("HT-model-all-frozen") as caught:
         freeze(model, ["*"])
+    assert "nothing is trained" in caught.value.message
 
 
 def test_a_new_last_layer_is_trained(tmp_path: Path) -> None:
