@@ -134,7 +134,7 @@ def allreduce(
     options = HostOptions(**hosts.given())
     if link_gbit and not (options.hosts or options.hostfile):
         raise HpctrainError(
-            "HT-bench-link-without-hosts",
+            "HT-option-needs-another",
             "--link-gbit describes the links between hosts",
             "name the hosts: -H n1,n2, or --hostfile FILE",
         )
@@ -240,7 +240,7 @@ def step(
 
     if image_size and model != ModelOption.resnet50:
         raise HpctrainError(
-            "HT-bench-image-size-not-used",
+            "HT-option-not-usable-here",
             "--image-size is for resnet50, not for {model}",
             "leave it out, or add --model resnet50",
             model=model,
@@ -253,7 +253,7 @@ def step(
         return
     if precision != PrecisionOption.float32:
         raise HpctrainError(
-            "HT-bench-precision-without-sweep",
+            "HT-option-needs-another",
             "--precision {precision} is for --sweep",
             "leave it out, or add --sweep",
             precision=precision,
@@ -283,7 +283,7 @@ def _sweep(steps: _TimedSteps, precision: PrecisionOption, *, as_json: bool) -> 
     measured = measure("sweep", steps.ranks, *arguments, hosts=steps.hosts)
     if measured["hosts"] > 1:
         raise HpctrainError(
-            "HT-bench-sweep-of-several-nodes",
+            "HT-option-not-usable-here",
             "--sweep measures what one node computes",
             "leave the hosts out, or name one",
         )
@@ -317,7 +317,7 @@ def loader(
     numbers = list(dict.fromkeys(workers or [1, 2]))
     if data and not (data / "manifest.json").is_file():
         raise HpctrainError(
-            "HT-data-not-shards",
+            "HT-shards-not-there",
             "{folder} is not a folder of shards",
             "hpctrain data shard SOURCE DIR makes one",
             folder=data,
@@ -356,7 +356,7 @@ def checkpoint(
         files = tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=folder.absolute())
     except OSError as error:
         raise HpctrainError(
-            "HT-bench-folder-not-writable",
+            "HT-output-not-writable",
             "--dir: cannot write in {folder}: {reason}",
             "name an existing folder",
             folder=folder,

@@ -28,7 +28,7 @@ def lent_terminal(*, to_script: bool, dry_run: bool) -> Iterator[None]:
     why = "a dry run" if dry_run else "a recipe" if not to_script else f"a {missing[0]} that is none" if missing else ""
     if why:
         raise HpctrainError(
-            "HT-run-pdb-not-here",
+            "HT-pdb-no-terminal",
             "--pdb debugs a script on this terminal, and cannot be used with {what}",
             "hpctrain run SCRIPT.py --pdb, in a terminal, without redirections; in a job: srun --pty or salloc",
             what=why,

@@ -34,14 +34,14 @@ def logs(
     if found.tasks:
         first = next(iter(found.tasks.values())).path
         raise HpctrainError(
-            "HT-run-is-array",
+            "HT-run-is-several",
             "{target} is an array of runs",
             f"name one task of it: {first}, or JOBID_TASK",
             target=target,
         )
     if job and rank:
         raise HpctrainError(
-            "HT-logs-rank-with-job",
+            "HT-options-exclude-each-other",
             "--rank is for the logs of ranks, and --job for those of jobs",
             "leave out one of them",
         )
@@ -81,7 +81,7 @@ def _ranks(text: str | None) -> frozenset[int] | None:
         return frozenset(RangeSet(text).intiter())
     except (RangeSetException, ValueError) as error:
         raise HpctrainError(
-            "HT-logs-not-ranks",
+            "HT-option-bad-value",
             "--rank {text}: {reason}",
             "numbers and ranges with commas between them: 0-3,7",
             text=text,

@@ -106,7 +106,7 @@ class _Commands(TyperGroup):
         elif args[0] in _COMMANDS or args[0] in _HIDDEN:
             if args[0] == "plan" and any(each.partition("=")[0] in ("--gpu", "--cluster") for each in args):
                 raise HpctrainError(
-                    "HT-plan-without-prediction",
+                    "HT-option-not-usable-here",
                     "plan places ranks; what they take on GPUs is predicted by a command of its own",
                     "hpctrain predict, with the same options",
                 )

@@ -67,7 +67,7 @@ def asked_work(mesh: str | None, model: str | None, ranks: int) -> MeshWork | No
     if mesh is None:
         if model is not None:
             raise HpctrainError(
-                "HT-mesh-without-model", "--model is what a mesh trains", "add --mesh tp=8,pp=4,dp_shard=-1"
+                "HT-option-needs-another", "--model is what a mesh trains", "add --mesh tp=8,pp=4,dp_shard=-1"
             )
         return None
     asked = parse_mesh(mesh).at(ranks)
@@ -78,7 +78,7 @@ def asked_work(mesh: str | None, model: str | None, ranks: int) -> MeshWork | No
     missing = [key for key in ("layers", "width", "sequence", "samples") if not getattr(found, key)]
     if missing and any(asked.sizes[axis] > 1 for axis in ("pp", "cp", "tp")):
         raise HpctrainError(
-            "HT-mesh-model-lacks-keys",
+            "HT-mesh-model-not-valid",
             "--model {model} lacks {missing}, which mesh {mesh} divides",
             _EXAMPLE,
             model=model,
@@ -94,7 +94,7 @@ def _model(text: str) -> MeshModel:
         key, _, number = part.partition("=")
         if key not in MODEL_KEYS:
             raise HpctrainError(
-                "HT-mesh-model-unknown-key",
+                "HT-mesh-model-not-valid",
                 "--model {model}: unknown key {key!r}",
                 nearest(key, MODEL_KEYS),
                 model=text,
@@ -102,9 +102,7 @@ def _model(text: str) -> MeshModel:
             )
         values[key] = _number(text, part, number)
     if "parameters" not in values:
-        raise HpctrainError(
-            "HT-mesh-model-without-parameters", "--model {model}: how many parameters?", _EXAMPLE, model=text
-        )
+        raise HpctrainError("HT-mesh-model-not-valid", "--model {model}: how many parameters?", _EXAMPLE, model=text)
     whole = {key: int(value) for key, value in values.items() if key in ("layers", "width", "sequence")}
     return MeshModel(**{**values, **whole})  # type: ignore[arg-type]
 
@@ -116,7 +114,7 @@ def _number(text: str, part: str, number: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise HpctrainError(
-            "HT-mesh-model-not-number",
+            "HT-mesh-model-not-valid",
             "--model {model}: {part!r} is not of the form KEY=NUMBER",
             _EXAMPLE,
             model=text,

@@ -29,7 +29,7 @@ def require_places(files: Iterable[Path]) -> None:
             raise disk_error(error, file, _ELSEWHERE) from error
         if place in seen:
             raise HpctrainError(
-                "HT-output-file-twice",
+                "HT-output-not-writable",
                 "cannot write {path} twice: one would replace the other",
                 "name a file for each",
                 path=file,
@@ -40,18 +40,16 @@ def require_places(files: Iterable[Path]) -> None:
 def _require_place(file: Path) -> None:
     if not file.parent.is_dir():
         raise HpctrainError(
-            "HT-output-folder-missing",
+            "HT-output-not-writable",
             "cannot write {path}: there is no folder {folder}",
             f"mkdir -p {shell_word(file.parent)}",
             path=file,
             folder=file.parent,
         )
     if file.is_dir():
-        raise HpctrainError("HT-output-is-folder", "cannot write {path}: it is a folder", "name a file", path=file)
+        raise HpctrainError("HT-output-not-writable", "cannot write {path}: it is a folder", "name a file", path=file)
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise HpctrainError(
-            "HT-output-permission-denied", "cannot write {path}: permission denied", _ELSEWHERE, path=file
-        )
+        raise HpctrainError("HT-output-not-writable", "cannot write {path}: permission denied", _ELSEWHERE, path=file)
 
 
 def save(contents: Mapping[Path, bytes]) -> None:

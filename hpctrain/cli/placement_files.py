@@ -33,11 +33,11 @@ def parse_write(text: str) -> tuple[str, Path]:
     kind, separator, file = text.partition("=")
     if kind not in KINDS:
         raise HpctrainError(
-            "HT-placement-unknown-file-kind", "--write {text}: no such kind of file", nearest(kind, KINDS), text=text
+            "HT-format-unknown", "--write {text}: no such kind of file", nearest(kind, KINDS), text=text
         )
     if not separator or not file:
         raise HpctrainError(
-            "HT-placement-file-not-named",
+            "HT-option-bad-value",
             "--write {text}: no file to write",
             f"for example --write {kind}=job.{kind}",
             text=text,
@@ -61,7 +61,7 @@ def placement_file(kind: str, order: Sequence[str], ranks: int, node_map: NodeMa
         return _HOSTFILES[kind]((host, range(ranks)) for host in order)
     if node_map is None:
         raise HpctrainError(
-            "HT-placement-unknown-to-fabric",
+            "HT-not-in-fabric",
             "{names}, which the fabric does not know",
             "add --node FILE, or --node live",
             names=_NAMES[kind],
@@ -82,7 +82,7 @@ def _require_first_cores(node_map: NodeMap) -> None:
     cores = sorted(core for node in node_map.numa_nodes for core in node.cores)
     if not node_map.whole and cores != list(range(len(cores))):
         raise HpctrainError(
-            "HT-placement-rankfile-cores",
+            "HT-cores-not-known",
             "a rankfile counts all cores of a host, and the node map lists only those near its devices",
             "give --node a file of lstopo --of xml; or write cpu-bind, which names CPUs by their own numbers",
         )

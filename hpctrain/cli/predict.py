@@ -85,7 +85,7 @@ def predict(
     """
     if training.framework is not None and training.framework not in FRAMEWORKS:
         raise HpctrainError(
-            "HT-framework-unknown",
+            "HT-choice-unknown",
             "unknown framework {framework!r}",
             nearest(training.framework, FRAMEWORKS),
             framework=training.framework,
@@ -131,7 +131,7 @@ def _files(
     if plot := options.plot:
         if plot.suffix not in (".png", ".html"):
             raise HpctrainError(
-                "HT-prediction-unknown-picture-format",
+                "HT-format-unknown",
                 "--plot {plot}: no picture is written in this format",
                 "name it .png or .html",
                 plot=plot,
@@ -152,7 +152,7 @@ def _asked(
     """The training that is predicted."""
     if (work is None) == (options.transformer is None):
         raise HpctrainError(
-            "HT-prediction-of-what",
+            "HT-argument-missing",
             "what is to be predicted: a recipe, a script, a trace, or a --transformer",
             "name one of them, such as hpctrain predict goyal2017 or --transformer llama3-8b",
         )
@@ -165,7 +165,7 @@ def _transformer(options: PredictionOptions, training: TrainingOptions) -> Langu
     assert text is not None
     if options.batch is not None or options.optimizer is not None:
         raise HpctrainError(
-            "HT-prediction-option-of-script",
+            "HT-option-not-usable-here",
             "{options} for scripts, and {work} is a transformer",
             "--set batch=N, --set micro_batch=N, --set state=NAME",
             options="--batch and --optimizer are",
@@ -193,7 +193,7 @@ def _training(
         if wrong or arguments:
             what = f"--{wrong} is" if wrong else "arguments after -- are"
             raise HpctrainError(
-                "HT-prediction-option-of-script",
+                "HT-option-not-usable-here",
                 "{options} for scripts, and {work} is a recipe",
                 "change a recipe by --set KEY=VALUE",
                 options=what,
@@ -207,7 +207,7 @@ def _training(
         return recipe_language_training(recipe, auto=True)
     if training.overrides:
         raise HpctrainError(
-            "HT-prediction-set-without-recipe",
+            "HT-option-not-usable-here",
             "--set is for recipes, and {work} is not one",
             "--batch, --optimizer, --precision",
             work=work,
@@ -218,7 +218,7 @@ def _training(
         require_data_parallel(parse_mesh(training.mesh))
     if options.batch is None:
         raise HpctrainError(
-            "HT-prediction-batch-unknown",
+            "HT-argument-missing",
             "how many samples does a rank of {work} have in a step?",
             "--batch N",
             work=work,
@@ -235,7 +235,7 @@ def _training(
 
 def _no_search(work: str) -> HpctrainError:
     return HpctrainError(
-        "HT-prediction-mesh-auto",
+        "HT-option-not-usable-here",
         "--mesh auto is for transformers, and {work} is none",
         "leave it out: each rank then has the whole model",
         work=work,

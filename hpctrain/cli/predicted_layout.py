@@ -43,7 +43,7 @@ def require_written(file: Path, asked: Training | LanguageTraining) -> None:
     kinds = [".py"] * isinstance(asked, LanguageTraining) + [".yaml"] * (recipe is not None)
     if file.suffix not in kinds:
         raise HpctrainError(
-            "HT-prediction-layout-file",
+            "HT-format-unknown",
             "--write {file}: the layout of {work} is not written there",
             f"valid: a file that ends in {' or '.join(kinds)}" if kinds else "only transformers have a layout",
             file=file,

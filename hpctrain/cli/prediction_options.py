@@ -144,7 +144,7 @@ def node_counts(text: str) -> list[int]:
             found.add(int(part))
             continue
         raise HpctrainError(
-            "HT-prediction-not-node-counts",
+            "HT-option-bad-value",
             "--nodes {text}: {part!r} is not a number of nodes",
             f"for example 8, or 1,8,64, or 1..512, up to {_MOST_NODES}",
             text=text,
@@ -165,7 +165,7 @@ def link_rate(text: str) -> float:
     found = _RATE.fullmatch(text.strip())
     if found is None or float(found[1]) == 0:
         raise HpctrainError(
-            "HT-prediction-not-link-rate",
+            "HT-option-bad-value",
             "--link {text}: not the rate of a link",
             "in Gbit/s, for example 200Gb; or HDR, NDR",
             text=text,
@@ -183,6 +183,6 @@ def background_shares(text: str) -> tuple[float, float]:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
         raise HpctrainError(
-            "HT-prediction-not-two-shares", "--background {text}: not two shares", "for example 0,0.3", text=text
+            "HT-option-bad-value", "--background {text}: not two shares", "for example 0,0.3", text=text
         ) from None
     return low, high

@@ -72,14 +72,14 @@ def show(
     if diff is not None:
         if name or overrides or world or plot:
             raise HpctrainError(
-                "HT-recipe-diff-with-others",
+                "HT-options-exclude-each-other",
                 "--diff A B shows how two recipes differ, and nothing else",
                 "leave the rest out",
             )
         _show_differences(diff, as_json=as_json)
     elif name is None:
         raise HpctrainError(
-            "HT-recipe-not-named", "which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them"
+            "HT-argument-missing", "which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them"
         )
     elif overrides or world or plot:
         _show_run(print_notes(load_recipe(name, overrides or [])), world, plot, as_json=as_json)
@@ -143,7 +143,7 @@ def new(
     name = name.removesuffix(".yaml")
     if not _NAME.fullmatch(name):
         raise HpctrainError(
-            "HT-recipe-bad-name",
+            "HT-option-bad-value",
             "{name!r} cannot name a recipe",
             "letters, digits, dots, hyphens and underscores, such as flowers-1",
             name=name,
@@ -151,7 +151,7 @@ def new(
     file = Path(f"{name}.yaml")
     if file.is_symlink() or file.exists():
         raise HpctrainError(
-            "HT-recipe-there-already",
+            "HT-output-exists",
             "{path} is there already",
             f"another name, or rm {shell_word(file)}",
             path=file,
@@ -160,7 +160,7 @@ def new(
     found = survey(data, _VALIDATION_SHARE)
     if init_from and isinstance(found.data, OwnText):
         raise HpctrainError(
-            "HT-recipe-tuning-of-text",
+            "HT-option-not-usable-here",
             "--init-from writes recipes for images, and {path} holds text",
             "leave it out, and begin with other weights by --set model.init_from=PATH",
             path=data,

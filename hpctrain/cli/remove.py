@@ -42,7 +42,7 @@ def remove(
     """
     if bool(targets) == (older_than is not None):
         raise HpctrainError(
-            "HT-remove-which", "remove needs runs, or their least age", "hpctrain remove RUN… or --older-than 30"
+            "HT-argument-missing", "remove needs runs, or their least age", "hpctrain remove RUN… or --older-than 30"
         )
     found = _older(time.time() - _DAY * older_than) if older_than is not None else _named(targets or [])
     for path in found:

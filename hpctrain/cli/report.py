@@ -59,7 +59,7 @@ def report(
         if as_json or prediction:
             other = "--json" if as_json else "--prediction"
             raise HpctrainError(
-                "HT-report-option-with-tracking",
+                "HT-options-exclude-each-other",
                 "--tracking sends a run, and {option} is about its report",
                 "give them in separate commands",
                 option=other,
@@ -71,7 +71,7 @@ def report(
     if series := read_series(run_dir) or array_series(run_dir):
         if prediction:
             raise HpctrainError(
-                "HT-prediction-of-series",
+                "HT-run-is-several",
                 "{path} holds repeated runs, and --prediction is for one",
                 f"name it: {run_dir / 'seed-S'}",
                 path=run_dir,

@@ -87,13 +87,13 @@ def run(
     require_gpu(gpu)
     if accept_changes and not resume:
         raise HpctrainError(
-            "HT-run-changes-without-resume",
+            "HT-option-needs-another",
             "--accept-changes is for a run that is resumed",
             "--resume --run-dir DIR names it",
         )
     if submitted and (work or not resume):
         raise HpctrainError(
-            "HT-run-resume-with-plan",
+            "HT-options-exclude-each-other",
             "--plan says what --resume starts",
             "give --resume --run-dir DIR, and no recipe or script",
         )
@@ -144,7 +144,7 @@ def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resu
         return read_work(work, training, arguments)
     if not resume or training.small:
         raise HpctrainError(
-            "HT-run-without-recipe",
+            "HT-argument-missing",
             "which recipe or script?",
             "name it: hpctrain run digits; `hpctrain recipes list` lists them",
         )

@@ -190,7 +190,7 @@ class JobStart:
         """
         if self.launcher is not None and self.launcher not in LAUNCHERS:
             raise HpctrainError(
-                "HT-launcher-unknown",
+                "HT-choice-unknown",
                 "unknown launcher {launcher!r}",
                 nearest(self.launcher, LAUNCHERS),
                 launcher=self.launcher,
@@ -253,7 +253,7 @@ class StopOptions:
         name = None if self.stop_signal is None else self.stop_signal.upper().removeprefix("SIG")
         if name is not None and name not in STOP_SIGNALS:
             raise HpctrainError(
-                "HT-run-unknown-stop-signal",
+                "HT-choice-unknown",
                 "--stop-signal {signal} cannot ask for a stop",
                 nearest(name, STOP_SIGNALS),
                 signal=self.stop_signal,
@@ -262,7 +262,7 @@ class StopOptions:
         # NaN is not above 0 either.
         if seconds is not None and not 0 < seconds < float("inf"):
             raise HpctrainError(
-                "HT-run-stop-seconds-not-positive",
+                "HT-option-bad-value",
                 "--stop-seconds {seconds:g} leaves no time to stop",
                 "for example --stop-seconds 60",
                 seconds=seconds,
@@ -288,7 +288,7 @@ def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | N
     if image is None:
         if runtime is not None or mounts:
             raise HpctrainError(
-                "HT-container-options-without-image",
+                "HT-option-needs-another",
                 "--container-runtime and --mount are for a container",
                 "name it: --container IMAGE",
             )
@@ -298,7 +298,7 @@ def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | N
             return Container(runtime=known, image=image, mounts=tuple(mounts or ()))
     assert runtime is not None
     raise HpctrainError(
-        "HT-container-unknown-runtime",
+        "HT-choice-unknown",
         "unknown container runtime {runtime!r}",
         nearest(runtime, get_args(Runtime)),
         runtime=runtime,
@@ -312,7 +312,7 @@ def _words(text: str | None) -> tuple[str, ...] | None:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise HpctrainError(
-            "HT-launcher-arguments-unreadable",
+            "HT-option-bad-value",
             "--launcher-arguments {text}: {reason}",
             "close the quotes",
             text=text,
@@ -337,7 +337,7 @@ def _hidden(name: str, value: str) -> bool:
 
 def _visible_secret(where: str, name: str) -> HpctrainError:
     return HpctrainError(
-        "HT-secret-on-command-line",
+        "HT-secret-exposed",
         "{option}: a secret on a command line is visible to everyone",
         f"export {name} and give --env {name}, which passes it on to the ranks and writes it nowhere",
         option=where,
@@ -348,7 +348,7 @@ def _variable(text: str) -> tuple[str, str]:
     name, has_value, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
         raise HpctrainError(
-            "HT-variable-not-name",
+            "HT-option-bad-value",
             "--env {name}: {name!r} is not the name of a variable",
             "for example --env NAME=VALUE",
             name=name,

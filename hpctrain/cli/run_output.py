@@ -80,7 +80,9 @@ class Terminal:
         try:
             if not isinstance(self._work, Recipe):
                 raise HpctrainError(
-                    "HT-prediction-of-script", "the network of {script} is not known before it runs", script=plan.title
+                    "HT-prediction-not-possible",
+                    "the network of {script} is not known before it runs",
+                    script=plan.title,
                 )
             found = predict_run(self._work, plan, *plan_hardware(plan, self._gpu))
         except HpctrainError as error:

@@ -74,9 +74,7 @@ def _show_runs(newest: int | None, state: str | None, *, as_json: bool) -> None:
     from hpctrain.report.runs import STATES, list_runs, runs_text
 
     if state not in (None, *STATES):
-        raise HpctrainError(
-            "HT-status-unknown-state", "no run is in state {state!r}", nearest(state, STATES), state=state
-        )
+        raise HpctrainError("HT-choice-unknown", "no run is in state {state!r}", nearest(state, STATES), state=state)
     every, problem = list_runs(RUNS)
     rows = [row for row in every if state in (None, row.state)][:newest]
     if problem:

@@ -68,7 +68,7 @@ def submit(
     if repeat is not None:
         if job.array is not None:
             raise HpctrainError(
-                "HT-array-and-repeat",
+                "HT-options-exclude-each-other",
                 "--array and --repeat exclude each other: --repeat makes an array of its own",
                 f"--array with --set seed=%a chooses the seeds; hpctrain submit {shell_word(work)} --repeat {repeat}",
             )

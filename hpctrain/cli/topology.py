@@ -229,7 +229,7 @@ def verify(
 def _require_no_hosts(options: HostOptions) -> None:
     if options.model_fields_set:
         raise HpctrainError(
-            "HT-topology-hosts-without-fabric",
+            "HT-options-exclude-each-other",
             "-np measures between ranks of this machine, without a fabric",
             "leave -np or the other out",
         )
@@ -271,9 +271,7 @@ def convert(
         "block.yaml": formats.block_yaml,
     }
     if to not in writers:
-        raise HpctrainError(
-            "HT-topology-unknown-format", "--to {format}: no such format", nearest(to, writers), format=to
-        )
+        raise HpctrainError("HT-format-unknown", "--to {format}: no such format", nearest(to, writers), format=to)
     fabric = reading.read(fabric_files)
     _warn(fabric.warnings)
     if to.startswith("block"):

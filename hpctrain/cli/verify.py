@@ -80,7 +80,7 @@ def verify(
     """
     if (work is None) == (submitted is None):
         raise HpctrainError(
-            "HT-verify-without-work",
+            "HT-argument-missing",
             "verify which recipe or script?",
             "name it, as in hpctrain verify digits -np 2; --plan names the plan of a job in its place",
         )
@@ -171,7 +171,7 @@ def _folder(run_dir: Path | None) -> Path:
             raise disk_error(error, Path(tempfile.gettempdir())) from error
     if run_dir.exists() and any(run_dir.iterdir()):
         raise HpctrainError(
-            "HT-verify-folder-not-empty", "{path} is not empty", "give --run-dir a new folder", path=run_dir
+            "HT-run-directory-taken", "{path} is not empty", "give --run-dir a new folder", path=run_dir
         )
     run_dir.mkdir(parents=True, exist_ok=True)
     return run_dir.resolve()

@@ -89,7 +89,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
         return training.tracked(print_notes(recipe))
     if training.small:
         raise HpctrainError(
-            "HT-script-with-smoke",
+            "HT-option-not-usable-here",
             "--smoke is for recipes, and {script} is a script",
             "its arguments go after --",
             script=work,
@@ -111,7 +111,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
 def _refuse_arguments(recipe: str, arguments: Sequence[str]) -> None:
     if arguments:
         raise HpctrainError(
-            "HT-recipe-with-arguments",
+            "HT-option-not-usable-here",
             "arguments are for a script, and {recipe} is a recipe: {arguments}",
             "--set KEY=VALUE sets a value of a recipe, as in --set epochs=5; --run-dir DIR names a run's folder",
             recipe=recipe,
@@ -164,7 +164,7 @@ def read_tasks(
     """
     if (repeat or not tasks) and any(each.partition("=")[2] == "%a" for each in training.overrides or ()):
         raise HpctrainError(
-            "HT-task-number-without-array",
+            "HT-option-needs-another",
             "%a in --set is the number of a task, and there is no --array",
             "--array 0-4 runs five tasks",
         )
@@ -185,7 +185,7 @@ def read_tasks(
     _refuse_arguments(work, arguments)
     if not any("%a" in override for override in training.overrides or ()):
         raise HpctrainError(
-            "HT-array-of-same-training",
+            "HT-option-needs-another",
             "--array: every task would do the same training",
             "%a is the task's number: --set seed=%a, for example",
         )

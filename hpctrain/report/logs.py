@@ -48,7 +48,7 @@ class RankLogs:
         beyond = sorted(rank for rank in ranks or () if rank >= world_size)
         if beyond:
             raise HpctrainError(
-                "HT-run-no-such-rank",
+                "HT-option-bad-value",
                 "--rank: there is no rank {rank}",
                 f"the run has the ranks 0 to {world_size - 1}",
                 rank=beyond[0],

@@ -46,7 +46,7 @@ def picture_format(file: Path) -> str:
     kind = file.suffix.lower().removeprefix(".")
     if kind not in _FORMATS:
         raise HpctrainError(
-            "HT-plot-unknown-format",
+            "HT-format-unknown",
             "--plot {path}: no picture ends in {suffix}",
             f"valid: {', '.join(f'.{known}' for known in _FORMATS)}",
             path=file,

@@ -49,7 +49,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
-            "HT-batch-depends-on-ranks",
+            "HT-argument-missing",
             "{recipe} has {per_rank} samples a rank: the rate depends on the number of ranks",
             "name it: --world 8",
             recipe=recipe.name,

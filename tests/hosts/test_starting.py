@@ -123,7 +123,7 @@ def test_an_interface_that_a_host_does_not_have(changed: LocalHosts, hosts_hpctr
     bridge(changed, "h1", "ib0", "10.88.0.1/24")
     result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", "--interface", "ib0")
     assert result.returncode == 2
-    assert codes(result.stdout) == ["HT-host-no-interface"]
+    assert codes(result.stdout) == ["HT-interface-not-usable"]
     assert ": h2 " in result.stdout and " eth0\n" in result.stdout
 
 

@@ -162,7 +162,7 @@ def test_too_few_ranks_save_their_state_and_stop(folder: Path) -> None:
 def test_without_fault_tolerance_of_mpi_it_is_refused(mpirun: Launch, tmp_path: Path) -> None:
     result = mpirun(PROGRAM, 2, str(tmp_path), "torch", "keep", check=False, timeout=200)
     assert result.returncode != 0
-    assert "HT-recipe-no-fault-tolerance" in codes(result.stdout) and "--with-ft ulfm" in result.stdout
+    assert "HT-shrink-not-possible" in codes(result.stdout) and "--with-ft ulfm" in result.stdout
 
 
 @pytest.mark.thorough

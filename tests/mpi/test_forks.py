@@ -85,7 +85,7 @@ def require_ends_of_their_own(result: subprocess.CompletedProcess[str]) -> None:
         "parent's file": "of the parent",
     }
     assert result.stdout.count("printed once") == 1
-    assert codes(result.stdout).count("HT-init-in-child-process") == 1
+    assert codes(result.stdout).count("HT-call-in-child-process") == 1
 
 
 def test_forks_end_what_they_began(mpirun, tmp_path):

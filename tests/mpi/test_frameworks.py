@@ -102,8 +102,8 @@ def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) 
         # Lightning's and Fabric's own.
         "trainer": ("ValueError", {}),
         "fabric": ("ValueError", {}),
-        "size": ("HT-group-different-settings", {"name": "world_size", "value": 5, "found": 2}),
-        "nccl": ("HT-backend-not-on-gpu", {"asked": "nccl"}),
+        "size": ("HT-group-made-otherwise", {"name": "world_size", "value": 5, "found": 2}),
+        "nccl": ("HT-backend-unfit", {"asked": "nccl"}),
         "twice": ("HT-gradients-reduced-twice", {}),
     }
     for rank in range(2):
@@ -119,4 +119,4 @@ def test_a_backend_without_process_groups_names_those_that_have_some(hpctrain: L
     (tmp_path / "digits_accelerate.py").write_text(SCRIPTS["digits_accelerate.py"])
     result = hpctrain("run", "digits_accelerate.py", "-np", "2", "--backend", "horovod", **LIMITED)
     assert result.returncode == 2, result.stdout
-    assert "HT-backend-no-process-groups" in codes(result.stdout)
+    assert "HT-backend-unfit" in codes(result.stdout)

@@ -97,7 +97,7 @@ def test_a_recipe_clips_by_the_norm_over_all_replicas() -> None:
 
 
 def _check_refusals(told: dict[str, dict[str, Any]], backend: str) -> None:
-    own = "HT-model-in-strategy-scope" if backend == "multi_worker" else "HT-backend-distributes-itself"
+    own = "HT-model-not-supported" if backend == "multi_worker" else "HT-backend-unfit"
     check(told["distribute"], own)
 
 

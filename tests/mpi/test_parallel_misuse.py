@@ -14,35 +14,35 @@ pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "programs" / "parallel_misuse.py"
 
-DIVIDED = ("HT-model-divided-already", {"part": "the model"})
+DIVIDED = ("HT-model-divided", {"part": "the model"})
 REFUSED = {
-    "another_mesh": ("HT-mesh-wrong-dimensions", {"names": ["dp"]}),
-    "ranks_that_do_not_fit": ("HT-mesh-ranks-not-divisible", {}),
-    "unknown_axis": ("HT-mesh-unknown-axis", {}),
-    "stages_in_distribute": ("HT-mesh-needs-pipeline", {"pp": 2}),
-    "context_parallel": ("HT-mesh-no-context-parallel", {"cp": 2}),
-    "tensor_parallel_without_a_plan": ("HT-plan-no-tensor-layers", {"tp": 2}),
-    "heads": ("HT-plan-heads-not-divisible", {"tp": 2, "heads": 5, "name": "blocks.0.attention"}),
-    "no_such_module": ("HT-plan-unknown-module", {"key": "shard", "module": "Layer", "model": "GPT"}),
-    "fewer_layers_than_stages": ("HT-pipeline-too-few-layers", {"stages": 2, "model": "GPT", "layers": 1}),
-    "unknown_schedule": ("HT-pipeline-unknown-schedule", {"schedule": "1b1f"}),
-    "too_few_micro_batches": ("HT-pipeline-micro-batches", {"schedule": "1f1b", "micro_batches": 1}),
+    "another_mesh": ("HT-mesh-not-valid", {"names": ["dp"]}),
+    "ranks_that_do_not_fit": ("HT-ranks-not-divisible", {}),
+    "unknown_axis": ("HT-mesh-not-valid", {}),
+    "stages_in_distribute": ("HT-mesh-not-supported", {"pp": 2}),
+    "context_parallel": ("HT-mesh-not-supported", {"cp": 2}),
+    "tensor_parallel_without_a_plan": ("HT-parallel-plan-not-valid", {"tp": 2}),
+    "heads": ("HT-model-not-divisible", {"tp": 2, "heads": 5, "name": "blocks.0.attention"}),
+    "no_such_module": ("HT-parallel-plan-not-valid", {"key": "shard", "module": "Layer", "model": "GPT"}),
+    "fewer_layers_than_stages": ("HT-model-not-divisible", {"stages": 2, "model": "GPT", "layers": 1}),
+    "unknown_schedule": ("HT-choice-unknown", {"schedule": "1b1f"}),
+    "too_few_micro_batches": ("HT-pipeline-wrong-micro-batches", {"schedule": "1f1b", "micro_batches": 1}),
     "optimizer_with_a_state": (
-        "HT-optimizer-state-not-divisible",
+        "HT-optimizer-not-supported",
         {"name": "row_var", "shape": [16, 1], "parameter_shape": [16, 16]},
     ),
-    "optimizer_of_another_model": ("HT-optimizer-foreign-parameter", {"optimizer": "AdamW", "shape": [16, 16]}),
-    "tie_across_units": ("HT-plan-tied-parameter", {"names": "'tokens.weight' and 'head.weight'"}),
-    "tie_divided_in_two_ways": ("HT-plan-tied-parameter", {}),
-    "tie_divided_in_two_ways_over_stages": ("HT-plan-tied-parameter", {}),
-    "zero_1_of_a_divided_model": ("HT-plan-zero-of-divided-model", {}),
+    "optimizer_of_another_model": ("HT-optimizer-other-parameters", {"optimizer": "AdamW", "shape": [16, 16]}),
+    "tie_across_units": ("HT-parallel-plan-not-valid", {"names": "'tokens.weight' and 'head.weight'"}),
+    "tie_divided_in_two_ways": ("HT-parallel-plan-not-valid", {}),
+    "tie_divided_in_two_ways_over_stages": ("HT-parallel-plan-not-valid", {}),
+    "zero_1_of_a_divided_model": ("HT-parallel-plan-not-valid", {}),
     "compressed_shards": ("HT-compression-of-divided-model", {}),
-    "a_copy_of_what_cannot_be_copied": ("HT-model-divided-copy", {"model": "GPT"}),
+    "a_copy_of_what_cannot_be_copied": ("HT-model-divided", {"model": "GPT"}),
     "divided_already": DIVIDED,
     "other_optimizers_of_a_divided_model": DIVIDED,
     "divided_by_pytorch": ("HT-gradients-reduced-twice", {}),
-    "a_step_within_no_sync": ("HT-optimizer-step-in-no-sync", {}),
-    "gradients_of_no_sync_made_zero": ("HT-gradient-changed-in-no-sync", {}),
+    "a_step_within_no_sync": ("HT-gradients-not-reduced-yet", {}),
+    "gradients_of_no_sync_made_zero": ("HT-gradients-not-reduced-yet", {}),
     "a_step_after_an_error": ("HT-backward-ended-early", {}),
     # Each rank's gradient of it is that of its part of the sequence.
     "layer_without_a_plan_in_a_divided_sequence": (
@@ -77,4 +77,4 @@ def test_each_mistake_is_named(mpirun):
 @pytest.mark.long
 def test_horovod_has_no_groups_for_a_mesh(mpirun):
     said = _said(mpirun(PROGRAM, 2, "horovod"))
-    check(said["no_such_module"], "HT-backend-no-process-groups", backend="horovod")
+    check(said["no_such_module"], "HT-backend-unfit", backend="horovod")

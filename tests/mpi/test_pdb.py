@@ -120,6 +120,6 @@ def test_it_needs_a_script_and_a_terminal(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text(SCRIPT)
     assert main(["run", *arguments, "--pdb"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-run-pdb-not-here"]
+    assert codes(capsys.readouterr().err) == ["HT-pdb-no-terminal"]
     with contextlib.suppress(FileNotFoundError):
         assert not [*(tmp_path / RUNS).iterdir()]

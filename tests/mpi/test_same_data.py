@@ -43,7 +43,7 @@ KERAS_REFUSED = {
         "float64 (4,) of means",
         "float64 (4,) of means",
     ),
-    "an_unseeded_shuffle": ("HT-shard-no-seed",),
+    "an_unseeded_shuffle": ("HT-shard-wrong-data",),
     "shuffles_that_are_seeded_apart": ("", "", ""),
     "ranks_that_are_seeded_apart": ("seed of step 2 of the dataset, ShuffleDataset", "0", "1"),
     "a_shard_of_each_rank": ("index of step 2 of the dataset, ShardDataset", "0", "1"),

@@ -95,11 +95,11 @@ def test_distributing_a_model_twice_reduces_once(ranks):
 
 def test_wrong_settings_name_the_valid_ones(ranks):
     compression, bucket, model, missing, optimizers = ranks[0]["settings_are_checked"]
-    check(compression, "HT-compression-unknown", compression="fp8")
-    check(bucket, "HT-bucket-bad-size", bucket_mb=0)
-    check(missing, "HT-distribute-without-optimizer")
-    check(optimizers, "HT-optimizer-not-of-torch")
-    check(model, "HT-call-wrong-object", kind="str")
+    check(compression, "HT-choice-unknown", compression="fp8")
+    check(bucket, "HT-argument-not-valid", bucket_mb=0)
+    check(missing, "HT-argument-not-valid")
+    check(optimizers, "HT-argument-not-valid")
+    check(model, "HT-argument-not-valid", kind="str")
 
 
 def test_models_whose_backward_passes_come_in_another_order_are_refused_on_every_rank(ranks):
@@ -107,7 +107,7 @@ def test_models_whose_backward_passes_come_in_another_order_are_refused_on_every
         refusals = [*rank["models_in_another_order_on_another_rank"], rank["a_model_that_one_rank_alone_trains"]]
         assert len(refusals) == 5
         for refusal in refusals:
-            check(refusal, "HT-ranks-different-models-at-once")
+            check(refusal, "HT-ranks-reduce-differently")
             assert {"Red", "Blue"} == set(re.findall(r"\((\w+)\)", refusal["values"]["models"]))
 
 
@@ -150,8 +150,8 @@ def test_what_reduces_gradients_by_itself_is_refused(ranks):
 def test_errors_from_inside_torch_say_what_to_do(ranks):
     for rank in ranks:
         refused = rank["refused_parts"]
-        check(refused["lazy"], "HT-model-lazy-layer")
-        check(refused["sparse"], "HT-model-sparse-tensor", name="mask")
+        check(refused["lazy"], "HT-model-not-built")
+        check(refused["sparse"], "HT-model-not-supported", name="mask")
         check(refused["graph"], "HT-gradient-in-graph")
         assert rank["a_gradient_penalty"] < 1e-5
 

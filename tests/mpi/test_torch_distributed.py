@@ -49,7 +49,7 @@ def test_the_planes_under_mpirun_then_a_rank_that_does_not_come(mpirun):
 def test_the_planes_under_torchrun_then_a_rank_that_dies():
     result = torchrun(PROGRAMS / "torch_distributed.py", "die")
     assert result.stdout.count("engine agrees") == 2, result.stdout
-    assert "HT-group-call-failed" in codes(result.stdout) and "TransientError: error[" in result.stdout
+    assert "HT-collective-failed" in codes(result.stdout) and "TransientError: error[" in result.stdout
     assert result.returncode != 0
 
 

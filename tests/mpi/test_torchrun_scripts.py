@@ -62,7 +62,7 @@ def test_one_rank_is_a_group_of_one(hpctrain: Launch, alone: list[float]) -> Non
 def test_a_backend_without_groups_names_those_that_have_them(hpctrain: Launch) -> None:
     result = hpctrain("run", str(SCRIPTS / "ddp.py"), "-np", "2", "--backend", "horovod")
     assert result.returncode == 2
-    assert "HT-backend-no-process-groups" in codes(result.stdout)
+    assert "HT-backend-unfit" in codes(result.stdout)
 
 
 @pytest.mark.long

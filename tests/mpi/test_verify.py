@@ -219,7 +219,7 @@ def test_a_script_that_ends_early_and_asks_for_input_is_compared_as_far_as_it_ge
 @pytest.mark.parametrize(
     ("change", "code", "where"),
     [
-        ("raise SystemExit(0)", "HT-verify-no-steps", "on one process"),
+        ("raise SystemExit(0)", "HT-verify-nothing-compared", "on one process"),
         ("raise ValueError('no data')", "HT-verify-run-failed", "on one process: rank 0"),
         pytest.param(
             "if comm.size > 1: raise ValueError('no data')",

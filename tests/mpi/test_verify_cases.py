@@ -25,9 +25,9 @@ EQUAL = (
 )
 # And the code of the ranks' error.
 FAILS = (
-    ("parallel_misuse", "tie_across_units", 4, "HT-plan-tied-parameter"),
+    ("parallel_misuse", "tie_across_units", 4, "HT-parallel-plan-not-valid"),
     ("same_data", "files_that_differ", 2, "HT-shard-different-data"),
-    ("torch_misuse", "models_in_another_order_on_another_rank", 2, "HT-ranks-different-models-at-once"),
+    ("torch_misuse", "models_in_another_order_on_another_rank", 2, "HT-ranks-reduce-differently"),
 )
 
 

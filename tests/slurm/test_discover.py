@@ -42,7 +42,7 @@ def test_the_default_partition(slurm: LocalSlurm, tmp_path: Path) -> None:
 def test_another_partition_and_one_that_is_not_there() -> None:
     profile = discover("short").profile
     assert (profile.partition, profile.time) == ("short", "00:05:00")
-    with refused("HT-slurm-partition-unknown", partition="shor") as caught:
+    with refused("HT-slurm-partition-not-usable", partition="shor") as caught:
         discover("shor")
     assert caught.value.hint.endswith("batch, short")
 
@@ -51,9 +51,9 @@ def test_another_partition_and_one_that_is_not_there() -> None:
 def test_what_no_job_gets_is_refused(slurm: LocalSlurm, cluster: str) -> None:
     """Slurm itself takes such jobs and keeps them in its queue, but for those with too many GPUs."""
     found = find_cluster(cluster, None)
-    with refused("HT-job-more-gpus-than-nodes", gpus=9, partition="batch", most=slurm.settings.gpus):
+    with refused("HT-job-larger-than-a-node", gpus=9, partition="batch", most=slurm.settings.gpus):
         requested(found, "x", {"gpus_per_node": 9, "cpus_per_task": 1})
-    with refused("HT-job-more-nodes-than-partition", nodes=9, partition="batch", total=4):
+    with refused("HT-job-too-many-nodes", nodes=9, partition="batch", total=4):
         requested(found, "x", {"nodes": 9})
     with refused("HT-job-longer-than-allowed", time="99:00:00", partition="batch", longest="01:00:00"):
         requested(found, "x", {"time": "99:00:00"})
@@ -74,7 +74,7 @@ def test_nodes_that_are_drained(slurm: LocalSlurm) -> None:
     try:
         assert [line for line in discover(None).findings if "1 more" in line]
         slurm.run("scontrol", "update", "NodeName=n[2-4]", "State=DRAIN", "Reason=test")
-        with refused("HT-slurm-partition-without-nodes", partition="batch", broken=4):
+        with refused("HT-slurm-partition-not-usable", partition="batch", broken=4):
             discover(None)
     finally:
         slurm.run("scontrol", "update", "NodeName=n[1-4]", "State=RESUME")

@@ -101,7 +101,7 @@ def test_a_controller_that_does_not_answer(slurm: LocalSlurm, tmp_path: Path, mo
     monkeypatch.setenv("SLURM_CONF", str(other))
     with pytest.raises(HpctrainError) as caught:
         job_states(["1"], seconds=5)
-    assert caught.value.code in ("HT-program-no-answer", "HT-slurm-squeue-failed")
+    assert caught.value.code in ("HT-program-no-answer", "HT-slurm-command-failed")
 
 
 def test_status_and_cancel_by_number_and_by_directory(submit: Submit, slurm_main: Launch, tmp_path: Path) -> None:

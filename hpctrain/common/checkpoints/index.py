@@ -89,7 +89,7 @@ def read_index(path: Path, manifest: CheckpointManifest) -> Index:
         for each in others:
             if each.dtype != first.dtype:
                 raise HpctrainError(
-                    "HT-checkpoint-dtypes-differ",
+                    "HT-checkpoint-damaged",
                     "{name!r} is of type {dtype} in {file}, and {other_dtype} in {other_file}",
                     exit_code=1,
                     name=name,
@@ -109,7 +109,7 @@ def _stored(file: Path) -> Iterator[Stored]:
         raise read_error(error, file, exit_code=1) from error
     except ValidationError as error:
         raise HpctrainError(
-            "HT-checkpoint-not-safetensors",
+            "HT-checkpoint-damaged",
             "cannot read {path}: its header is not that of a safetensors file",
             exit_code=1,
             path=file,

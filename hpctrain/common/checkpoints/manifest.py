@@ -131,7 +131,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
     ranks, names = manifest.progress.ranks, list(manifest.files)
     if len(names) != ranks or names != [share_name(rank, ranks) for rank in range(ranks)]:
         raise HpctrainError(
-            "HT-checkpoint-files-of-other-ranks",
+            "HT-checkpoint-damaged",
             "{path}: files: not those of {ranks} ranks, but {names}",
             exit_code=1,
             path=path / MANIFEST,

@@ -131,7 +131,7 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
         first, there = shapes.setdefault(name, (shape, where))
         if shape != first:
             raise HpctrainError(
-                "HT-checkpoint-shapes-differ",
+                "HT-checkpoint-damaged",
                 "{name!r} has shape {shape_there} in {there}, and {shape} in {where}",
                 exit_code=1,
                 name=name,
@@ -143,7 +143,7 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
         boxes = arrays.setdefault(name, {})
         if box in boxes:
             raise HpctrainError(
-                "HT-checkpoint-piece-twice",
+                "HT-checkpoint-damaged",
                 "{name!r} {box} is both in {there} and in {where}",
                 exit_code=1,
                 name=name,
@@ -160,7 +160,7 @@ def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) ->
     if two := _overlapping(name, boxes):
         there, where = (f"{box} in {boxes[box]}" for box in two)
         raise HpctrainError(
-            "HT-checkpoint-pieces-overlap",
+            "HT-checkpoint-damaged",
             "pieces of {name!r} overlap: {there}, and {where}",
             exit_code=1,
             name=name,
@@ -172,7 +172,7 @@ def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) ->
         found = ", ".join(f"{box} in {where}" for box, where in sorted(boxes.items())[:4])
         further = f" and {len(boxes) - 4} more" if len(boxes) > 4 else ""
         raise HpctrainError(
-            "HT-checkpoint-elements-missing",
+            "HT-checkpoint-damaged",
             "{missing} of the {size} elements of {name!r}, of shape {shape}, are missing: there is only "
             "{found}{further}",
             exit_code=1,
@@ -205,7 +205,7 @@ def _overlapping(name: str, boxes: Collection[Box]) -> tuple[Box, Box] | None:
             return one, other
     if next(pairs, None):
         raise HpctrainError(
-            "HT-checkpoint-pieces-many",
+            "HT-checkpoint-damaged",
             "{name!r} has pieces that lie as those of no mesh, too many to compare them: {count}",
             exit_code=1,
             name=name,

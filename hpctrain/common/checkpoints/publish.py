@@ -96,7 +96,7 @@ def publish(
         if not _agree(receipt.proof for receipt in receipts.values()):
             path = checkpoint_path(fresh.parent, progress.iteration)
             raise TransientError(
-                "HT-checkpoint-parameters-differ",
+                "HT-parameters-differ",
                 "the ranks hold different parameters, so {path} is abandoned",
                 exit_code=1,
                 path=path,
@@ -145,7 +145,7 @@ def _receipts(fresh: Path, ranks: int, abandoned: threading.Event, seconds: floa
             missing, deadline, poll = still, time.monotonic() + seconds, _POLL_SECONDS
         elif time.monotonic() > deadline:
             raise HpctrainError(
-                "HT-checkpoint-share-missing",
+                "HT-checkpoint-timed-out",
                 "{fresh}: no rank's share arrived within {seconds:g} s; missing: {missing}{more}",
                 "is the file system of the run directory the same on all hosts, and does it answer?",
                 exit_code=RESUMABLE,

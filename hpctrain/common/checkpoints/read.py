@@ -111,7 +111,7 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
         except (TypeError, ValueError) as error:
             folder = values[min(values)].file.parent
             raise HpctrainError(
-                "HT-checkpoint-means-differ",
+                "HT-checkpoint-damaged",
                 "{folder}: the ranks' {name!r} differ: {problem}",
                 exit_code=1,
                 folder=folder,
@@ -179,7 +179,7 @@ def _dtype(stored: Stored) -> Any:
     name = next((name for name, written in TYPES.items() if written == stored.dtype), None)
     if name is None:
         raise HpctrainError(
-            "HT-checkpoint-unknown-dtype",
+            "HT-checkpoint-damaged",
             "{file}: {key!r} is of type {dtype}",
             exit_code=1,
             file=stored.file,

@@ -59,7 +59,7 @@ def residual_network(path: Path) -> str:
     network = _NETWORKS.get(("layer1.0.conv3.weight" in names, blocks))
     if network is None:
         raise HpctrainError(
-            "HT-weights-of-unknown-network",
+            "HT-weights-of-other-model",
             "{path} holds weights of none of {valid}",
             "name weights of one of these networks",
             path=path,
@@ -73,7 +73,7 @@ def _file(path: Path) -> Weights:
 
     if path.suffix != ".safetensors":
         raise HpctrainError(
-            "HT-weights-unknown-format",
+            "HT-weights-not-usable",
             "model.init_from: {path} is no run directory, no checkpoint and no .safetensors file",
             "hpctrain checkpoint export RUN_DIR OUT.safetensors writes one; pickles (.pt, .pth) are not read, since "
             "they can run programs",
@@ -88,7 +88,7 @@ def _file(path: Path) -> Weights:
         raise read_error(error, path, "name weights that can be read: --set model.init_from=PATH") from error
     except SafetensorError as error:
         raise HpctrainError(
-            "HT-weights-damaged",
+            "HT-weights-not-usable",
             "{path} is no whole file of safetensors: {reason}",
             "write or download it again",
             path=path,
@@ -101,7 +101,7 @@ def _file(path: Path) -> Weights:
         kind = slices[f"{prefix}{name}"].get_dtype()
         if kind not in _FLOATS:
             raise HpctrainError(
-                "HT-weights-other-type",
+                "HT-weights-not-usable",
                 "{path}: {name} is of type {type}",
                 "write the file in float32",
                 path=path,
@@ -121,7 +121,7 @@ def _checkpoint(path: Path) -> Weights:
         newest = newest_whole(folder).iteration
         if not newest:
             raise HpctrainError(
-                "HT-weights-no-checkpoint",
+                "HT-weights-not-there",
                 "model.init_from: {path} is no checkpoint, and no run directory with a whole one",
                 "hpctrain checkpoint list RUN_DIR shows a run's",
                 path=path,
@@ -133,7 +133,7 @@ def _checkpoint(path: Path) -> Weights:
     framework = manifest.plan.get("framework")
     if framework != "torch":
         raise HpctrainError(
-            "HT-weights-of-other-framework",
+            "HT-only-in-pytorch",
             "{path} is of a training in {framework}, and weights are taken from PyTorch's",
             "train with --framework torch, or name a .safetensors file",
             path=path,

@@ -48,7 +48,7 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
     word_of_mask = re.compile(rf"((0x)?[0-9a-fA-F]{{1,{digits}}})?")
     if len(words) * 32 > MOST_CPUS or not all(map(word_of_mask.fullmatch, words)):
         raise HpctrainError(
-            "HT-cores-not-a-mask",
+            "HT-cores-not-a-list",
             "{where}: {text!r} is not a mask of CPUs such as 00000000,0000ffff",
             where=where,
             text=text.strip()[:80],

@@ -67,7 +67,7 @@ def gpu(name: str) -> GpuModel:
     found = gpus().get(name)
     if found is None:
         raise HpctrainError(
-            "HT-gpu-unknown", "--gpu {name}: no such GPU is known", nearest(name, sorted(gpus())), name=name
+            "HT-choice-unknown", "--gpu {name}: no such GPU is known", nearest(name, sorted(gpus())), name=name
         )
     return found
 

@@ -114,7 +114,7 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
     (host, ranks, gpus), *others = dict.fromkeys(hosts)
     if elsewhere := [name for name, _, _ in others if name != host]:
         raise HpctrainError(
-            "HT-gpus-shared-on-several-hosts",
+            "HT-gpus-not-shareable",
             "--share-gpus is for the ranks of one host, which it connects through the loopback interface, and there "
             "are ranks on {host} and {other}",
             "name one host, or leave --share-gpus out",
@@ -123,14 +123,14 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
         )
     if gpus == 0:
         raise HpctrainError(
-            "HT-gpus-none-to-share",
+            "HT-gpus-not-shareable",
             "--share-gpus: no GPU is visible on {host}",
             "leave --share-gpus out, and train on the CPU: --backend mpi or gloo",
             host=host,
         )
     if gpus >= ranks:
         raise HpctrainError(
-            "HT-gpus-enough",
+            "HT-gpus-not-shareable",
             "--share-gpus: {host} has {gpus} GPUs for {ranks} ranks, which is one for each",
             "leave --share-gpus out, or give --no-share-gpus to resume a run that had it; CUDA_VISIBLE_DEVICES=0 "
             "leaves the run one GPU to share",

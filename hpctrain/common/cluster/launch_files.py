@@ -33,7 +33,7 @@ def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
             _require_cores(host, slot)
             if missing := sorted(set(slot.cores) - set(logical)):
                 raise HpctrainError(
-                    "HT-cores-not-in-node-map", "{host}: core {core} is not in its node map", host=host, core=missing[0]
+                    "HT-cores-not-known", "{host}: core {core} is not in its node map", host=host, core=missing[0]
                 )
             cores = ",".join(str(number) for number in sorted(logical[core] for core in slot.cores))
             lines.append(f"rank {len(lines)}={host} slot={cores}")
@@ -139,7 +139,7 @@ def slot_variables(slot: Slot) -> dict[str, str]:
 def _require_cores(host: str, slot: Slot) -> None:
     if not slot.cores:
         raise HpctrainError(
-            "HT-cores-not-certain",
+            "HT-cores-not-known",
             "{host}: the cores of its ranks are not known for certain",
             "give a node map that lists cores and their threads: lstopo --of xml writes one",
             host=host,

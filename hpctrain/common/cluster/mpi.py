@@ -59,7 +59,7 @@ def find_mpi() -> MpiInstallation:
         answer = run_program(str(mpirun), "--version")
     except HpctrainError as error:
         raise HpctrainError(
-            "HT-mpi-does-not-run",
+            "HT-mpi-unavailable",
             "{mpirun} --version does not run: {problem}",
             INSTALL_HINT,
             mpirun=mpirun,
@@ -69,7 +69,7 @@ def find_mpi() -> MpiInstallation:
     text = answer.stdout + answer.stderr
     if "HOME" not in os.environ and "home directory" in text:
         raise HpctrainError(
-            "HT-mpi-needs-home",
+            "HT-mpi-unavailable",
             "{mpirun} needs the variable HOME, which is not set here",
             "export HOME=DIR",
             mpirun=mpirun,
@@ -99,7 +99,7 @@ def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
         return "mpich-hydra", match["version"]
     first = next(iter(text.strip().splitlines()), "nothing")
     raise HpctrainError(
-        "HT-mpi-unknown",
+        "HT-mpi-unavailable",
         "{mpirun} belongs to an unknown MPI: its --version prints {line!r}",
         f"known: Open MPI 4 and later, MPICH and others with Hydra, Intel MPI; {INSTALL_HINT}",
         mpirun=mpirun,
@@ -111,7 +111,7 @@ def _find_mpirun() -> Path:
     found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if found is None:
         raise HpctrainError(
-            "HT-mpi-not-found", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
+            "HT-mpi-unavailable", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
         )
     return Path(found)
 

@@ -204,7 +204,7 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
     if len(gpus) < ranks:
         raise HpctrainError(
-            "HT-ranks-not-one-per-gpu",
+            "HT-gpus-too-few",
             "{ranks} ranks for {gpus} GPUs: NCCL takes one rank per GPU",
             f"start at most {len(gpus)} ranks here; or leave --node out, with --share-gpus, to try things out",
             ranks=ranks,
@@ -241,7 +241,7 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
         return wanted
     if sum(bound) > sum(room.values()) and not cut:
         raise HpctrainError(
-            "HT-ranks-more-than-cores",
+            "HT-ranks-too-many",
             "{ranks} ranks for {cores} cores: every rank needs a core of its own",
             f"start at most {sum(room.values())} ranks here; a node map that was written inside a job has only that "
             "job's cores: write it outside, or with lstopo --disallowed --of xml",
@@ -353,7 +353,7 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
         for name, count in Counter(names).items():
             if count > 1:
                 raise HpctrainError(
-                    "HT-node-map-name-twice",
+                    "HT-node-file-not-valid",
                     "{where}: {kind} {name} appears {count} times",
                     "give one file of one host",
                     where=where,

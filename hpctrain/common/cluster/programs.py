@@ -47,7 +47,7 @@ def run_program(
         )
     except OSError as error:
         raise HpctrainError(
-            "HT-program-cannot-run", "{program} cannot be run: {reason}", program=program, reason=error.strerror
+            "HT-program-failed", "{program} cannot be run: {reason}", program=program, reason=error.strerror
         ) from error
     except subprocess.TimeoutExpired as error:
         raise HpctrainError(

@@ -37,10 +37,10 @@ def node_folder(kind: str, elsewhere: str, *, code: bool = False) -> Path:
     except OSError as error:
         raise disk_error(error, folder, elsewhere) from error
     if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
-        raise HpctrainError("HT-cache-of-other-user", "{root} belongs to another user", elsewhere, root=folder)
+        raise HpctrainError("HT-cache-not-safe", "{root} belongs to another user", elsewhere, root=folder)
     if code and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise HpctrainError(
-            "HT-cache-open-to-others",
+            "HT-cache-not-safe",
             "others can write into {folder}, whose files ranks run",
             f"rm -r {folder}, or {elsewhere}",
             folder=folder,

@@ -84,7 +84,7 @@ def require_empty(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
         raise HpctrainError(
-            "HT-folder-not-empty",
+            "HT-output-exists",
             "{folder} holds other files already: {others}",
             "choose another folder",
             folder=folder,

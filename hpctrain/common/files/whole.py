@@ -31,7 +31,7 @@ def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
     free = shutil.disk_usage(folder).free
     if wanted > free:
         raise HpctrainError(
-            "HT-disk-no-room",
+            "HT-disk-full",
             "no space left for {folder}: {wanted:.3g} GB are to be {done}, {free:.3g} GB are free",
             hint,
             exit_code=1,

@@ -104,7 +104,7 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
     iterations = recipe.batch.iterations(recipe.data.per_epoch(samples))
     if not iterations:
         raise HpctrainError(
-            "HT-data-too-few-for-batch",
+            "HT-batch-too-large",
             "batch.size={batch} with batch.drop_last leaves no step: there are {samples} training samples",
             f"--set batch.size={samples} or less, or --set batch.drop_last=false",
             batch=recipe.global_batch,

@@ -43,9 +43,9 @@ class Erasing(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Erasing:
         if not self.area[0] <= self.area[1] <= 1:
-            raise InvalidValueError("HT-data-area-no-range", "area is a smallest and a largest share, at most 1")
+            raise InvalidValueError("HT-key-out-of-range", "area is a smallest and a largest share, at most 1")
         if self.ratio[0] > self.ratio[1]:
-            raise InvalidValueError("HT-data-ratio-no-range", "ratio is a smallest and a largest one")
+            raise InvalidValueError("HT-key-out-of-range", "ratio is a smallest and a largest one")
         return self
 
 
@@ -73,7 +73,7 @@ class Mixing(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Mixing:
         if self.mixup is None and self.cutmix is None:
-            raise InvalidValueError("HT-data-mixing-of-nothing", "mixing needs mixup, cutmix or both")
+            raise InvalidValueError("HT-key-needs-another", "mixing needs mixup, cutmix or both")
         return self
 
 

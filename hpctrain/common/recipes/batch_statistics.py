@@ -28,7 +28,7 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
     if not rest:
         why = f"what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
     raise HpctrainError(
-        "HT-batch-norm-span-no-groups",
+        "HT-batch-norm-span-not-divisible",
         "model.batch_norm.span={span} is {reason}",
         f"with {ranks} ranks and {at_once} images each it is {', '.join(map(str, possible))} or world, or at most "
         f"{at_once}; batch.size, batch.per_rank and batch.micro_batch say how many images a rank computes at once",
@@ -53,7 +53,7 @@ def require_span(recipe: Recipe, ranks: int) -> None:
     together = ranks_together(span, at_once, ranks)
     if together > 1 and recipe.fault_tolerance.fault_tolerant:
         raise HpctrainError(
-            "HT-batch-norm-span-with-shrink",
+            "HT-keys-exclude-each-other",
             "model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink continues without some",
             f"--set fault_tolerance=stop, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
             span=span,
@@ -61,7 +61,7 @@ def require_span(recipe: Recipe, ranks: int) -> None:
         )
     if together > 1 and recipe.sync:
         raise HpctrainError(
-            "HT-batch-norm-span-with-sync",
+            "HT-keys-exclude-each-other",
             "model.batch_norm.span={span} joins {together} ranks in each step, and sync lets each take steps by itself",
             f"--set sync=null, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
             span=span,
@@ -71,7 +71,7 @@ def require_span(recipe: Recipe, ranks: int) -> None:
         return
     if recipe.global_batch % (ranks * at_once):
         raise HpctrainError(
-            "HT-batch-norm-span-unequal-parts",
+            "HT-batch-norm-span-not-divisible",
             "model.batch_norm.span={span} needs parts of equal size, and batch.size={batch} over {ranks} "
             "ranks has parts of {images} and fewer images",
             f"choose -np and batch.micro_batch so that their product divides {recipe.global_batch}",
@@ -82,7 +82,7 @@ def require_span(recipe: Recipe, ranks: int) -> None:
         )
     if together == 1 and at_once % span:
         raise HpctrainError(
-            "HT-batch-norm-span-of-images",
+            "HT-batch-norm-span-not-divisible",
             "model.batch_norm.span={span} does not divide the {images} images that a rank computes at once",
             f"--set batch.micro_batch={span}, or --set model.batch_norm.span={at_once}",
             span=span,

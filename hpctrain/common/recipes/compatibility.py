@@ -188,58 +188,54 @@ def _joined(names: Sequence[str]) -> str:
 
 def _of_optimizer(optimizer: Optimizer) -> Iterator[InvalidValueError]:
     if optimizer.nesterov and not optimizer.momentum:
-        yield InvalidValueError("HT-optimizer-nesterov-without-momentum", "nesterov needs momentum above 0")
+        yield InvalidValueError("HT-key-needs-another", "nesterov needs momentum above 0")
     if optimizer.momentum_correction and not optimizer.rate_in_momentum:
         yield InvalidValueError(
-            "HT-optimizer-momentum-correction-useless",
+            "HT-key-needs-another",
             "momentum_correction is for momentum that has the rate in it (rate_in_momentum)",
         )
     if optimizer.trust_decay is not None and optimizer.trust_denominator != "sum_of_norms":
-        yield InvalidValueError(
-            "HT-optimizer-trust-decay-useless", "trust_decay is for trust_denominator: sum_of_norms"
-        )
+        yield InvalidValueError("HT-key-needs-another", "trust_decay is for trust_denominator: sum_of_norms")
     if optimizer.name == "adam" and optimizer.weight_decay:
         yield InvalidValueError(
-            "HT-optimizer-adam-weight-decay",
+            "HT-recipe-key-of-another",
             "weight_decay does not belong to adam: frameworks disagree on its meaning; adamw has one",
         )
     if optimizer.name == "rmsprop_to_sgd" and optimizer.transition is None:
-        yield InvalidValueError("HT-optimizer-needs-transition", "rmsprop_to_sgd needs transition, and only it has one")
+        yield InvalidValueError("HT-key-needs-another", "rmsprop_to_sgd needs transition, and only it has one")
 
 
 def _of_schedule(schedule: Schedule) -> Iterator[InvalidValueError]:
     name, milestones = schedule.name, schedule.milestones
     if name in ("step", "piecewise") and not milestones:
-        yield InvalidValueError("HT-schedule-needs-milestones", "schedule {name!r} needs milestones", name=name)
+        yield InvalidValueError("HT-key-needs-another", "schedule {name!r} needs milestones", name=name)
     if name == "piecewise" and len(schedule.factors) != len(milestones) + 1:
-        yield InvalidValueError(
-            "HT-schedule-wrong-factors", "schedule 'piecewise' needs one factor more than milestones"
-        )
+        yield InvalidValueError("HT-key-needs-another", "schedule 'piecewise' needs one factor more than milestones")
     if list(milestones) != sorted(set(milestones)):
-        yield InvalidValueError("HT-schedule-milestones-not-rising", "milestones must rise")
+        yield InvalidValueError("HT-key-out-of-range", "milestones must rise")
     if milestones and milestones[0] <= schedule.warmup_epochs:
-        yield InvalidValueError("HT-schedule-milestones-in-warmup", "milestones must come after the warm-up")
+        yield InvalidValueError("HT-key-out-of-range", "milestones must come after the warm-up")
 
 
 def _of_warmup(schedule: Schedule) -> Iterator[InvalidValueError]:
     name, steps = schedule.name, schedule.warmup_steps
     if name == "triangular" and (schedule.peak_epoch is None or schedule.warmup_from is None):
         yield InvalidValueError(
-            "HT-schedule-needs-peak", "schedule 'triangular' needs peak_epoch, and warmup_from, where it begins"
+            "HT-key-needs-another", "schedule 'triangular' needs peak_epoch, and warmup_from, where it begins"
         )
     if name == "triangular" and (schedule.warmup_epochs or schedule.warmup == "constant"):
         yield InvalidValueError(
-            "HT-schedule-triangular-with-warmup",
+            "HT-keys-exclude-each-other",
             "schedule 'triangular' climbs until peak_epoch and has no other warm-up",
         )
     if not schedule.climbs and (schedule.warmup_from is not None or schedule.warmup == "constant"):
         yield InvalidValueError(
-            "HT-schedule-warmup-of-no-epochs",
+            "HT-key-needs-another",
             "warmup and warmup_from need warmup_epochs above 0, during which they hold",
         )
     if steps and schedule.warmup_epochs:
         yield InvalidValueError(
-            "HT-schedule-two-warmups",
+            "HT-keys-exclude-each-other",
             "warmup_steps ({steps:g}) and warmup_epochs ({epochs:g}) exclude each other; --set "
             "schedule.warmup_steps=null, or --set schedule.warmup_epochs=0",
             steps=steps,
@@ -247,17 +243,15 @@ def _of_warmup(schedule: Schedule) -> Iterator[InvalidValueError]:
         )
     if steps and not schedule.decay_steps:
         yield InvalidValueError(
-            "HT-schedule-steps-without-decay",
+            "HT-key-needs-another",
             "warmup_steps needs decay_steps: a run counted in steps is counted in steps throughout",
         )
     if steps and schedule.held != "iteration":
-        yield InvalidValueError(
-            "HT-schedule-steps-not-held", "warmup_steps is for rates that are held for an iteration"
-        )
+        yield InvalidValueError("HT-key-needs-another", "warmup_steps is for rates that are held for an iteration")
     if name != "triangular" and schedule.climbs and schedule.base_batch is None and schedule.warmup_from is None:
         key = "warmup_steps" if steps else "warmup_epochs"
         yield InvalidValueError(
-            "HT-schedule-warmup-without-base",
+            "HT-key-needs-another",
             "{key} needs base_batch, whose scaled rate it climbs to from learning_rate, or warmup_from",
             key=key,
         )
@@ -268,7 +262,7 @@ def _of_tuning(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     model = recipe.model
     if model.init_from is None and model.new_head != "auto":
         yield InvalidValueError(
-            "HT-model-head-without-weights", "model.new_head is for a network that begins with model.init_from"
+            "HT-key-needs-another", "model.new_head is for a network that begins with model.init_from"
         )
     given = {
         "model.init_from": model.init_from,
@@ -277,7 +271,7 @@ def _of_tuning(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     }
     if not recipe.mesh.replicates_only and (keys := [key for key, value in given.items() if value]):
         yield InvalidValueError(
-            "HT-mesh-with-tuning",
+            "HT-keys-exclude-each-other",
             "{keys}: for networks that each rank has whole, and not for mesh {mesh}",
             keys=_joined(keys),
             mesh=recipe.mesh,
@@ -306,7 +300,7 @@ def _of_length(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     schedule, epochs = recipe.schedule, recipe.epochs
     if schedule.warmup_epochs > epochs:
         yield InvalidValueError(
-            "HT-schedule-warmup-too-long",
+            "HT-key-out-of-range",
             "schedule.warmup_epochs ({warmup:g}) is longer than the run (epochs: {epochs}); --set "
             "schedule.warmup_epochs=0 does without",
             warmup=schedule.warmup_epochs,
@@ -314,7 +308,7 @@ def _of_length(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
         )
     if schedule.milestones and schedule.milestones[-1] >= epochs:
         yield InvalidValueError(
-            "HT-schedule-milestones-too-late",
+            "HT-key-out-of-range",
             "schedule.milestones ({last:g}) are not all within the run (epochs: {epochs}); for example --set "
             "'schedule.milestones=[{example:g}]'",
             last=schedule.milestones[-1],
@@ -323,7 +317,7 @@ def _of_length(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
         )
     if schedule.peak_epoch and schedule.peak_epoch >= epochs:
         yield InvalidValueError(
-            "HT-schedule-peak-too-late",
+            "HT-key-out-of-range",
             "schedule.peak_epoch ({peak:g}) is not within the run (epochs: {epochs}); for example --set "
             "schedule.peak_epoch={example:g}",
             peak=schedule.peak_epoch,
@@ -347,7 +341,7 @@ def climbs(recipe: RecipeKeys) -> InvalidValueError | None:
         return None
     of = f"optimizer.learning_rate, scaled to batch.size {size}" if base else "optimizer.learning_rate"
     return InvalidValueError(
-        "HT-schedule-end-rate-above-peak",
+        "HT-key-out-of-range",
         "schedule.end_rate ({end_rate:g}) is above {of} ({peak:g}), which should fall to it",
         end_rate=recipe.schedule.end_rate,
         of=of,
@@ -361,48 +355,48 @@ def _of_sync(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
         return
     if recipe.fault_tolerance.fault_tolerant:
         yield InvalidValueError(
-            "HT-sync-with-shrink",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, and what a dead rank has learnt in them is lost; "
             "fault_tolerance: stop resumes the run",
         )
     if compression != "none" and not sync.after_epochs:
         yield InvalidValueError(
-            "HT-sync-with-compression",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, without gradients for communication.compression to narrow",
         )
     if not recipe.mesh.replicates_only:
         yield InvalidValueError(
-            "HT-sync-with-mesh",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, and no rank of mesh {mesh} has the whole model; "
             "--mesh dp_replicate=-1",
             mesh=recipe.mesh,
         )
     if recipe.averaging:
         yield InvalidValueError(
-            "HT-sync-with-averaging",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, and averaging follows parameters that are equal on "
             "all ranks after each of them",
         )
     if recipe.precision == "fp16":
         yield InvalidValueError(
-            "HT-sync-with-fp16",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, and precision: fp16 scales the loss by what "
             "overflowed on any rank; bf16 does not",
         )
     if recipe.numbers.non_finite == "skip":
         yield InvalidValueError(
-            "HT-sync-with-skip",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, and numbers.non_finite: skip leaves a step out on all "
             "of them; stop and roll_back work",
         )
     if recipe.model.batch_norm.span == "world":
         yield InvalidValueError(
-            "HT-sync-with-world-statistics",
+            "HT-keys-exclude-each-other",
             "sync lets each rank take steps by itself, and model.batch_norm.span: world joins all ranks in each",
         )
     if sync.mode == "async" and recipe.checkpoints.every_steps:
         yield InvalidValueError(
-            "HT-sync-with-every-steps",
+            "HT-keys-exclude-each-other",
             "sync: async brings the ranks together at the end of an epoch only; leave checkpoints.every_steps out",
         )
 
@@ -413,7 +407,7 @@ def _of_axes(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     for axis, why in _WITHOUT.items():
         if sizes[axis] != 1 and axis not in MODEL_AXES[name]:
             yield InvalidValueError(
-                "HT-mesh-axis-not-for-model",
+                "HT-mesh-not-supported",
                 "mesh.{axis}: {model} {reason}; --mesh {axis}=1,dp_shard=-1 divides its state instead, in PyTorch",
                 axis=axis,
                 model=name,
@@ -427,14 +421,14 @@ def _of_axes(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
         )
     if sizes["dp_shard"] == 1 and recipe.sharding.zero != Sharding().zero:
         yield InvalidValueError(
-            "HT-mesh-without-dp-shard",
+            "HT-key-needs-another",
             "sharding.zero: {zero} is for a mesh with dp_shard; for example --mesh dp_shard=-1",
             zero=recipe.sharding.zero,
         )
     for key, value in dict(recipe.pipeline).items():
         if sizes["pp"] == 1 and value != getattr(Pipeline(), key):
             yield InvalidValueError(
-                "HT-mesh-without-pp",
+                "HT-key-needs-another",
                 "pipeline.{key}: {value} is for a mesh with pp; for example --mesh pp=2",
                 key=key,
                 value=value,
@@ -446,7 +440,7 @@ def _of_mesh(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     changes = "fault_tolerance: shrink" if faults.fault_tolerant else "fault_tolerance.grow" if faults.grow else None
     if changes and not mesh.replicates_only:
         yield InvalidValueError(
-            "HT-mesh-with-lost-ranks",
+            "HT-keys-exclude-each-other",
             "{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run "
             "has to resume from its checkpoint; --set fault_tolerance=stop does that",
             changes=changes,
@@ -454,19 +448,19 @@ def _of_mesh(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
         )
     if changes and mesh.dp_replicate not in (None, FILL):
         yield InvalidValueError(
-            "HT-mesh-of-fixed-ranks",
+            "HT-keys-exclude-each-other",
             "{changes} changes the number of ranks, and mesh.dp_replicate fixes it; --mesh dp_replicate=-1",
             changes=changes,
         )
     if recipe.averaging and not mesh.replicates_only:
         yield InvalidValueError(
-            "HT-mesh-with-averaging",
+            "HT-keys-exclude-each-other",
             "averaging follows parameters that each rank has whole, and not those of mesh {mesh}; leave it out",
             mesh=mesh,
         )
     if compression != "none" and not mesh.replicates_only:
         yield InvalidValueError(
-            "HT-mesh-with-compression",
+            "HT-keys-exclude-each-other",
             "communication.compression: {compression} is for gradients that each rank has whole, and not for "
             "mesh {mesh}; --set communication.compression=none",
             compression=compression,
@@ -484,7 +478,7 @@ def _of_batch(recipe: RecipeKeys) -> Iterator[InvalidValueError]:
     span = recipe.model.batch_norm.span
     if recipe.batch.micro_batch == "auto" and recipe.model.name in _RESIDUAL and not isinstance(span, int):
         yield InvalidValueError(
-            "HT-batch-auto-with-batch-norm",
+            "HT-batch-auto-not-possible",
             "batch.micro_batch: auto would choose over how many images {model} normalises, and with them the result; "
             "--set model.batch_norm.span=N fixes their number, or --set batch.micro_batch=N",
             model=recipe.model.name,
@@ -496,14 +490,14 @@ def uncompilable(recipe: RecipeKeys) -> InvalidValueError | None:
     sizes, schedule = recipe.mesh.sizes, recipe.pipeline.schedule
     if sizes["tp"] != 1:
         return InvalidValueError(
-            "HT-compile-with-tp",
+            "HT-keys-exclude-each-other",
             "compile: on with mesh {mesh}: hooks that PyTorch cannot compile divide and join what layers compute over "
             "tp; --set compile=off",
             mesh=recipe.mesh,
         )
     if sizes["pp"] != 1 and schedule in _SPLIT_BACKWARD:
         return InvalidValueError(
-            "HT-compile-with-split-backward",
+            "HT-keys-exclude-each-other",
             "compile: on with pipeline.schedule: {schedule}: it computes the gradients of inputs and of weights apart, "
             "and a compiled block gives them together; --set pipeline.schedule=1f1b, or --set compile=off",
             schedule=schedule,

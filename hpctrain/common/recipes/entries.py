@@ -85,7 +85,7 @@ def _refuse_folder(path: str) -> None:
     hint = f"hpctrain recipes new NAME --data {word} writes a recipe for a folder of images"
     if is_run:
         hint = f"it is a run's: hpctrain run --resume --run-dir {word} continues it"
-    raise HpctrainError("HT-recipe-is-a-folder", "{path} is a folder, and no recipe or script", hint, path=path)
+    raise HpctrainError("HT-work-not-a-script", "{path} is a folder, and no recipe or script", hint, path=path)
 
 
 def load_entry(name_or_path: str) -> Recipe | Listed:
@@ -106,7 +106,7 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
         name = name_or_path.removesuffix(f"@{variant}")
         choices = nearest(variant, variants) if variants else f"{name} has no variants"
         raise HpctrainError(
-            "HT-recipe-unknown-variant",
+            "HT-recipe-unknown",
             "unknown variant {variant!r} of {recipe}",
             choices,
             variant=variant,
@@ -130,7 +130,7 @@ def _entry(document: Document, variant: str) -> Recipe | Listed:
     if "missing" in values:
         if not values["missing"]:
             raise HpctrainError(
-                "HT-recipe-missing-nothing",
+                "HT-recipe-file-not-valid",
                 "{where}: missing: nothing is said to be missing",
                 "leave the key out of a recipe that can be run; else list what would have to be known",
                 where=where(("missing",)),
@@ -162,7 +162,7 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
     variants = document.values.get("variants", {})
     if not isinstance(variants, dict) or not all(isinstance(changes, dict) for changes in variants.values()):
         raise HpctrainError(
-            "HT-recipe-variants-no-mapping",
+            "HT-recipe-file-not-valid",
             "{where}: variants is not a mapping from names to the values that they change",
             HINT,
             where=document.where(("variants",)),
@@ -171,7 +171,7 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
     for name in named:
         if not name or "@" in name or "/" in name:
             raise HpctrainError(
-                "HT-recipe-bad-variant-name",
+                "HT-recipe-file-not-valid",
                 "{where}: {variant!r} cannot name a variant",
                 "a variant's name follows an @, and contains no @ and no slash",
                 where=document.where(("variants", name)),

@@ -25,7 +25,7 @@ class GptSettings(Section):
     def _divides(self) -> GptSettings:
         if self.width % self.heads:
             raise InvalidValueError(
-                "HT-model-width-not-divisible",
+                "HT-model-not-divisible",
                 "width ({width}) is not a multiple of heads ({heads})",
                 width=self.width,
                 heads=self.heads,

@@ -77,7 +77,7 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     keys = [each.partition("=")[0] for each in overrides]
     if others := [key for key in keys if key.partition(".")[0] != "fault_tolerance"]:
         raise HpctrainError(
-            "HT-script-takes-no-key",
+            "HT-option-not-usable-here",
             "--set {key} is for recipes, and {script} is a script",
             "its arguments go after --; for a script only fault_tolerance can be set",
             key=others[0],
@@ -94,7 +94,7 @@ def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultT
     ).fault_tolerance
     if found.fault_tolerant:
         raise HpctrainError(
-            "HT-script-cannot-shrink",
+            "HT-shrink-not-possible",
             "fault_tolerance: shrink is for recipes: the remaining ranks cannot rebuild the state of {script}",
             "--set fault_tolerance=elastic starts it again on the remaining hosts",
             script=script,
@@ -133,7 +133,7 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
         key, equals, text = override.partition("=")
         if not (key and equals):
             raise HpctrainError(
-                "HT-set-not-key-value",
+                "HT-option-bad-value",
                 "--set {override}: not of the form key=value",
                 "for example --set epochs=5",
                 override=override,
@@ -150,7 +150,7 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
             target = target[name]
             if not isinstance(target, dict):
                 raise HpctrainError(
-                    "HT-set-value-has-no-keys",
+                    "HT-set-unknown-key",
                     "--set {override}: {parent} was set to {value!r} before, which has no keys",
                     override=override,
                     parent=name,
@@ -193,7 +193,7 @@ def _check_key(key: str) -> None:
     for depth, part in enumerate(parts := key.split(".")):
         if section is None:
             raise HpctrainError(
-                "HT-set-value-has-no-keys",
+                "HT-set-unknown-key",
                 "--set {key}: {parent} is a value and has no keys",
                 key=key,
                 parent=".".join(parts[:depth]),

@@ -40,13 +40,13 @@ class Mesh(Section):
     def _consistent(self) -> Mesh:
         if zero := next((axis for axis in AXES if getattr(self, axis) == 0), None):
             raise InvalidValueError(
-                "HT-mesh-axis-of-zero",
+                "HT-mesh-not-valid",
                 "{axis} is 0; an axis has at least 1 rank, or -1 for what the others leave",
                 axis=zero,
             )
         if len(filled := [axis for axis in AXES if getattr(self, axis) == FILL]) > 1:
             raise InvalidValueError(
-                "HT-mesh-two-open-axes",
+                "HT-mesh-not-valid",
                 "{axes} are -1; only one axis can take what the others leave",
                 axes=" and ".join(filled),
             )
@@ -60,7 +60,7 @@ class Mesh(Section):
         """
         if ranks > _MOST_RANKS:
             raise HpctrainError(
-                "HT-mesh-too-many-ranks",
+                "HT-ranks-too-many",
                 "a mesh has at most {most} ranks, and there are {ranks}",
                 "fewer nodes, or fewer GPUs of each",
                 most=_MOST_RANKS,
@@ -79,7 +79,7 @@ class Mesh(Section):
             return Mesh(**sizes)
         does_not = f"does not divide {ranks} ranks" if filled is not None else f"is not {ranks} ranks"
         raise HpctrainError(
-            "HT-mesh-ranks-not-divisible",
+            "HT-ranks-not-divisible",
             "the mesh {mesh} = {product} {problem}",
             f"start a multiple of {product} ranks, or change the mesh: --mesh {_example(ranks)}"
             if filled is not None
@@ -168,7 +168,7 @@ def parse_mesh(text: str, where: str = "--mesh") -> Mesh:
         axis, _, size = part.partition("=")
         if not re.fullmatch(r"-?[0-9]{1,7}", size, re.ASCII):
             raise HpctrainError(
-                "HT-mesh-not-axis-ranks",
+                "HT-mesh-not-valid",
                 "{where} {text}: {part!r} is not of the form AXIS=RANKS",
                 f"for example {_EXAMPLE}",
                 where=where,
@@ -177,7 +177,7 @@ def parse_mesh(text: str, where: str = "--mesh") -> Mesh:
             )
         if axis not in AXES:
             raise HpctrainError(
-                "HT-mesh-unknown-axis",
+                "HT-mesh-not-valid",
                 "{where} {text}: unknown axis {axis!r}",
                 nearest(axis, AXES),
                 where=where,
@@ -186,7 +186,7 @@ def parse_mesh(text: str, where: str = "--mesh") -> Mesh:
             )
         if axis in sizes:
             raise HpctrainError(
-                "HT-mesh-axis-twice",
+                "HT-mesh-not-valid",
                 "{where} {text}: {axis} is given twice",
                 f"for example {_EXAMPLE}",
                 where=where,

@@ -53,7 +53,7 @@ class FaultTolerance(Section):
             return {"grow": True}
         if isinstance(value, str) and value not in ("stop", "shrink"):
             raise InvalidValueError(
-                "HT-fault-tolerance-unknown-word",
+                "HT-value-not-valid",
                 "input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}",
                 value=value,
             )
@@ -63,30 +63,30 @@ class FaultTolerance(Section):
     def _consistent(self) -> FaultTolerance:
         if not self.fault_tolerant and self.batch == "shrink":
             raise InvalidValueError(
-                "HT-fault-tolerance-batch-without-shrink",
+                "HT-key-needs-another",
                 "batch: shrink needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank",
             )
         if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
             raise InvalidValueError(
-                "HT-fault-tolerance-min-without-shrink",
+                "HT-key-needs-another",
                 "min_ranks: {min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends "
                 "with its first dead rank",
                 min_ranks=self.min_ranks,
             )
         if self.grow and self.batch == "shrink":
             raise InvalidValueError(
-                "HT-fault-tolerance-batch-with-grow",
+                "HT-keys-exclude-each-other",
                 "batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)",
             )
         if self.max_ranks is not None and not self.grow:
             raise InvalidValueError(
-                "HT-fault-tolerance-max-without-grow",
+                "HT-key-needs-another",
                 "max_ranks: {max_ranks} needs grow: true; without it no rank is added",
                 max_ranks=self.max_ranks,
             )
         if self.max_ranks is not None and self.max_ranks < self.min_ranks:
             raise InvalidValueError(
-                "HT-fault-tolerance-max-below-min",
+                "HT-key-out-of-range",
                 "max_ranks: {max_ranks} is below min_ranks: {min_ranks}",
                 max_ranks=self.max_ranks,
                 min_ranks=self.min_ranks,

@@ -18,7 +18,7 @@ def require_ranks(ranks: int) -> None:
     """Refuse a run without ranks."""
     if ranks < 1:
         raise HpctrainError(
-            "HT-ranks-none", "-np {ranks}: a run needs at least one rank", "for example -np 2", ranks=ranks
+            "HT-ranks-too-few", "-np {ranks}: a run needs at least one rank", "for example -np 2", ranks=ranks
         )
 
 
@@ -62,7 +62,7 @@ def require_between(faults: FaultTolerance, ranks: int) -> None:
     least, most = faults.min_ranks, faults.max_ranks
     if least > ranks:
         raise HpctrainError(
-            "HT-ranks-below-min",
+            "HT-ranks-too-few",
             "fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
             f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
             least=least,
@@ -70,7 +70,7 @@ def require_between(faults: FaultTolerance, ranks: int) -> None:
         )
     if most is not None and most < ranks:
         raise HpctrainError(
-            "HT-ranks-above-max",
+            "HT-ranks-too-many",
             "fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
             f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
             most=most,
@@ -86,7 +86,7 @@ def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
     if model.heads % sizes["tp"]:
         possible = [str(size) for size in range(1, model.heads + 1) if model.heads % size == 0]
         raise HpctrainError(
-            "HT-mesh-heads-not-divisible",
+            "HT-model-not-divisible",
             "mesh.tp: {ranks} ranks cannot share the {heads} heads of each block evenly",
             f"--mesh tp=N with one of {', '.join(possible)}",
             ranks=sizes["tp"],
@@ -95,7 +95,7 @@ def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
     stages = sizes["pp"] * (1 if recipe.pipeline.schedule in _ONE_STAGE_A_RANK else 2)
     if stages > model.layers:
         raise HpctrainError(
-            "HT-mesh-stages-not-blocks",
+            "HT-model-not-divisible",
             "mesh.pp: {ranks} ranks make {stages} stages with pipeline.schedule {schedule}, and the "
             "model has {blocks} blocks",
             "fewer ranks along pp, or more model.layers",
@@ -119,7 +119,7 @@ def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     if samples % count:
         possible = [size for size in range(1, samples + 1) if samples % size == 0]
         raise HpctrainError(
-            "HT-pipeline-unequal-micro-batches",
+            "HT-pipeline-wrong-micro-batches",
             "{count} micro-batches of equal size cannot be made from the {samples} samples that each of "
             "{data_ranks} data-parallel ranks computes at once",
             f"--set pipeline.micro_batches={min(possible, key=lambda size: abs(size - count))}, or another batch",
@@ -129,7 +129,7 @@ def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
         )
     if recipe.pipeline.schedule == "1f1b" and count < stages:
         raise HpctrainError(
-            "HT-pipeline-too-few-micro-batches",
+            "HT-pipeline-wrong-micro-batches",
             "pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}",
             f"--set pipeline.micro_batches={stages}, or --set pipeline.schedule=gpipe",
             stages=stages,
@@ -138,7 +138,7 @@ def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     rounds = max(1, count // stages)
     if recipe.pipeline.schedule.startswith("interleaved") and count % rounds:
         raise HpctrainError(
-            "HT-pipeline-rounds-not-divisible",
+            "HT-pipeline-wrong-micro-batches",
             "pipeline.schedule: {schedule} runs in {rounds} rounds of {stages} stages, which do not "
             "divide {count} micro-batches",
             f"--set pipeline.micro_batches={rounds * stages}",

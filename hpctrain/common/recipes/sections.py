@@ -193,18 +193,18 @@ class Images(Section):
     def _consistent(self) -> Images:
         if self.test_size > self.test_resize:
             raise InvalidValueError(
-                "HT-data-test-size-too-large",
+                "HT-key-out-of-range",
                 "test_size ({test_size}) is more than test_resize ({test_resize}) leaves",
                 test_size=self.test_size,
                 test_resize=self.test_resize,
             )
         if not self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise InvalidValueError("HT-data-area-no-range", "crop_area is a smallest and a largest share, at most 1")
+            raise InvalidValueError("HT-key-out-of-range", "crop_area is a smallest and a largest share, at most 1")
         if self.crop_ratio[0] > self.crop_ratio[1]:
-            raise InvalidValueError("HT-data-ratio-no-range", "crop_ratio is a smallest and a largest one")
+            raise InvalidValueError("HT-key-out-of-range", "crop_ratio is a smallest and a largest one")
         epochs = [epoch for epoch, _ in self.size_ramp]
         if epochs != sorted(set(epochs)):
-            raise InvalidValueError("HT-data-size-ramp-not-rising", "the epochs of size_ramp must rise")
+            raise InvalidValueError("HT-key-out-of-range", "the epochs of size_ramp must rise")
         return self
 
 
@@ -237,7 +237,7 @@ class Batch(Section):
             )
         if self.emulated_ranks and self.per_rank is None:
             raise InvalidValueError(
-                "HT-batch-emulated-ranks-with-size", "emulated_ranks multiplies per_rank; size says all by itself"
+                "HT-keys-exclude-each-other", "emulated_ranks multiplies per_rank; size says all by itself"
             )
         return self
 

@@ -57,7 +57,7 @@ def in_one_word(value: object) -> object:
     """
     if isinstance(value, str) and value != "async":
         raise InvalidValueError(
-            "HT-sync-unknown-word", "input should be 'async', null or a section, not {value!r}", value=value
+            "HT-value-not-valid", "input should be 'async', null or a section, not {value!r}", value=value
         )
     return {"mode": "async"} if value == "async" else value
 

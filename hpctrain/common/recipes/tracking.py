@@ -42,7 +42,7 @@ def parse_trackers(text: str, *, where: str = "--tracking") -> tuple[Tracker, ..
     for name in map(str.strip, text.split(",")):
         if name not in TRACKERS:
             raise HpctrainError(
-                "HT-tracker-unknown",
+                "HT-choice-unknown",
                 "{where} {text}: unknown tracker {name!r}",
                 nearest(name, (*TRACKERS, _NONE)),
                 where=where,

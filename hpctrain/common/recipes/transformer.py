@@ -137,7 +137,7 @@ class Transformer:
             value = getattr(self, field.name)
             if field.name in CHOICES and value not in CHOICES[field.name]:
                 raise HpctrainError(
-                    "HT-transformer-unknown-choice",
+                    "HT-choice-unknown",
                     "{key} is {value!r}",
                     f"valid: {', '.join(CHOICES[field.name])}",
                     key=field.name,
@@ -146,7 +146,7 @@ class Transformer:
             least = 0 if field.name in _MAY_BE_0 else 1
             if field.type == "int" and not least <= value <= _LARGEST:
                 raise HpctrainError(
-                    "HT-transformer-size",
+                    "HT-key-out-of-range",
                     "{key} is {value}; it is at least {least} and at most {most}",
                     key=field.name,
                     value=value,
@@ -155,7 +155,7 @@ class Transformer:
                 )
         if self.window and not self.causal:
             raise HpctrainError(
-                "HT-transformer-window-not-causal",
+                "HT-transformer-not-valid",
                 "window is {window}, and causal is false",
                 "windows are of causal attention alone: leave one of both out",
                 window=self.window,
@@ -163,7 +163,7 @@ class Transformer:
         for key, of in (("width", "heads"), ("heads", "kv_heads")):
             if getattr(self, key) % getattr(self, of) and not (key == "width" and self.head_width):
                 raise HpctrainError(
-                    "HT-transformer-not-divisible",
+                    "HT-model-not-divisible",
                     "{key} ({value}) is not a multiple of {of} ({parts})",
                     key=key,
                     value=getattr(self, key),

@@ -22,7 +22,7 @@ def require_backend(backend: str, plan: Plan) -> None:
     """Refuse a backend that does not exist, or that cannot do what the plan asks for."""
     if backend not in BACKENDS:
         raise HpctrainError(
-            "HT-backend-unknown", "unknown backend {backend!r}", nearest(backend, BACKENDS), backend=backend
+            "HT-choice-unknown", "unknown backend {backend!r}", nearest(backend, BACKENDS), backend=backend
         )
     capable = CAPABILITIES.get(backend)
     _require_sharing(plan, backend)
@@ -37,7 +37,7 @@ def require_backend(backend: str, plan: Plan) -> None:
     _require_strategy(plan, backend)
     if plan.start.launcher == TORCHRUN and capable.joins_ranks and not capable.meets_without_mpi:
         raise HpctrainError(
-            "HT-backend-needs-mpi",
+            "HT-backend-unfit",
             "backend {backend!r} needs ranks that MPI started, and torchrun is to start them",
             "choose --backend gloo or nccl, or --launcher auto",
             backend=backend,
@@ -131,7 +131,7 @@ def _without_mpi(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[
 def _require_single(plan: Plan, hosts: Sequence[str], machine: Machine) -> None:
     if plan.ranks > 1 and not CAPABILITIES[plan.asked_backend].replicates:
         raise HpctrainError(
-            "HT-backend-for-one-process",
+            "HT-backend-unfit",
             "backend {backend!r} is for one process, not for -np {ranks}",
             "choose --backend auto",
             backend=plan.asked_backend,

@@ -166,7 +166,7 @@ class RunDirectory:
         for folder in (self.ranks, self.logs, self.dumps, self.tensorboard, self.wandb):
             if folder.is_symlink():
                 raise HpctrainError(
-                    "HT-run-directory-link",
+                    "HT-run-directory-unfit",
                     "{folder} is a symbolic link: a run would write and remove files in {target}",
                     f"put the folder itself there; of a run's folders, {self.checkpoints.name} alone may be a link",
                     folder=folder,

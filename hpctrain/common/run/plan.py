@@ -55,7 +55,7 @@ class Slots(FrozenModel):
     def _consistent(self) -> Slots:
         if len(self.places) not in (0, self.slots):
             raise InvalidValueError(
-                "HT-plan-places-not-slots",
+                "HT-plan-not-valid",
                 "{host}: {places} places for {slots} slots",
                 host=self.host,
                 places=len(self.places),
@@ -181,12 +181,10 @@ class Plan(FrozenModel):
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
         if (self.recipe is None) == (self.script is None):
-            raise InvalidValueError("HT-plan-not-one-work", "a plan is of a recipe or of a script")
+            raise InvalidValueError("HT-plan-not-valid", "a plan is of a recipe or of a script")
         placed = {bool(host.places) for host in self.hosts}
         if len(placed) > 1:
-            raise InvalidValueError(
-                "HT-plan-places-of-some-hosts", "all hosts have places for their ranks, or none has"
-            )
+            raise InvalidValueError("HT-plan-not-valid", "all hosts have places for their ranks, or none has")
         return self
 
     @property

@@ -105,7 +105,7 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
     if isinstance(work, Script):
         if framework:
             raise HpctrainError(
-                "HT-framework-for-recipes-only",
+                "HT-option-not-usable-here",
                 "--framework {framework} is for recipes: {script} chooses by itself",
                 "leave --framework out",
                 framework=framework,
@@ -117,14 +117,14 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
         if chosen == known:
             if known not in installed:
                 raise HpctrainError(
-                    "HT-framework-not-installed",
+                    "HT-package-not-installed",
                     "{framework} is not installed in this Python",
                     f"pip install 'hpctrain[{known}]'",
                     framework=known,
                 )
             return known
     raise HpctrainError(
-        "HT-framework-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
+        "HT-choice-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
     )
 
 
@@ -160,7 +160,7 @@ def _require_framework(plan: Plan) -> None:
         }
     if feature := next((name for name, is_asked in of_pytorch.items() if is_asked), None):
         raise HpctrainError(
-            "HT-framework-unfit",
+            "HT-only-in-pytorch",
             "{title} is to run in Keras, and {feature} is for PyTorch",
             "choose --framework torch, or leave it out",
             title=plan.title,

@@ -249,7 +249,7 @@ class ImageNetwork(_Frozen):
         """
         if image_size < 32:
             raise HpctrainError(
-                "HT-workload-images-too-small",
+                "HT-option-bad-value",
                 "images of {image_size} pixels a side are too small for {name}",
                 "at least 32",
                 image_size=image_size,
@@ -314,7 +314,7 @@ def load_workload(name: str, *, image_size: int | None = None, classes: int | No
     """
     if name not in workload_names():
         raise HpctrainError(
-            "HT-workload-unknown",
+            "HT-choice-unknown",
             "there is no workload of a network {name!r}",
             nearest(name, workload_names()),
             name=name,

@@ -125,7 +125,7 @@ def _apply(source: Path, adaptation: Adaptation) -> None:
     text = path.read_text() if path.is_file() else ""
     if adaptation.old not in text:
         raise HpctrainError(
-            "HT-horovod-sources-unknown",
+            "HT-horovod-build-failed",
             "Horovod's {file} lacks the text {text!r} that has to change ({reason})",
             "the source package is not the release that hpctrain knows; update hpctrain",
             exit_code=1,

@@ -33,7 +33,7 @@ def require(framework: str | None) -> None:
     installed = find_installed()
     if installed is None:
         raise HpctrainError(
-            "HT-horovod-not-built", "Horovod is not built", f"{_FIRST_BUILD}; --backend mpi needs no build"
+            "HT-backend-unavailable", "Horovod is not built", f"{_FIRST_BUILD}; --backend mpi needs no build"
         )
     checks = [_mpi(installed)] if framework is None else [_framework(framework, installed), _mpi(installed)]
     for check in checks:

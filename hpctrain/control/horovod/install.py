@@ -43,7 +43,7 @@ def build(progress: Progress, *, force: bool = False) -> tuple[BuildFingerprint,
     wanted = current_fingerprint(mpi, toolkit, nccl)
     if not wanted.packages:
         raise HpctrainError(
-            "HT-horovod-no-framework",
+            "HT-package-not-installed",
             "there is no framework to build Horovod for",
             "pip install 'hpctrain[torch]' or [keras]",
         )
@@ -77,7 +77,7 @@ def _require_tools(mpi: MpiInstallation) -> None:
         missing.append("cmake")
     if missing:
         raise HpctrainError(
-            "HT-horovod-packages-missing",
+            "HT-package-not-installed",
             "the build needs Python packages that are missing: {missing}",
             "pip install 'hpctrain[horovod]'",
             missing=", ".join(missing),
@@ -87,7 +87,7 @@ def _require_tools(mpi: MpiInstallation) -> None:
     missing = [name for name in (compiler, "make") if shutil.which(name) is None]
     if missing:
         raise HpctrainError(
-            "HT-horovod-programs-missing",
+            "HT-compiler-missing",
             "the build needs programs that are not on the PATH: {missing}",
             "load the cluster's compiler module, or: apt-get install g++ make",
             missing=", ".join(missing),
@@ -95,14 +95,14 @@ def _require_tools(mpi: MpiInstallation) -> None:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         raise HpctrainError(
-            "HT-horovod-header-missing",
+            "HT-compiler-missing",
             "the build needs Python's header {header}",
             "apt-get install python3-dev",
             header=header,
         )
     if environment_prefix(mpi) is None and mpi.mpicxx is None:
         raise HpctrainError(
-            "HT-horovod-no-compiler-wrapper",
+            "HT-compiler-missing",
             "{name} at {mpirun} has no mpicxx beside it, so nothing can be compiled for it",
             "install its development package (Debian: libopenmpi-dev or libmpich-dev), or load its full module",
             name=mpi.name,
@@ -115,7 +115,7 @@ def _pip(*arguments: str) -> None:
     answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if answer.returncode != 0:
         raise HpctrainError(
-            "HT-horovod-pip-failed",
+            "HT-horovod-build-failed",
             "pip {command} failed: {reason}",
             f"may you write to {Path(sys.prefix)}?",
             exit_code=1,
@@ -165,7 +165,7 @@ def _run_selftest(mpi: MpiInstallation, framework: str, title: str) -> None:
     if answer.returncode != 0:
         end = "\n".join(answer.stdout.strip().splitlines()[-12:])
         raise HpctrainError(
-            "HT-horovod-selftest-failed",
+            "HT-horovod-build-failed",
             "Horovod was compiled, but its test with {framework} on 2 ranks of {mpi} failed (exit "
             "{status}); the end of its output:\n{output}",
             "it was removed again; `hpctrain horovod check` names the MPI and the frameworks",

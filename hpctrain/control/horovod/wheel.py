@@ -181,7 +181,7 @@ def _run_logged(command: list[str], env: dict[str, str], path: Path, progress: P
         with path.open() as file:
             error = first_error(file)
         raise HpctrainError(
-            "HT-horovod-compile-failed",
+            "HT-horovod-build-failed",
             "Horovod does not compile:\n{reason}",
             f"the whole log: {path}",
             exit_code=1,
@@ -204,7 +204,7 @@ def fetch(directory: Path) -> Path:
     if answer.returncode != 0:
         reasons = [line for line in answer.stderr.splitlines() if "rror" in line or "HASH" in line]
         raise HpctrainError(
-            "HT-horovod-download-failed",
+            "HT-horovod-build-failed",
             "pip could not download horovod {version}: {reason}",
             "check the network and pip's index (pip config list), or put the file into a folder named by "
             "PIP_FIND_LINKS",

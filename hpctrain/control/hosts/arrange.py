@@ -97,7 +97,7 @@ def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ)
 def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
     if options.hosts is None and options.hostfile is None and not environment.get(_ALLOCATED):
         raise HpctrainError(
-            "HT-fabric-hosts-unnamed",
+            "HT-hosts-not-named",
             "--fabric {fabric} has {hosts} hosts, and nothing says which of them are yours",
             "name them with --hosts, or start inside a Slurm allocation",
             fabric=options.fabric,
@@ -141,7 +141,9 @@ def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHo
         HpctrainError: both options, a list or file that cannot be read, or a heterogeneous job outside its script.
     """
     if options.hosts is not None and options.hostfile is not None:
-        raise HpctrainError("HT-hosts-named-twice", "--hosts and --hostfile both say which hosts", "give one of them")
+        raise HpctrainError(
+            "HT-options-exclude-each-other", "--hosts and --hostfile both say which hosts", "give one of them"
+        )
     if options.hosts is not None:
         return FoundHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
@@ -156,7 +158,7 @@ def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHo
         return FoundHosts(hosts=hosts, where="the allocation", warnings=(counted(what, others),) if others else ())
     if components:
         raise HpctrainError(
-            "HT-hosts-heterogeneous-job",
+            "HT-hosts-not-named",
             "the job is heterogeneous: {components} have hosts each, and nothing says which of them are meant",
             f"name them: --hosts ${next(iter(components))}",
             components=", ".join(components),
@@ -179,7 +181,7 @@ def _hosts(
             warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
         if not hosts:
             raise HpctrainError(
-                "HT-hosts-nameless",
+                "HT-hosts-not-named",
                 "{where}: none of its {count} hosts has a name",
                 "name yours with --hosts",
                 where=where,

@@ -43,14 +43,14 @@ def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
         return read_fabric(options.fabric, options.routes, choice=Choice(name=options.topology, hosts=hosts))
     if options.routes is not None:
         raise HpctrainError(
-            "HT-fabric-tables-alone",
+            "HT-option-needs-another",
             "--routes {routes}: forwarding tables alone do not say what is cabled to what",
             "name the output of ibnetdiscover with --fabric",
             routes=options.routes,
         )
     if options.topology is not None:
         raise HpctrainError(
-            "HT-topology-name-without-file",
+            "HT-option-needs-another",
             "--topology {topology} is one of a file",
             "name the file with --fabric",
             topology=options.topology,

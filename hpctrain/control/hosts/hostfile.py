@@ -90,7 +90,7 @@ def parse_hostfile(text: str, name: str) -> Hostfile:
         for host in line.names:
             if line.slots is not None and host in hosts:
                 raise HpctrainError(
-                    "HT-hostfile-slots-twice",
+                    "HT-hostfile-not-valid",
                     "{where}: slots= for {host}, which was named before: Open MPI does not take that either",
                     "name it once, with all of its slots",
                     where=where,
@@ -100,9 +100,11 @@ def parse_hostfile(text: str, name: str) -> Hostfile:
         alone.update(line.names if line.slots is line.added is None else ())
         ignored |= {pair: where for pair in line.ignored if pair not in ignored}
         if len(hosts) > MOST_HOSTS:
-            raise HpctrainError("HT-hostfile-too-long", "{path} has more than {most} hosts", path=name, most=MOST_HOSTS)
+            raise HpctrainError(
+                "HT-hostfile-not-valid", "{path} has more than {most} hosts", path=name, most=MOST_HOSTS
+            )
     if not hosts:
-        raise HpctrainError("HT-hostfile-no-host", "{path} names no host", _HINT, path=name)
+        raise HpctrainError("HT-hostfile-not-valid", "{path} names no host", _HINT, path=name)
     if max(alone.values(), default=1) > 1:
         # Slurm's form: a name on its own line counts for one rank.
         hosts |= {host: 1 for host in alone if hosts[host] is None}
@@ -132,7 +134,7 @@ def _line(content: str, where: str) -> _Line:
         line.slots = slots = numbers["slots" if "slots" in numbers else "most"]
         if numbers.get("most", slots) < slots:
             raise HpctrainError(
-                "HT-hostfile-too-many-slots",
+                "HT-hostfile-not-valid",
                 "{where}: {line!r} has more slots than the most that it allows",
                 _HINT,
                 where=where,
@@ -165,7 +167,7 @@ def _refuse_other_forms(first: str, rest: list[str], where: str) -> None:
     """Refuse the other forms of a line that Open MPI knows, each with its own advice."""
     if first.startswith("+"):
         raise HpctrainError(
-            "HT-hostfile-relative-host",
+            "HT-hostfile-not-valid",
             "{where}: {entry!r} counts the nodes of an allocation",
             "name the hosts themselves",
             where=where,
@@ -173,7 +175,7 @@ def _refuse_other_forms(first: str, rest: list[str], where: str) -> None:
         )
     if first.startswith("^"):
         raise HpctrainError(
-            "HT-hostfile-excluded-host",
+            "HT-hostfile-not-valid",
             "{where}: {entry!r} leaves a host out",
             "leave out the lines that name it",
             where=where,
@@ -181,7 +183,7 @@ def _refuse_other_forms(first: str, rest: list[str], where: str) -> None:
         )
     if first == "rank" and rest and re.match(r"\d+=", rest[0]):
         raise HpctrainError(
-            "HT-hostfile-is-rankfile",
+            "HT-hostfile-not-valid",
             "{where}: a line of a rankfile",
             f"hpctrain places ranks itself: {_HINT}",
             where=where,
@@ -189,7 +191,7 @@ def _refuse_other_forms(first: str, rest: list[str], where: str) -> None:
     address = first.rpartition("@")[2].partition("%")[0].strip("[]")
     if address.count(":") > 1 and _is_address(address):
         raise HpctrainError(
-            "HT-hostfile-ipv6-address",
+            "HT-hostfile-not-valid",
             "{where}: {address} is an IPv6 address, whose colons are not told from those of slots",
             "give the host a name, in /etc/hosts or ~/.ssh/config",
             where=where,
@@ -210,7 +212,7 @@ def _require_own_user(user: str, host: str, where: str) -> None:
     if user == getpass.getuser():
         return
     raise HpctrainError(
-        "HT-hostfile-user-named",
+        "HT-hostfile-not-valid",
         "{where}: {host} with the user {user!r}: hosts are named without their user",
         f"write `Host {host}` and below it `User {user[:60]}` into ~/.ssh/config, and leave the user out here",
         where=where,
@@ -222,5 +224,5 @@ def _require_own_user(user: str, host: str, where: str) -> None:
 def _not_a_line(content: str, where: str) -> HpctrainError:
     shown = content if len(content) <= 60 else f"{content[:60]}…"
     return HpctrainError(
-        "HT-hostfile-bad-line", "{where}: {line!r} is not a host with its slots", _HINT, where=where, line=shown
+        "HT-hostfile-not-valid", "{where}: {line!r} is not a host with its slots", _HINT, where=where, line=shown
     )

@@ -85,7 +85,7 @@ def require_interface(interface: str, by_host: Interfaces) -> None:
         up = [one.name for one in found if one.up]
         if names.isdisjoint(up):
             raise HpctrainError(
-                "HT-host-no-interface",
+                "HT-interface-not-usable",
                 "--interface {interface}: {host} has none of that name that is up",
                 f"it has {', '.join(name for name in up if name != 'lo') or 'none'}",
                 interface=interface,
@@ -128,7 +128,7 @@ def _all_networks_but(wrong: Interfaces, right: Interfaces) -> dict[str, str]:
     names = sorted({one.name for host in wrong.values() for one in host})
     if kept := {one.name for host in right.values() for one in host}.intersection(names):
         raise HpctrainError(
-            "HT-interface-inconsistent",
+            "HT-interface-not-usable",
             "interface {interface} leads to other hosts on some hosts and to none on others",
             "name those that reach the other hosts with --interface NAME,NAME",
             interface=sorted(kept)[0],
@@ -140,7 +140,7 @@ def _unreachable(wrong: Interfaces, right: Interfaces) -> HpctrainError:
     hosts = [host for host, usable in right.items() if not usable]
     names = ", ".join(dict.fromkeys(one.name for host in hosts for one in wrong[host])) or "none"
     return HpctrainError(
-        "HT-hosts-unreachable",
+        "HT-network-unreachable",
         "{hosts}: no interface leads to the other hosts; the address of {interfaces} is another host's too",
         "give each host an address of its own, `ip address` lists them, and name the interface: --interface NAME",
         hosts=fold_hosts(hosts),

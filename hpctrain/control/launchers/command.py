@@ -286,7 +286,7 @@ def _require_plugin(container: Container, launcher: Launcher | None) -> None:
     if container.runtime == "pyxis" and not isinstance(launcher, Srun):
         called = "no launcher" if launcher is None else launcher.name
         raise HpctrainError(
-            "HT-container-pyxis-without-srun",
+            "HT-launcher-not-usable-here",
             "the container {image} is for pyxis, a plugin of srun, and {launcher} starts the ranks",
             "choose --launcher srun-pmix, or --container-runtime apptainer",
             image=container.image,

@@ -90,7 +90,7 @@ def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str,
     hosts = len(plan.hosts)
     if hosts > 1 and pod_index(environment) is None:
         raise HpctrainError(
-            "HT-launcher-torchrun-on-other-hosts",
+            "HT-launcher-not-usable-here",
             "torchrun starts ranks only on its own host, and the run has {hosts} hosts",
             "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
             hosts=hosts,
@@ -129,7 +129,7 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
         except HpctrainError as error:
             reasons[name] = error.message
     raise HpctrainError(
-        "HT-launcher-none-installed",
+        "HT-launcher-none-works",
         "no launcher is installed here{tried}",
         _OTHER_LAUNCHERS,
         exit_code=1,
@@ -187,7 +187,7 @@ def require_choices(plan: Plan) -> None:
     """Refuse a chosen launcher that cannot continue without a dead rank, as the planner does with backends."""
     if plan.fault_tolerant and plan.start.launcher not in ("auto", "mpirun"):
         raise HpctrainError(
-            "HT-launcher-ends-dead-ranks",
+            "HT-shrink-not-possible",
             "fault_tolerance: shrink: {launcher} ends the step of a rank that died",
             f"choose --launcher mpirun, of Open MPI 5; {_STOP_INSTEAD}",
             launcher=plan.start.launcher,
@@ -204,14 +204,14 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_STOP_INSTEAD}"
     if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):
         raise HpctrainError(
-            "HT-launcher-cannot-mitigate",
+            "HT-shrink-not-possible",
             "fault_tolerance: shrink needs the mpirun of Open MPI 5 or later, and {launcher} starts the ranks",
             hint,
             launcher=launcher.name,
         )
     if "options:ft_mpi_support:no" in program_output(str(launcher.mpirun.with_name("ompi_info")), "--parsable"):
         raise HpctrainError(
-            "HT-launcher-without-mitigation",
+            "HT-shrink-not-possible",
             "fault_tolerance: shrink needs failure mitigation, and {launcher} was built without (--with-ft=no)",
             hint,
             launcher=launcher.name,
@@ -227,14 +227,14 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(
-            "HT-launcher-outside-slurm-job",
+            "HT-launcher-not-usable-here",
             "{launcher} starts ranks inside a Slurm job, and this process is not in one",
             "start it in one: hpctrain submit, or salloc",
             launcher=srun.name,
         )
     if srun.mpi not in (plugins := _plugins()):
         raise HpctrainError(
-            "HT-slurm-no-mpi-plugin",
+            "HT-launcher-not-usable-here",
             "this Slurm has no plugin {plugin}; `srun --mpi=list` names {plugins}",
             "choose --launcher mpirun",
             plugin=srun.mpi,
@@ -249,7 +249,7 @@ def _torchrun_port(environment: Mapping[str, str]) -> int | None:
         return None
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise HpctrainError(
-            "HT-launcher-port-invalid",
+            "HT-variable-invalid",
             "MASTER_PORT={port} is not a port",
             "for example export MASTER_PORT=29500",
             port=port,
@@ -277,7 +277,7 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
     how = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
     raise HpctrainError(
-        "HT-launcher-probe-failed",
+        "HT-launcher-not-started",
         "{outcome}; at its end {launcher} said:\n  {end}",
         outcome=how,
         launcher=launcher.name,

@@ -98,21 +98,21 @@ def _require_virtual_environment() -> None:
     for place in dict.fromkeys((sys.prefix, sys.base_prefix)):
         if (Path(place) / "conda-meta").exists():
             raise HpctrainError(
-                "HT-pack-conda",
+                "HT-pack-not-possible",
                 "--pack packs virtual environments of a Python without conda, and {path} is conda's",
                 "conda-pack makes an archive of such an environment, which --stage-environment takes",
                 path=place,
             )
     if sys.prefix == sys.base_prefix:
         raise HpctrainError(
-            "HT-pack-no-virtual-environment",
+            "HT-pack-not-possible",
             "--pack packs a virtual environment, and {executable} is in none",
             "python3 -m venv .venv, install hpctrain there, and submit with it",
             executable=sys.executable,
         )
     if _uses_base() and any(Path(sys.base_prefix).glob("lib/python3/dist-packages")):
         raise HpctrainError(
-            "HT-pack-system-packages",
+            "HT-pack-not-possible",
             "--pack: {prefix} also uses the packages of the system, which are not packed",
             "make an environment without --system-site-packages",
             prefix=sys.prefix,
@@ -153,7 +153,7 @@ def _interpreter(binary: Path) -> dict[str, Entry]:
         library = Path(sysconfig.get_path(kind, vars={"base": str(base), "platbase": str(base)})).resolve()
         if not library.is_relative_to(base):
             raise HpctrainError(
-                "HT-pack-library-outside",
+                "HT-pack-not-possible",
                 "--pack: the library of {binary} is at {library}, and not below {base}",
                 binary=binary,
                 library=library,
@@ -252,7 +252,7 @@ def _portable_line(prefix: Path, path: Path, line: str, folder: Path | None) -> 
     for named in _ABSOLUTE.findall(line) if line.startswith("import") else ():
         if Path(named).exists() and not Path(named).resolve().is_relative_to(prefix):
             raise HpctrainError(
-                "HT-pack-code-outside",
+                "HT-pack-not-possible",
                 "--pack: {path} runs code that refers to {paths}, which is not packed",
                 "give the folder a line of its own there, or install what is in it",
                 path=path,
@@ -277,7 +277,7 @@ def _require_resolved(site: Path, resolved: set[str]) -> None:
             if resolved.isdisjoint(line.partition(",")[0] for line in record):
                 project = installed.parent.name.partition("-")[0]
                 raise HpctrainError(
-                    "HT-pack-editable-unknown",
+                    "HT-pack-not-possible",
                     "--pack: {project} is an editable installation of a kind whose files cannot be found",
                     _AS_IT_IS,
                     project=project,
@@ -306,7 +306,7 @@ def _mapped(finder: Path) -> dict[str, Path]:
                 break
     else:
         raise HpctrainError(
-            "HT-pack-finder-unknown", "--pack: {finder} has no table of what it finds", _AS_IT_IS, finder=finder
+            "HT-pack-not-possible", "--pack: {finder} has no table of what it finds", _AS_IT_IS, finder=finder
         )
     return dict(_location(finder, name, Path(path)) for name, path in ast.literal_eval(table).items())
 
@@ -320,7 +320,7 @@ def _location(finder: Path, name: str, path: Path) -> tuple[str, Path]:
         if file.is_file():
             return at + _suffix(file.name), file
     raise HpctrainError(
-        "HT-pack-file-missing",
+        "HT-pack-not-possible",
         "--pack: {finder} finds {name} at {path}, where nothing is",
         _AS_IT_IS,
         finder=finder,

@@ -51,7 +51,7 @@ def _room(plan: Plan, host: Slots, machine: Machine) -> tuple[float, str]:
 def _known(nbytes: int | None, owners: str) -> int:
     if nbytes is None:
         raise HpctrainError(
-            "HT-batch-auto-memory-unknown",
+            "HT-batch-auto-not-possible",
             "batch.micro_batch: auto needs the memory of the {owners}, which is not known here",
             "--set batch.micro_batch=N, or plan on one of the hosts",
             owners=owners,

@@ -64,7 +64,7 @@ def place_hosts(
     require_ranks(ranks)
     if interface is not None and not _INTERFACES.fullmatch(interface):
         raise HpctrainError(
-            "HT-interface-not-name",
+            "HT-interface-not-usable",
             "--interface {interface!r} is not the name of a network interface",
             "for example ib0; `ip link` lists them",
             interface=interface,
@@ -93,7 +93,7 @@ def place_hosts(
 def _even(names: Sequence[str], ranks: int) -> dict[str, int]:
     if ranks % len(names):
         raise HpctrainError(
-            "HT-ranks-not-even-on-hosts",
+            "HT-ranks-not-divisible",
             "-np {ranks}: {hosts} hosts cannot have the same number of ranks",
             f"for example -np {len(names)}; or say how many each has: --hosts {names[0]}:2,{names[1]}:1",
             ranks=ranks,
@@ -156,7 +156,7 @@ def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str
     have = sum(room[name] for name in order)
     if ranks > have:
         raise HpctrainError(
-            "HT-ranks-more-than-slots",
+            "HT-ranks-too-many",
             "-np {ranks}: the hosts have {slots} slots together",
             "name more hosts, or give them more slots",
             ranks=ranks,

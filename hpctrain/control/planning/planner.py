@@ -89,7 +89,7 @@ def require_processors(plan: Plan, machine: Machine) -> None:
     cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     threads = "" if processors == machine.cores else f" ({processors} hardware threads)"
     raise HpctrainError(
-        "HT-ranks-more-than-cores",
+        "HT-ranks-too-many",
         "-np {ranks}: {host} has {cores}{threads} for {ranks} ranks",
         f"-np {machine.cores} is the fastest here; --oversubscribe lets ranks share cores, --hosts names more hosts",
         ranks=plan.ranks,

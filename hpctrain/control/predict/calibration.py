@@ -175,7 +175,7 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
             loaded |= _loader_rates(rows, path)
         else:
             raise HpctrainError(
-                "HT-calibration-unknown-format",
+                "HT-calibration-not-valid",
                 "{path} is not a calibration: it has neither sweeps nor measured all-reduces",
                 _HOW,
                 path=path,
@@ -208,14 +208,14 @@ def _json(text: str, path: Path) -> dict[str, Any]:
 
 def _sweeps(found: dict[str, Any], path: Path) -> list[Sweep]:
     if not isinstance(found["sweeps"], list) or not found["sweeps"]:
-        raise HpctrainError("HT-calibration-no-sweeps", "{path} has no sweeps", _HOW, path=path)
+        raise HpctrainError("HT-calibration-not-valid", "{path} has no sweeps", _HOW, path=path)
     try:
         return [Sweep.model_validate_json(json.dumps(each)) for each in found["sweeps"]]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise HpctrainError(
-            "HT-calibration-bad-value",
+            "HT-calibration-not-valid",
             "{path}: a sweep's {key}: {problem}",
             _HOW,
             path=path,
@@ -231,7 +231,7 @@ def _loader_rates(rows: list[dict[str, Any]], path: Path) -> dict[int, float]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise HpctrainError(
-            "HT-calibration-bad-value",
+            "HT-calibration-not-valid",
             "{path}: {key}: {problem}",
             _HOW,
             path=path,

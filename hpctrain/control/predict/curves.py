@@ -85,17 +85,17 @@ def bench_curves(text: str, where: str) -> list[Curve]:
     """
     rows = _json(text, where).get("rows")
     if not isinstance(rows, list) or not rows:
-        raise HpctrainError("HT-calibration-no-rows", "{where}: no rows", _MENDED, where=where)
+        raise HpctrainError("HT-calibration-not-valid", "{where}: no rows", _MENDED, where=where)
     points: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
     for number, row in enumerate(rows, start=1):
         at = f"{where}: row {number}"
         engine = row.get("engine") if isinstance(row, dict) else None
         if not isinstance(engine, str) or not engine:
-            raise HpctrainError("HT-calibration-row-no-engine", "{where} has no engine", _MENDED, where=at)
+            raise HpctrainError("HT-calibration-not-valid", "{where} has no engine", _MENDED, where=at)
         ranks, hosts = _count(row, "ranks", at), _count({"hosts": 1, **row}, "hosts", at)
         if ranks % hosts:
             raise HpctrainError(
-                "HT-calibration-ranks-not-divisible",
+                "HT-calibration-not-valid",
                 "{where}: {ranks} ranks cannot be divided equally among {hosts} hosts",
                 _MENDED,
                 where=at,
@@ -107,7 +107,7 @@ def bench_curves(text: str, where: str) -> list[Curve]:
             points[engine, ranks, hosts].append(point)
     if not points:
         raise HpctrainError(
-            "HT-calibration-only-copies",
+            "HT-calibration-not-valid",
             "{where}: only rows of engine {engine!r}, which moves nothing between ranks",
             _MENDED,
             where=where,
@@ -180,7 +180,7 @@ def _count(row: Mapping[str, Any], key: str, at: str) -> int:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise HpctrainError(
-            "HT-calibration-not-a-count",
+            "HT-calibration-not-valid",
             "{where}: {key} is {value!r}, not a whole number of at least 1",
             _MENDED,
             where=at,
@@ -194,7 +194,7 @@ def _seconds(row: Mapping[str, Any], at: str) -> float:
     value = row.get("median_s")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise HpctrainError(
-            "HT-calibration-not-seconds",
+            "HT-calibration-not-valid",
             "{where}: median_s is {value!r}, not a number of seconds above 0",
             _MENDED,
             where=at,

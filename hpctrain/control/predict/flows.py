@@ -70,7 +70,7 @@ def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
     if stated is not None:
         if not 0 < stated < float("inf"):
             raise HpctrainError(
-                "HT-network-bad-rate",
+                "HT-network-bad-number",
                 "an adapter with bytes_per_s={rate}",
                 "it must be greater than 0, such as 25e9",
                 rate=stated,

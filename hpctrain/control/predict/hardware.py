@@ -79,7 +79,7 @@ class Hardware:
         """
         if self.gpu is None:
             raise HpctrainError(
-                "HT-prediction-no-gpu",
+                "HT-argument-missing",
                 "which GPUs is the prediction for?",
                 "--gpu NAME, or --cluster PROFILE of one that names them",
             )
@@ -94,12 +94,12 @@ class Hardware:
         """
         if self.gpus_per_node is None and self.gpu == CPU:
             raise HpctrainError(
-                "HT-prediction-no-rank-count",
+                "HT-argument-missing",
                 "how many ranks share the cores of a node?",
                 "--gpus-per-node N: a rank on cores takes the place of a GPU",
             )
         if self.gpus_per_node is None:
-            raise HpctrainError("HT-prediction-no-gpu-count", "how many GPUs has a node?", "--gpus-per-node N")
+            raise HpctrainError("HT-argument-missing", "how many GPUs has a node?", "--gpus-per-node N")
         return self.gpus_per_node
 
     @property
@@ -115,11 +115,11 @@ class Hardware:
         """
         if self.routes is not None and self.fabric is None:
             raise HpctrainError(
-                "HT-fabric-tables-alone", "--routes are the forwarding tables of a fabric", "add --fabric FILE"
+                "HT-option-needs-another", "--routes are the forwarding tables of a fabric", "add --fabric FILE"
             )
         if self.topology is not None and self.fabric is None:
             raise HpctrainError(
-                "HT-topology-name-without-file",
+                "HT-option-needs-another",
                 "--topology {topology} is one of a file",
                 "name the file with --fabric",
                 topology=self.topology,
@@ -144,7 +144,7 @@ class Hardware:
             return found, fabric.warnings
         if max(counts) > len(fabric.hosts):
             raise HpctrainError(
-                "HT-fabric-too-few-hosts",
+                "HT-hosts-too-few",
                 "{nodes} nodes on a fabric that has {hosts} hosts",
                 f"valid: 1 to {len(fabric.hosts)}",
                 nodes=max(counts),

@@ -131,7 +131,7 @@ def memory(workload: Workload, *, batch: int, settings: MemorySettings) -> Memor
         batch: samples that the device computes at once: of one part where gradients are accumulated.
     """
     if batch < 1:
-        raise HpctrainError("HT-prediction-bad-batch", "a batch of {batch} samples", "at least 1", batch=batch)
+        raise HpctrainError("HT-option-bad-value", "a batch of {batch} samples", "at least 1", batch=batch)
     resident = _resident(workload, batch, settings)
     moments = (*_passes(workload, batch, settings, resident), _update(workload, settings, resident))
     most = max(moments, key=lambda each: each.peak)
@@ -149,7 +149,7 @@ def largest_batch(workload: Workload, nbytes: float, settings: MemorySettings) -
     if not most:
         wanted = memory(workload, batch=1, settings=settings).total
         raise HpctrainError(
-            "HT-prediction-out-of-memory",
+            "HT-memory-exceeded",
             "training {workload} with one sample takes {gigabytes:.3g} GB, and the device has {available:.3g} GB",
             "choose bf16, activation checkpointing, an optimizer with less state, or a device with more memory",
             workload=workload.name,

@@ -44,7 +44,7 @@ def fitting(recipe: Recipe, ranks: int, room: float) -> int:
         assert refusal is not None
         raise refusal
     raise HpctrainError(
-        "HT-batch-auto-out-of-memory",
+        "HT-memory-exceeded",
         "batch.micro_batch: auto: the smallest micro-batch of {title} takes about {needed:.3g} GB, which is more than "
         "{percent:.0f} % of the {available:.3g} GB that a rank has",
         "choose bf16, recomputation (sharding.recompute), a mesh that divides the model, or fewer ranks on a host; "

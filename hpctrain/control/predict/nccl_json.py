@@ -77,7 +77,7 @@ def read_nccl_report(found: dict[str, Any], where: str) -> list[Measured]:
     for key in ("results", "out_of_bounds"):
         if key not in found:
             raise HpctrainError(
-                "HT-nccl-tests-unfinished", "{where}: it has no {key}: the run did not end", AGAIN, where=where, key=key
+                "HT-nccl-tests-damaged", "{where}: it has no {key}: the run did not end", AGAIN, where=where, key=key
             )
     try:
         report = _Report.model_validate(found)
@@ -86,7 +86,7 @@ def read_nccl_report(found: dict[str, Any], where: str) -> list[Measured]:
         key = ".".join(map(str, first["loc"]))
         why = "times of the CPU (-C)" if key.endswith(".time") and first["type"] == "missing" else first["msg"]
         raise HpctrainError(
-            "HT-nccl-tests-bad-value", "{where}: {key}: {problem}", AGAIN, where=where, key=key, problem=why
+            "HT-nccl-tests-damaged", "{where}: {key}: {problem}", AGAIN, where=where, key=key, problem=why
         ) from error
     if report.out_of_bounds.count:
         raise HpctrainError(
@@ -111,7 +111,7 @@ def _ranks(config: _RunConfig, where: str) -> dict[int, Rank]:
     numbers = sorted(device.rank for device in config.devices)
     if len(set(numbers)) < len(numbers):
         raise HpctrainError(
-            "HT-nccl-tests-rank-twice",
+            "HT-nccl-tests-not-usable",
             "{where}: a rank for the second time",
             "under mpirun nccl-tests must be built with MPI=1",
             where=where,

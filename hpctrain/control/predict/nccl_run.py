@@ -77,7 +77,7 @@ class Run:
             HpctrainError: a time of 0.
         """
         if not micros:
-            raise HpctrainError("HT-nccl-tests-zero-time", "{where}: a time of 0", AGAIN, where=at)
+            raise HpctrainError("HT-nccl-tests-damaged", "{where}: a time of 0", AGAIN, where=at)
         self.points[place].append((size, micros * 1e-6))
         if rates[0] >= TELLING_GB_S:
             self.rates.append((at, *rates))
@@ -85,9 +85,7 @@ class Run:
 
 def not_all_reduce(at: str, what: str) -> HpctrainError:
     """The error for a run of another collective."""
-    return HpctrainError(
-        "HT-nccl-tests-not-all-reduce", "{where}: {found}", "valid: all_reduce_perf", where=at, found=what
-    )
+    return HpctrainError("HT-nccl-tests-not-usable", "{where}: {found}", "valid: all_reduce_perf", where=at, found=what)
 
 
 def all_reduces(runs: list[Run], where: str) -> list[Measured]:
@@ -104,10 +102,10 @@ def all_reduces(runs: list[Run], where: str) -> list[Measured]:
 
 def _measured(run: Run, where: str) -> Measured:
     if not any(run.points):
-        raise HpctrainError("HT-nccl-tests-no-times", "{where}: no row with a time", AGAIN, where=where)
+        raise HpctrainError("HT-nccl-tests-damaged", "{where}: no row with a time", AGAIN, where=where)
     if len(run.kinds) > 1:
         raise HpctrainError(
-            "HT-nccl-tests-mixed-kinds",
+            "HT-nccl-tests-not-usable",
             "{where}: several types or operations: {kinds}",
             "measure one, such as -d float -o sum",
             where=where,
@@ -118,7 +116,7 @@ def _measured(run: Run, where: str) -> Measured:
     gpus = {rank.gpu for rank in run.ranks.values() if rank.gpu}
     if len(gpus) > 1:
         raise HpctrainError(
-            "HT-nccl-tests-mixed-gpus",
+            "HT-nccl-tests-not-usable",
             "{where}: different GPUs: {gpus}",
             "measure on GPUs of one kind",
             where=where,
@@ -143,14 +141,14 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
     """
     if not ranks:
         raise HpctrainError(
-            "HT-nccl-tests-no-ranks",
+            "HT-nccl-tests-damaged",
             "{where}: no line '#  Rank  0 …', so the number of ranks is unknown",
             AGAIN,
             where=where,
         )
     if missing := max(ranks) + 1 - len(ranks):
         raise HpctrainError(
-            "HT-nccl-tests-ranks-missing",
+            "HT-nccl-tests-damaged",
             "{where}: {missing} of {count} lines '#  Rank …' are missing",
             "give the whole output, with a line for each rank",
             where=where,
@@ -163,7 +161,7 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
     if len({each.total() for each in members.values()}) > 1:
         sizes = ", ".join(str(size) for size in sorted({each.total() for each in members.values()}))
         raise HpctrainError(
-            "HT-nccl-tests-unequal-groups",
+            "HT-nccl-tests-not-usable",
             "{where}: groups of {sizes} ranks",
             "measure groups of one size",
             where=where,
@@ -173,7 +171,7 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
     on_host = Counter(host for each in members.values() for host in each)
     if len(shapes) > 1 or len(set(on_host.values())) > 1:
         raise HpctrainError(
-            "HT-nccl-tests-groups-differ",
+            "HT-nccl-tests-not-usable",
             "{where}: its groups lie differently on their hosts, and the times are those of one of them",
             "measure with NCCL_TESTS_SPLIT so that all have as many ranks on as many hosts, or without it",
             where=where,
@@ -181,7 +179,7 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
     (shape,) = shapes
     if len(set(shape)) > 1:
         raise HpctrainError(
-            "HT-nccl-tests-unequal-hosts",
+            "HT-nccl-tests-not-usable",
             "{where}: hosts with {ranks} ranks",
             "measure with the same number on each host",
             where=where,
@@ -189,7 +187,7 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
         )
     if sum(shape) == 1:
         raise HpctrainError(
-            "HT-nccl-tests-single-ranks",
+            "HT-nccl-tests-not-usable",
             "{where}: each rank by itself: nothing was reduced between ranks",
             "measure with several, such as -g 8; under mpirun nccl-tests must be built with MPI=1",
             where=where,
@@ -197,7 +195,7 @@ def _groups(ranks: Mapping[int, Rank], where: str) -> tuple[int, int, int]:
     groups = next(iter(on_host.values()))
     if groups > 1 and len(shape) == 1:
         raise HpctrainError(
-            "HT-nccl-tests-shared-host",
+            "HT-nccl-tests-not-usable",
             "{where}: {groups} groups within one host ran at the same time and share what joins its GPUs",
             f'measure one group a host: without NCCL_TESTS_SPLIT, or with "DIV {groups * shape[0]}"',
             where=where,
@@ -214,7 +212,7 @@ def _check_factor(run: Run, ranks: int) -> None:
         # Both are rounded to two decimals.
         if abs(factor - wanted) > _ROUNDED * (1 + wanted) / algorithm + _RELATIVE * wanted:
             raise HpctrainError(
-                "HT-nccl-tests-bad-bandwidth",
+                "HT-nccl-tests-not-usable",
                 "{where}: busbw is {factor:.3g} times algbw; of an all-reduce of {ranks} ranks it is "
                 "{wanted:.3g} times",
                 "give all_reduce_perf's output with a line for each rank",

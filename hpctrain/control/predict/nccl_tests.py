@@ -64,7 +64,7 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
             _row(table, line.split(), f"{where}:{number}")
     if table.columns:
         raise HpctrainError(
-            "HT-nccl-tests-cut-off",
+            "HT-nccl-tests-damaged",
             "{where}:{line}: it ends without '# Avg bus bandwidth': cut off",
             AGAIN,
             where=where,
@@ -74,7 +74,7 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
         if table.run.other:
             raise table.run.other
         raise HpctrainError(
-            "HT-nccl-tests-no-table",
+            "HT-nccl-tests-damaged",
             "{where}: no table of nccl-tests (no line with size, count and busbw)",
             "give the output of nccl-tests' all_reduce_perf, or of `hpctrain bench allreduce --json`",
             where=where,
@@ -114,7 +114,7 @@ def _remark(table: _RunTable, line: str, at: str) -> None:
     if rank := _RANK.match(line):
         if int(rank[1]) in run.ranks:
             raise HpctrainError(
-                "HT-nccl-tests-rank-twice",
+                "HT-nccl-tests-not-usable",
                 "{where}: rank {rank} for the second time: several runs, or processes that do not know each other",
                 "give one run a file; under mpirun nccl-tests must be built with MPI=1",
                 where=at,
@@ -126,7 +126,7 @@ def _remark(table: _RunTable, line: str, at: str) -> None:
     elif _is_header(line):
         if table.columns:
             raise HpctrainError(
-                "HT-nccl-tests-second-table",
+                "HT-nccl-tests-damaged",
                 "{where}: a second table begins before '# Avg bus bandwidth' of the first",
                 AGAIN,
                 where=at,
@@ -134,7 +134,7 @@ def _remark(table: _RunTable, line: str, at: str) -> None:
         table.columns = line.lstrip("# ").split()
         if "time" not in table.columns:
             raise HpctrainError(
-                "HT-nccl-tests-no-time-column",
+                "HT-nccl-tests-not-usable",
                 "{where}: no column time, perhaps times of the CPU (-C)",
                 "measure without -C",
                 where=at,
@@ -157,7 +157,7 @@ def _row(table: _RunTable, cells: Sequence[str], at: str) -> None:
         columns, cells = columns[:-1], cells[:-2]
     if len(cells) != len(columns):
         raise HpctrainError(
-            "HT-nccl-tests-short-row",
+            "HT-nccl-tests-damaged",
             "{where}: a row with {cells} of {columns} columns, perhaps cut off",
             AGAIN,
             where=at,
@@ -184,7 +184,7 @@ def _row(table: _RunTable, cells: Sequence[str], at: str) -> None:
             )
         if missing := [key for key in ("algbw", "busbw") if key not in measured]:
             raise HpctrainError(
-                "HT-nccl-tests-missing-column",
+                "HT-nccl-tests-damaged",
                 "{where}: the table has no column {column} for each of its times",
                 AGAIN,
                 where=at,
@@ -213,7 +213,7 @@ def _number(cell: str, column: str, at: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise HpctrainError(
-            "HT-nccl-tests-not-a-number",
+            "HT-nccl-tests-damaged",
             "{where}: {column} is {value!r}, not a number of at least 0",
             AGAIN,
             where=at,

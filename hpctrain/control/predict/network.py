@@ -128,11 +128,11 @@ def network_of(
     fabric = routes.fabric
     _check_background(background)
     if not hosts_in_order:
-        raise HpctrainError("HT-network-no-hosts", "a network of no hosts", "name at least one host of the fabric")
+        raise HpctrainError("HT-hosts-not-named", "a network of no hosts", "name at least one host of the fabric")
     bare = [fabric.hosts[host] for host in hosts_in_order if not fabric.adapters(host).size]
     if bare:
         raise HpctrainError(
-            "HT-fabric-host-no-adapter",
+            "HT-not-in-fabric",
             "{host} has no adapter in the fabric",
             "leave it out, or read a listing that has it",
             host=bare[0],
@@ -141,7 +141,7 @@ def network_of(
     if adapters_per_host is not None:
         if not 1 <= adapters_per_host <= adapters.shape[1]:
             raise HpctrainError(
-                "HT-network-too-many-adapters",
+                "HT-network-bad-number",
                 "{adapters} adapters a host, of {count} hosts of the fabric that begin with {host}",
                 f"these hosts have 1 to {adapters.shape[1]} on rails in common; leave out hosts that have fewer",
                 adapters=adapters_per_host,
@@ -184,7 +184,7 @@ def networks(
             others = len(fabric.hosts) - len(able)
             apart = f"; {others} more have other numbers of adapters or are not compute nodes" if others else ""
             raise HpctrainError(
-                "HT-fabric-too-few-hosts",
+                "HT-hosts-too-few",
                 "{nodes} nodes on a fabric that has {hosts} hosts for them{apart}",
                 f"valid: 1 to {len(able)}; for more, leave the fabric out and state the adapters and their rate",
                 nodes=count,
@@ -273,7 +273,7 @@ def _check_background(background: tuple[float, float]) -> None:
     low, high = background
     if not 0 <= low <= high < 1:
         raise HpctrainError(
-            "HT-network-bad-background",
+            "HT-network-bad-number",
             "background load from {low} to {high} of the links",
             "valid: two shares, 0 <= low <= high < 1",
             low=low,

@@ -104,7 +104,7 @@ def _sized(training: Training | LanguageTraining, node: Node) -> Training | Lang
         return training
     if node.gpu == CPU:
         raise HpctrainError(
-            "HT-batch-auto-memory-unknown",
+            "HT-batch-auto-not-possible",
             "batch.micro_batch: auto needs the memory of the {owners}, which is not known here",
             "--set batch.micro_batch=N",
             owners="hosts",
@@ -122,7 +122,7 @@ def _require_served(node: Node, calibration: Sequence[Path]) -> None:
     engines = ("mpi", "gloo") if node.gpu == CPU else ("nccl",)
     if node.engine not in engines:
         raise HpctrainError(
-            "HT-prediction-transformer-engine",
+            "HT-option-not-usable-here",
             "transformers on {gpu} are predicted over {engines}, not {engine}",
             "leave --backend and --framework out",
             gpu=node.gpu,
@@ -131,7 +131,7 @@ def _require_served(node: Node, calibration: Sequence[Path]) -> None:
         )
     if calibration and node.gpu != CPU:
         raise HpctrainError(
-            "HT-prediction-transformer-calibration",
+            "HT-option-not-usable-here",
             "measurements of steps and all-reduces are used for transformers on --gpu cpu alone",
             "leave --calibration out",
         )
@@ -151,21 +151,21 @@ def _engine(training: Training | LanguageTraining, request: PredictionRequest) -
     found = CAPABILITIES[backend]
     if found.needs_gpus and on_cpu:
         raise HpctrainError(
-            "HT-backend-needs-gpus",
+            "HT-backend-unfit",
             "backend {backend!r} needs GPUs, and --gpu cpu has none",
             "--backend mpi or gloo",
             backend=backend,
         )
     if not found.joins_ranks:
         raise HpctrainError(
-            "HT-backend-for-one-process",
+            "HT-backend-unfit",
             "backend {backend!r} is for one process",
             "leave --backend out, or choose mpi, nccl or horovod",
             backend=backend,
         )
     if request.framework not in found.frameworks:
         raise HpctrainError(
-            "HT-backend-not-for-framework",
+            "HT-backend-unfit",
             "backend {backend!r} does not serve {framework}",
             "choose --backend mpi or horovod",
             backend=backend,
@@ -173,7 +173,7 @@ def _engine(training: Training | LanguageTraining, request: PredictionRequest) -
         )
     if not request.hardware.rdma and (on_cpu or backend in ("mpi", "gloo")):
         raise HpctrainError(
-            "HT-backend-without-tcp",
+            "HT-option-not-usable-here",
             "--tcp is about NCCL, and {backend} does not use it here",
             "leave --tcp out",
             backend=backend,
@@ -185,7 +185,7 @@ def _asked(training: Training | LanguageTraining, request: PredictionRequest) ->
     """The backend asked for, or the only one that the recipe can have."""
     if request.backend not in BACKENDS:
         raise HpctrainError(
-            "HT-backend-unknown",
+            "HT-choice-unknown",
             "unknown backend {backend!r}",
             nearest(request.backend, BACKENDS),
             backend=request.backend,
@@ -193,7 +193,7 @@ def _asked(training: Training | LanguageTraining, request: PredictionRequest) ->
     recipe = training.recipe
     if recipe is not None and recipe.sync:
         raise HpctrainError(
-            "HT-prediction-sync-parameters",
+            "HT-prediction-not-possible",
             "predictions are for ranks that average their gradients in every step, but sync averages parameters",
             "--set sync=null predicts the same training without it",
         )
@@ -201,7 +201,7 @@ def _asked(training: Training | LanguageTraining, request: PredictionRequest) ->
         return request.backend
     if request.backend not in ("auto", "mpi"):
         raise HpctrainError(
-            "HT-recipe-needs-mpi",
+            "HT-shrink-not-possible",
             "fault_tolerance: shrink needs --backend mpi, not {backend!r}",
             "choose --backend mpi",
             backend=request.backend,
@@ -254,7 +254,7 @@ def _check_gpu(curve: Curve, device: str) -> Iterator[str]:
         yield f"{curve.source} was measured on {curve.gpu}, which is taken for {device}"
         return
     raise HpctrainError(
-        "HT-calibration-other-gpu",
+        "HT-calibration-mismatch",
         "--calibration {source}: measured on {gpu}, and {device} is to be predicted",
         f"measure on {device}, {f'predict --gpu {known}, ' if known else ''}or leave the file out",
         source=curve.source,
@@ -272,7 +272,7 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
         sent /= max(1, gpu(ranks.device).rack // curve.local)
     if sent > FASTER * links:
         return HpctrainError(
-            "HT-calibration-too-fast",
+            "HT-calibration-implausible",
             "--calibration {source}: each of {hosts} hosts sent at least {rate}, and the adapters that "
             "{ranks} use carry {links}",
             "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one "
@@ -290,7 +290,7 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     if seconds <= SLOWER * expected:
         return None
     return HpctrainError(
-        "HT-calibration-too-slow",
+        "HT-calibration-implausible",
         "--calibration {source}: {megabytes:.4g} MB took {times:.3g} times what is expected where the "
         "adapters that {ranks} use carry {links}",
         "NCCL may have used sockets or another interface (NCCL_DEBUG=INFO says which, NET/IB or NET/Socket); or state "

@@ -69,7 +69,7 @@ def predict_run(recipe: Recipe, plan: Plan, hardware: Hardware, nodes: int) -> R
         HpctrainError: ranks share GPUs, or see :func:`predict_request`.
     """
     if plan.start.share_gpus:
-        raise HpctrainError("HT-prediction-of-shared-gpus", "the ranks share GPUs, and a prediction is for one each")
+        raise HpctrainError("HT-prediction-not-possible", "the ranks share GPUs, and a prediction is for one each")
     asked = PredictionRequest(
         hardware=hardware, nodes=[nodes], backend=_backend(plan), framework=plan.framework or "torch"
     )
@@ -153,7 +153,7 @@ def plan_hardware(plan: Plan, gpu: str) -> tuple[Hardware, int]:
     slots = {host.slots for host in plan.hosts}
     if len(slots) != 1:
         raise HpctrainError(
-            "HT-prediction-unequal-hosts",
+            "HT-prediction-not-possible",
             "the hosts have different numbers of ranks, and a prediction is for nodes that are alike",
         )
     adapters = {place.adapter for place in plan.hosts[0].places if place.adapter is not None}

@@ -60,7 +60,7 @@ def make_sweep(
     device = CPU if gpu is None else gpu_reported_as(gpu)
     if device is None:
         raise HpctrainError(
-            "HT-prediction-unknown-gpu",
+            "HT-choice-unknown",
             "predictions do not know the GPU {gpu!r}",
             f"known: {', '.join(sorted(gpus()))}",
             gpu=gpu,

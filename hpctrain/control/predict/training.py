@@ -172,7 +172,7 @@ def epoch_steps(batch: Batch, samples: int) -> int:
     steps = batch.iterations(samples)
     if not steps:
         raise HpctrainError(
-            "HT-prediction-no-whole-batch",
+            "HT-batch-too-large",
             "an epoch of {samples} samples has no whole batch of {global_batch}",
             "--set batch.drop_last=false, a smaller batch, or more data",
             samples=samples,
@@ -220,7 +220,7 @@ def require_data_parallel(mesh: Mesh) -> None:
     """
     if not mesh.replicates_only:
         raise HpctrainError(
-            "HT-prediction-not-data-parallel",
+            "HT-prediction-not-possible",
             "a prediction is for ranks that each have the whole model, not for mesh {mesh}",
             "hpctrain plan shows what a mesh sends and keeps",
             mesh=mesh,
@@ -235,14 +235,14 @@ def require_known(optimizer: str, precision: str) -> None:
     """
     if optimizer not in get_args(OptimizerName):
         raise HpctrainError(
-            "HT-optimizer-unknown",
+            "HT-choice-unknown",
             "--optimizer {optimizer}: no such optimizer",
             nearest(optimizer, get_args(OptimizerName)),
             optimizer=optimizer,
         )
     if precision not in get_args(Precision):
         raise HpctrainError(
-            "HT-precision-unknown",
+            "HT-choice-unknown",
             "--precision {precision}: no such precision",
             nearest(precision, get_args(Precision)),
             precision=precision,

@@ -42,7 +42,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
         if size < 1 or size % _FLOAT_BYTES:
             raise HpctrainError(
-                "HT-bench-size-not-whole-floats",
+                "HT-option-bad-value",
                 "--sizes: {size!r} is not a number of bytes that whole float32 values fill",
                 "for example --sizes 1K,1M,102400000",
                 size=word,

@@ -49,7 +49,7 @@ def export(checkpoint: Path, out: Path) -> int:
         )
     except subprocess.TimeoutExpired as error:
         raise HpctrainError(
-            "HT-export-too-slow",
+            "HT-export-failed",
             "{out} was not written within {seconds:g} s",
             exit_code=1,
             out=out,
@@ -64,7 +64,7 @@ def _require_fit(checkpoint: Path, out: Path) -> None:
     hint = f"name it {' or '.join(str(out.with_suffix(suffix)) for suffix in suffixes)}"
     if not any(out.suffix in known for known in _SUFFIXES.values()):
         raise HpctrainError(
-            "HT-export-unknown-format",
+            "HT-format-unknown",
             "{out}: a model is written to .pt or .safetensors (PyTorch) or .keras",
             hint,
             out=out,
@@ -80,7 +80,7 @@ def _require_fit(checkpoint: Path, out: Path) -> None:
         )
     if out.exists():
         raise HpctrainError(
-            "HT-export-file-exists", "{out} is there already", "name another file, or remove that one", out=out
+            "HT-output-exists", "{out} is there already", "name another file, or remove that one", out=out
         )
     require("train", framework)
 

@@ -35,14 +35,14 @@ def hosts_to_measure(options: HostOptions) -> tuple[PlacedHosts, tuple[str, ...]
     where = next((name for name, value in named.items() if value), None)
     if where is None:
         raise HpctrainError(
-            "HT-hosts-none-to-measure",
+            "HT-hosts-not-named",
             "no hosts to measure between: this is no Slurm allocation",
             "name them with -H, start it inside an allocation (salloc, sbatch), or try it here with -np 2",
         )
     hosts, warnings = arrange(options, this_machine().host, None)
     if len(hosts.slots) < 2:
         raise HpctrainError(
-            "HT-hosts-only-one",
+            "HT-hosts-too-few",
             "{source}: there is no link to measure on one host",
             "name at least two, or use -np 2",
             source=where,

@@ -54,7 +54,7 @@ def on_spark(work: Work, master: str | None) -> Manifest:
     except Exception as error:
         # The error can be of any type of py4j, which passes on Java's errors, or of PySpark.
         raise HpctrainError(
-            "HT-spark-not-started",
+            "HT-spark-failed",
             "Spark does not start: {reason}",
             "--master URL names a cluster",
             exit_code=1,
@@ -69,7 +69,7 @@ def _require_java() -> None:
     program = f"{home}/bin/java" if home else "java"
     if shutil.which(program) is None:
         raise HpctrainError(
-            "HT-spark-no-java",
+            "HT-program-not-found",
             "Spark needs Java, and there is no {program}",
             "install a runtime, as openjdk-17-jre-headless, or set JAVA_HOME",
             program=program,
@@ -89,7 +89,7 @@ def _map_tasks(context: SparkContext, function: Callable[[Any], Any], items: Ite
             answers: Sequence[Any] = results.result()
         except Exception as error:
             raise HpctrainError(
-                "HT-spark-job-failed", "Spark gave the job up: {reason}", _AGAIN, exit_code=1, reason=_reason(error)
+                "HT-spark-failed", "Spark gave the job up: {reason}", _AGAIN, exit_code=1, reason=_reason(error)
             ) from error
     for answer in answers:
         if isinstance(answer, HpctrainError):
@@ -117,7 +117,7 @@ def _wait(context: SparkContext, results: Future[list[Any]]) -> None:
         if time.monotonic() > deadline:
             context.cancelAllJobs()
             raise HpctrainError(
-                "HT-spark-no-executor",
+                "HT-spark-failed",
                 "no executor of {master} had a task for {seconds:g} s",
                 f"are there workers with free cores and as much memory as spark.executor.memory? {TIMEOUT_HINT}",
                 exit_code=1,

@@ -44,7 +44,7 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
     """
     require("torch")
     if not path.is_file():
-        raise HpctrainError("HT-script-missing", "there is no script {path}", "name a Python file", path=path)
+        raise HpctrainError("HT-work-not-a-script", "there is no script {path}", "name a Python file", path=path)
     with temporary_folder("hpctrain-trace-", None) as folder:
         out = Path(folder) / "traced.json"
         with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as log:

@@ -85,7 +85,7 @@ def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.enviro
         descriptor = private(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise HpctrainError(
-            "HT-run-directory-unreadable",
+            "HT-file-unreadable",
             "cannot open {path}: {reason}",
             "is this a run directory?",
             path=path,
@@ -155,7 +155,7 @@ def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> N
         numbers = " ".join(str(record.pid) for record in running)
         saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
         raise HpctrainError(
-            "HT-run-ranks-still-alive",
+            "HT-run-still-alive",
             "{path}: ranks of the last attempt are still running on this host, though their launcher is "
             "gone: process {pids}",
             f"wait until they end, or end them: kill {numbers}{saves}",
@@ -168,7 +168,7 @@ def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> N
     job = _start(attempts(events)[-1]).job
     if job and job != job_id() and _is_running(job):
         raise HpctrainError(
-            "HT-run-job-still-alive",
+            "HT-run-still-alive",
             "{path}: the job of its last attempt is still running: {job}",
             f"wait until it ends, or: scancel {job}",
             exit_code=1 if job_id() else 2,

@@ -125,7 +125,7 @@ def changed_work(
         return plan, {}
     if type(begun) is not type(work):
         raise HpctrainError(
-            "HT-run-other-work",
+            "HT-run-other-settings",
             "the run is of {title}, which is not a {kind}",
             _HINT,
             title=plan.title,
@@ -182,7 +182,7 @@ def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tupl
     ranks, framework, changes = request.ranks, request.framework, request.changes
     if framework and framework != plan.framework:
         raise HpctrainError(
-            "HT-run-other-framework",
+            "HT-run-other-settings",
             "the run is in {framework}, and --framework {asked} was asked for",
             _HINT,
             framework=plan.framework,
@@ -235,7 +235,7 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     if ranks < least:
         gone = [host.host for host in plan.hosts if host.host not in slots]
         raise HpctrainError(
-            "HT-hosts-too-few-ranks",
+            "HT-hosts-too-few",
             "without {hosts} it has hosts for {ranks} ranks, and it needs {least}",
             hosts=fold_hosts(gone),
             ranks=ranks,

@@ -125,7 +125,7 @@ def stop_launcher(
             return
         hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"
         raise HpctrainError(
-            "HT-run-on-other-host",
+            "HT-cancel-not-possible",
             "the run was started on {host}, not in a job of its own, and goes on there",
             hint,
             exit_code=1,
@@ -172,7 +172,7 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
         ranks = "rank" if len(running) == 1 else "ranks"
         names = ", ".join(str(record.rank) for record in running)
         raise HpctrainError(
-            "HT-run-ranks-without-launcher",
+            "HT-cancel-not-possible",
             "{noun} {ranks} of the run may still run, without a launcher",
             ends,
             exit_code=1,
@@ -184,7 +184,7 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
     if begun and not records:
         hint = "end its processes where they were started"
         raise HpctrainError(
-            "HT-run-started-by-hand", "the run was started by hand, from what --dry-run prints", hint, exit_code=1
+            "HT-cancel-not-possible", "the run was started by hand, from what --dry-run prints", hint, exit_code=1
         )
 
 

@@ -81,7 +81,7 @@ def last_run() -> Path:
             times = [path.stat().st_mtime for path in (plan, directory.events) if path.exists()]
             newest = max(newest or (0.0, plan.parent), (max(times), plan.parent))
     if newest is None:
-        raise HpctrainError("HT-run-none-yet", "there is no run in {path}", no_runs_hint(), path=RUNS.absolute())
+        raise HpctrainError("HT-run-not-found", "there is no run in {path}", no_runs_hint(), path=RUNS.absolute())
     path = newest[1]
     return path.parent if array_task(RunDirectory(path)) is not None else path
 
@@ -133,7 +133,7 @@ def _refuse_series(path: Path) -> None:
         runs = [str(run.path) for run in series.runs.values()]
         shown = ", ".join(runs[:_LISTED_SEEDS]) + (f" … {runs[-1]}" if len(runs) > _LISTED_SEEDS else "")
         raise HpctrainError(
-            "HT-run-is-series",
+            "HT-run-is-several",
             "{path} holds repeated runs of one recipe, a directory for each seed",
             f"name one of them: {shown}; hpctrain report {shell_word(path)} covers all",
             path=path,
@@ -191,7 +191,7 @@ def _directory(target: str) -> Path:
     except OSError as error:
         problem = str(error.strerror)
     raise HpctrainError(
-        "HT-run-not-directory-or-job",
+        "HT-run-not-found",
         "{target} is neither a run directory nor a job's number: {reason}",
         next(filter(None, (each.advice(target) for each in schedulers())), _hint(target)),
         target=target,
@@ -220,7 +220,7 @@ def _job_directory(target: str) -> Path:
     if silent:
         raise silent[0]
     raise HpctrainError(
-        "HT-slurm-unknown-job",
+        "HT-run-not-found",
         "Slurm does not know the job {job}, or no longer does",
         "name its run directory, which remembers it",
         job=target,

@@ -17,7 +17,7 @@ _DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 def _mount_path(path: str) -> str:
     if not path.startswith("/") or ":" in path or ".." in PurePosixPath(path).parts or path == "/":
         raise InvalidValueError(
-            "HT-profile-bad-mount-path",
+            "HT-value-not-valid",
             "must be an absolute path without ':' and '..', and not /, but is {path!r}",
             path=path,
         )
@@ -104,12 +104,12 @@ class KubernetesProfile(Section):
     def _consistent(self) -> KubernetesProfile:
         if all(volume.read_only for volume in self.volumes):
             raise InvalidValueError(
-                "HT-profile-no-writable-volume", "volumes: none can be written to, and a run directory has to be on one"
+                "HT-profile-not-valid", "volumes: none can be written to, and a run directory has to be on one"
             )
         for what in ("claim", "path"):
             values = [getattr(volume, what) for volume in self.volumes]
             if twice := [value for value in values if values.count(value) > 1]:
                 raise InvalidValueError(
-                    "HT-profile-volume-twice", "volumes: the {kind} {name} appears twice", kind=what, name=twice[0]
+                    "HT-profile-not-valid", "volumes: the {kind} {name} appears twice", kind=what, name=twice[0]
                 )
         return self

@@ -65,7 +65,7 @@ def host_options(
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
     if topology and not given:
         raise HpctrainError(
-            "HT-topology-name-without-file",
+            "HT-option-needs-another",
             "--topology {topology} is one of a file",
             "name the file with --fabric",
             topology=topology,

@@ -71,7 +71,7 @@ def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
     """
     if not _OPTION.fullmatch(option):
         return InvalidValueError(
-            "HT-sbatch-option-not-long-name",
+            "HT-sbatch-option-not-valid",
             "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
             option=option,
         )
@@ -86,14 +86,14 @@ def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
             )
     if option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value):
         return InvalidValueError(
-            "HT-sbatch-gpus-set-elsewhere",
+            "HT-sbatch-option-set-elsewhere",
             "{option}: GPUs are set by hpctrain: use {instead}",
             option=option,
             instead=_SET_ELSEWHERE["gpus-per-node"],
         )
     if value is not None and not _is_line(value):
         return InvalidValueError(
-            "HT-sbatch-value-not-one-line",
+            "HT-sbatch-option-not-valid",
             "{option}: the value is not one line of text: {value!r}",
             option=option,
             value=value,
@@ -107,28 +107,28 @@ def _is_line(text: str) -> bool:
 
 def _line(text: str) -> str:
     if not _is_line(text):
-        raise InvalidValueError("HT-value-not-one-line", "must be one line of text, not {value!r}", value=text)
+        raise InvalidValueError("HT-value-not-valid", "must be one line of text, not {value!r}", value=text)
     return text
 
 
 def _word(text: str) -> str:
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]*", text):
         raise InvalidValueError(
-            "HT-slurm-not-a-name", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
+            "HT-value-not-valid", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
         )
     return text
 
 
 def _exported(text: str) -> str:
     if "\0" in text:
-        raise InvalidValueError("HT-profile-nul-in-variable", "no variable can hold the character NUL")
+        raise InvalidValueError("HT-value-not-valid", "no variable can hold the character NUL")
     return text
 
 
 def _stop_signal(name: str) -> str:
     if name not in STOP_SIGNALS:
         raise InvalidValueError(
-            "HT-profile-unknown-signal",
+            "HT-value-not-valid",
             "{value!r} cannot announce the end of a job; {choices}",
             value=name,
             choices=nearest(name, STOP_SIGNALS),
@@ -139,7 +139,7 @@ def _stop_signal(name: str) -> str:
 def _time_limit(text: str) -> str:
     if slurm_seconds(text) is None:
         raise InvalidValueError(
-            "HT-slurm-bad-time-limit",
+            "HT-value-not-valid",
             "must be a time limit such as 90 (minutes), 2:00:00 or 1-12:00:00, not {value!r}",
             value=text,
         )
@@ -182,7 +182,7 @@ class NodeProfile(Section):
     def _consistent(self) -> NodeProfile:
         if self.gpu_type is not None and not self.gpus:
             raise InvalidValueError(
-                "HT-profile-gpu-type-without-gpus", "gpu_type is {gpu_type}, but gpus is 0", gpu_type=self.gpu_type
+                "HT-profile-not-valid", "gpu_type is {gpu_type}, but gpus is 0", gpu_type=self.gpu_type
             )
         return self
 
@@ -236,18 +236,18 @@ class ClusterProfile(Section):
     def _consistent(self) -> ClusterProfile:
         if self.kubernetes and (slurms := sorted(_OF_SLURM & self.model_fields_set)):
             raise InvalidValueError(
-                "HT-profile-slurm-keys-for-kubernetes",
+                "HT-profile-not-valid",
                 "{keys}: for Slurm, and this is a profile for Kubernetes",
                 keys=", ".join(slurms),
             )
         if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
             raise InvalidValueError(
-                "HT-profile-pyxis-needs-srun",
+                "HT-profile-not-valid",
                 "pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun",
             )
         for name in filter(is_secret, self.environment):
             raise InvalidValueError(
-                "HT-profile-secret-in-environment",
+                "HT-secret-exposed",
                 "environment: {name} is a secret and does not belong in a file: export it, and submit "
                 "with --env {name}",
                 name=name,
@@ -255,7 +255,7 @@ class ClusterProfile(Section):
         for option, value in self.sbatch.items():
             if option in _KEYS:
                 raise InvalidValueError(
-                    "HT-profile-sbatch-option-has-key",
+                    "HT-sbatch-option-set-elsewhere",
                     "sbatch: {option} is set by {set_by}",
                     option=option,
                     set_by=_KEYS[option],

@@ -76,7 +76,7 @@ def _find(name_or_path: str) -> Path:
     names = profile_names()
     if name_or_path not in names:
         raise HpctrainError(
-            "HT-cluster-unknown",
+            "HT-choice-unknown",
             "unknown cluster {cluster!r}",
             f"{nearest(name_or_path, names)}; or auto to discover the one at hand, or the path of a .yaml file",
             cluster=name_or_path,

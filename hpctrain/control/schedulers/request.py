@@ -38,7 +38,7 @@ def array_tasks(spec: str) -> tuple[int, ...]:
     listed, percent, throttle = spec.partition("%")
     if percent and not re.fullmatch(r"[1-9][0-9]{0,8}", throttle, re.ASCII):
         raise InvalidValueError(
-            "HT-slurm-array-bad-limit",
+            "HT-option-bad-value",
             "{spec!r}: the number of tasks that run at a time follows the %, as in 0-9%2",
             spec=spec,
         )
@@ -47,16 +47,16 @@ def array_tasks(spec: str) -> tuple[int, ...]:
         match = _ARRAY_PART.fullmatch(part)
         if match is None:
             raise InvalidValueError(
-                "HT-slurm-array-not-numbers",
+                "HT-option-bad-value",
                 "{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2",
                 spec=spec,
             )
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise InvalidValueError("HT-slurm-array-empty-part", "{spec!r}: {part} holds no task", spec=spec, part=part)
+            raise InvalidValueError("HT-option-bad-value", "{spec!r}: {part} holds no task", spec=spec, part=part)
         if (last - first) // step >= _MOST_TASKS:
             raise InvalidValueError(
-                "HT-slurm-array-too-many-tasks", "{spec!r}: more than {most} tasks", spec=spec, most=_MOST_TASKS
+                "HT-option-bad-value", "{spec!r}: more than {most} tasks", spec=spec, most=_MOST_TASKS
             )
         tasks.update(range(first, last + 1, step))
     return tuple(sorted(tasks))
@@ -117,7 +117,7 @@ class JobRequest(Section):
     def _consistent(self) -> JobRequest:
         if self.chain > 1 and self.array is not None:
             raise InvalidValueError(
-                "HT-slurm-chain-and-array",
+                "HT-options-exclude-each-other",
                 "--chain and --array exclude each other: each task of an array requeues itself",
             )
         return self
@@ -240,7 +240,7 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
         return None
     if cores < tasks:
         raise HpctrainError(
-            "HT-job-more-ranks-than-cores",
+            "HT-job-larger-than-a-node",
             "--tasks-per-node {tasks}: a node of {profile} has {cores} cores",
             f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it anyway",
             tasks=tasks,

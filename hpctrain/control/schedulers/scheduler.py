@@ -193,7 +193,7 @@ def scheduler(name: str) -> Scheduler:
     added = {entry.name: entry for entry in entry_points(group="hpctrain.schedulers")}
     if name not in added:
         raise HpctrainError(
-            "HT-scheduler-unknown",
+            "HT-choice-unknown",
             "there is no scheduler {name!r}",
             nearest(name, [*_BUILT_IN, *added]),
             name=name,

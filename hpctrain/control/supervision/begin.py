@@ -67,7 +67,7 @@ def _resume(request: TrainingRequest, output: Output) -> int:
     """Resume the run or series in the directory, or begin it."""
     if request.run_dir is None:
         raise HpctrainError(
-            "HT-run-resume-without-directory",
+            "HT-argument-missing",
             "--resume: which run?",
             "--run-dir last is the last one in hpctrain-runs/; `hpctrain status` lists them",
         )
@@ -95,7 +95,7 @@ def _resume(request: TrainingRequest, output: Output) -> int:
         return _begin(request, output)
     if request.repeat is not None:
         raise HpctrainError(
-            "HT-run-not-series",
+            "HT-run-directory-taken",
             "{path} holds one run",
             "--repeat needs a directory of its own: --run-dir DIR",
             path=directory.path,

@@ -220,21 +220,21 @@ def _fault(plan: Plan, host: str, answer: Answer, folder: Path, paths: Sequence[
     program = "apptainer" if plan.start.container else plan.start.python or sys.executable
     if str(paths[0]) in answer.missing:
         return HpctrainError(
-            "HT-host-does-not-see-folder",
+            "HT-host-lacks-files",
             "does not see {folder}, where the ranks are to write; that folder exists on this host only",
             "name a folder that all hosts share with --run-dir, or start from one",
             folder=nearest_existing(folder),
         )
     if answer.missing:
         return HpctrainError(
-            "HT-host-without-script",
+            "HT-host-lacks-files",
             "does not have the script {path}",
             "put it into a folder that all hosts share",
             path=answer.missing[0],
         )
     if not answer.program:
         return HpctrainError(
-            "HT-host-without-program",
+            "HT-host-other-installation",
             "has no program {program}, which each rank runs in",
             "install it there too, in the same place; --python PROGRAM names another interpreter"
             if plan.start.container is None
@@ -269,13 +269,13 @@ def _unreached(answer: Answer) -> HpctrainError:
     said = _TO_HOST.sub("", answer.error) or "its shell gave no answer"
     if _UNKNOWN.search(said):
         return HpctrainError(
-            "HT-host-name-unknown",
+            "HT-host-not-reached",
             "cannot be reached: its name is not known here",
             "is the name right? `getent hosts NAME` and `ssh -G NAME` show what is known about it",
         )
     if _REFUSED.search(said):
         hint = "ssh has to log in without a prompt: ssh-copy-id HOST, or accept its key; then try: ssh HOST true"
-        return HpctrainError("HT-host-refuses-ssh", "refuses ssh: {reason}", hint, reason=said)
+        return HpctrainError("HT-host-not-reached", "refuses ssh: {reason}", hint, reason=said)
     return HpctrainError(
         "HT-host-silent",
         "does not answer ssh: {reason}",
@@ -290,7 +290,7 @@ def _other_version(answer: Answer, program: str) -> HpctrainError:
     hint = "start from one environment on a file system that all hosts share, or from a container"
     if answer.version is not None:
         return HpctrainError(
-            "HT-host-other-version",
+            "HT-host-other-installation",
             "has hpctrain {version} in {program}, and this is {own}",
             hint,
             version=answer.version,
@@ -298,7 +298,7 @@ def _other_version(answer: Answer, program: str) -> HpctrainError:
             own=hpctrain.__version__,
         )
     return HpctrainError(
-        "HT-host-cannot-load-hpctrain",
+        "HT-host-other-installation",
         "cannot load hpctrain in {program}: {reason}",
         hint,
         program=program,

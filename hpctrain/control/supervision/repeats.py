@@ -118,7 +118,7 @@ def with_seeds(work: Recipe | str, count: int) -> list[Recipe]:
     """
     if isinstance(work, str):
         raise HpctrainError(
-            "HT-series-of-script",
+            "HT-option-not-usable-here",
             "--repeat is for recipes, and {title} is a script",
             "run it once for each of its own seeds",
             title=work,
@@ -126,7 +126,7 @@ def with_seeds(work: Recipe | str, count: int) -> list[Recipe]:
     recipe = work
     if recipe.seed + count - 1 > _LARGEST_SEED:
         raise HpctrainError(
-            "HT-series-seed-too-large",
+            "HT-option-bad-value",
             "--repeat {count}: the largest seed is {largest_seed}",
             "--set seed=0 starts at 0",
             count=count,
@@ -159,11 +159,14 @@ def _refusal(series: Series) -> HpctrainError:
     if series.file.exists():
         command = resume_command(RunDirectory(series.path))
         return HpctrainError(
-            "HT-series-exists", "{path} already holds repeated runs", f"to resume them: {command}", path=series.path
+            "HT-run-directory-taken",
+            "{path} already holds repeated runs",
+            f"to resume them: {command}",
+            path=series.path,
         )
     what = "a run" if RunDirectory(series.path).plan.exists() else "other files"
     return HpctrainError(
-        "HT-series-directory-not-empty",
+        "HT-run-directory-taken",
         "{path} already holds {content}",
         "--repeat needs a directory of its own: --run-dir DIR",
         path=series.path,
@@ -225,7 +228,7 @@ def require_count(series: Series, count: int | None) -> None:
     """Refuse to resume with another number of seeds."""
     if count not in (None, len(series.seeds)):
         raise HpctrainError(
-            "HT-series-other-count",
+            "HT-run-other-settings",
             "{path} has {seeds} seeds, and --repeat {count} was asked for",
             "--resume without --repeat continues those; another number needs another --run-dir",
             path=series.path,

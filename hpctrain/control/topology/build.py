@@ -55,14 +55,14 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     found = sort_records(records)
     if found.groups and (found.nodes or found.ends):
         raise HpctrainError(
-            "HT-fabric-tree-and-cables",
+            "HT-fabric-files-do-not-match",
             "{where}: both a switch tree of names and a list of cables",
             "give one of them",
             where=found.where,
         )
     if found.groups and found.forwards:
         raise HpctrainError(
-            "HT-fabric-tree-and-tables",
+            "HT-fabric-files-do-not-match",
             "{where}: a switch tree of names has no ports that forwarding tables could name",
             "leave --routes out, or give the output of ibnetdiscover as the fabric",
             where=found.where,
@@ -226,7 +226,7 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
         ports.append(entry.port)
     if not rows:
         raise HpctrainError(
-            "HT-fabric-tables-of-others",
+            "HT-fabric-files-do-not-match",
             "{where}: the forwarding tables belong to switches that {fabric} does not have: {switches}",
             "write both files on the same fabric, at the same time",
             where=found.forwards[0].where,

@@ -65,7 +65,7 @@ def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[
         if not named:
             valid = nearest(choice.name, [topology.name for topology in topologies])
             raise HpctrainError(
-                "HT-topology-unknown", "{where}: no topology {name!r}", valid, where=where, name=choice.name
+                "HT-choice-unknown", "{where}: no topology {name!r}", valid, where=where, name=choice.name
             )
         topologies = named
     shaped = [topology for topology in topologies if topology.groups]

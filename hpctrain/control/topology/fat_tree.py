@@ -47,7 +47,7 @@ def fat_tree(
     for name, value in {"hosts": hosts, "rails": rails, "leaf_down": leaf_down, "leaf_up": leaf_up}.items():
         if value < 1:
             raise HpctrainError(
-                "HT-fat-tree-bad-number",
+                "HT-network-bad-number",
                 "a fat tree with {name}={value}",
                 f"{name} must be at least 1",
                 name=name,
@@ -95,7 +95,7 @@ def _listing(switches: list[_Node], adapters: list[_Node], speed: str) -> Iterat
     most = max(len(switch.ports) for switch in switches)
     if len(switches) + len(adapters) > _LAST_LID or most > _MOST_PORTS:
         raise HpctrainError(
-            "HT-fat-tree-too-large",
+            "HT-network-bad-number",
             "a fat tree of {switches} switches with up to {ports} ports and {adapters} adapters",
             f"InfiniBand has {_LAST_LID} LIDs and {_MOST_PORTS} ports a switch; take fewer hosts or levels=3",
             switches=len(switches),

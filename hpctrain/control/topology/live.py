@@ -64,7 +64,7 @@ def _lstopo(sys: Path) -> NodeMap:
     program = shutil.which("lstopo")
     if program is None:
         raise HpctrainError(
-            "HT-lstopo-missing",
+            "HT-program-not-found",
             "{path} lists no CPUs, and there is no lstopo",
             "install hwloc, which brings lstopo",
             path=sys,
@@ -76,7 +76,7 @@ def _lstopo(sys: Path) -> NodeMap:
     if export.returncode:
         said = f": {export.stderr.strip()}" if export.stderr.strip() else ""
         raise HpctrainError(
-            "HT-lstopo-failed",
+            "HT-program-failed",
             "{program} failed with exit status {status}{said}",
             _LSTOPO_HINT,
             program=program,

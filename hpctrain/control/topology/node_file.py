@@ -48,7 +48,7 @@ def read_node_map(path: Path) -> NodeMap:
     if found and found["root"] == "system":
         return nccl.read(text, str(path), host)
     if host is not None:
-        raise HpctrainError("HT-topology-single-host", "{path} is of one host", f"leave @{host} out", path=path)
+        raise HpctrainError("HT-option-not-usable-here", "{path} is of one host", f"leave @{host} out", path=path)
     return hwloc.read(text, str(path)) if text.lstrip().startswith("<") else nvidia_smi.read(text, str(path))
 
 

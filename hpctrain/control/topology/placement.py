@@ -311,7 +311,7 @@ def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
 def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
     if not hosts:
         raise HpctrainError(
-            "HT-placement-no-hosts", "no hosts to place", "name at least one, such as --hosts gpu[001-032]"
+            "HT-hosts-not-named", "no hosts to place", "name at least one, such as --hosts gpu[001-032]"
         )
     twice = [fabric.hosts[host] for host, count in Counter(hosts).items() if count > 1]
     if twice:
@@ -324,7 +324,7 @@ def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
     bare = [fabric.hosts[host] for host, adapters in zip(hosts, owned, strict=True) if not adapters.size]
     if bare:
         raise HpctrainError(
-            "HT-fabric-host-no-adapter",
+            "HT-not-in-fabric",
             "{host} has no adapter in the fabric",
             "leave it out, or read a listing that has it",
             host=bare[0],

@@ -67,7 +67,10 @@ def read_records(
             reader = partial(reader, choice=choice)
         elif choice.name is not None:
             raise HpctrainError(
-                "HT-topology-no-choice", "{path} has no topologies to choose from", "leave --topology out", path=path
+                "HT-option-not-usable-here",
+                "{path} has no topologies to choose from",
+                "leave --topology out",
+                path=path,
             )
         yield from reader(text, str(path))
     if routes is None:
@@ -75,7 +78,7 @@ def read_records(
     files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]
     if not files:
         raise HpctrainError(
-            "HT-fabric-tables-empty-folder",
+            "HT-fabric-unknown-format",
             "{path}: an empty folder",
             "it should hold the output of ibroute of each switch",
             path=routes,
@@ -98,7 +101,7 @@ def _undamaged_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
             yield record
     if not found:
         raise HpctrainError(
-            "HT-fabric-tables-damaged",
+            "HT-fabric-file-damaged",
             "{path}: every forwarding table is damaged",
             "run without --skip-damaged to see what is wrong",
             path=routes,
@@ -112,7 +115,7 @@ def reader_of(text: str, where: str) -> Reader:
             return reader
     if _TABLE.search(text):
         raise HpctrainError(
-            "HT-fabric-tables-alone",
+            "HT-option-needs-another",
             "{where}: forwarding tables alone do not say what is cabled to what",
             f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
             where=where,

@@ -181,7 +181,7 @@ class Routes:
         names, subnet = self.fabric.names, self.fabric.subnet
         if subnet[source] != subnet[target]:
             return HpctrainError(
-                "HT-topology-separate-subnets",
+                "HT-topology-no-route",
                 "no cables lead from {source} to {target}: they are on separate subnets",
                 "take hosts of one subnet at a time",
                 source=names[source],

@@ -89,7 +89,7 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
         shown = ", ".join(_with_nearest(name, numbers) for name in unknown[:_SHOWN_UNKNOWN])
         more = f" and {len(unknown) - _SHOWN_UNKNOWN} more" if len(unknown) > _SHOWN_UNKNOWN else ""
         raise HpctrainError(
-            "HT-fabric-unknown-host",
+            "HT-not-in-fabric",
             "the fabric has no host {shown}{more}",
             f"it has {len(numbers)} hosts: {_folded(fabric.hosts)}",
             shown=shown,

@@ -37,7 +37,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural_key)
     if not hosts:
         raise HpctrainError(
-            "HT-slurm-topology-no-hosts",
+            "HT-slurm-topology-not-valid",
             "{where}: no hosts in it{exception}",
             "its leaves need Nodes=",
             where=found.where,
@@ -52,7 +52,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     below = {child for group in groups.values() for child in group.switches}
     if unknown := sorted(below - groups.keys()):
         raise HpctrainError(
-            "HT-slurm-topology-undefined",
+            "HT-slurm-topology-not-valid",
             "{where}: switch {child!r} is not defined",
             nearest(unknown[0], groups),
             where=found.where,

@@ -159,7 +159,7 @@ def adapter_of(fabric: Fabric, end: End) -> int:
     if not named and len(adapters) > 1:
         known = ", ".join(fabric.names[adapter] for adapter in adapters)
         raise HpctrainError(
-            "HT-fabric-unknown-adapter",
+            "HT-not-in-fabric",
             "adapter {adapter!r} was measured, but the fabric does not have it",
             f"it has {known}",
             adapter=str(end),

@@ -117,7 +117,7 @@ def verify(request: TrainingRequest, options: Options, say: Callable[[str], None
     """
     assert request.work is not None and request.ranks is not None
     if request.ranks == 1:
-        raise HpctrainError("HT-verify-one-rank", "-np 1 is one process already", "compare it with more: -np 2")
+        raise HpctrainError("HT-ranks-too-few", "-np 1 is one process already", "compare it with more: -np 2")
     # What cannot be planned is told before anything runs.
     planned = replace(request, dry_run=True, run_dir=options.folder / "ranks")
     begin_run(planned, this_machine(), _Quiet(options.summarise))
@@ -201,7 +201,7 @@ def _require_steps(ran: _Ran, where: str) -> None:
         )
     if not any(ran.steps):
         raise HpctrainError(
-            "HT-verify-no-steps",
+            "HT-verify-nothing-compared",
             "it made no step of an optimizer {where}, so there is nothing to compare",
             f"verify what trains; its output: {ran.path / 'logs'}",
             exit_code=1,
@@ -215,7 +215,7 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
     found = compare(first_rank[1], noisy.steps[0], ranks.steps)
     if not found.tensors and not found.missing:
         raise HpctrainError(
-            "HT-verify-nothing-seen",
+            "HT-verify-nothing-compared",
             "its optimizers hold no tensor that one process and the ranks have alike, so nothing was compared",
             "verify works with optimizers of torch and Keras, and with updates of a model's parameters by hand",
             exit_code=1,

@@ -75,7 +75,7 @@ def distribute(model: Any, optimizer: Any = None, **settings: Any) -> tuple[Any,
     """
     if optimizer is None:
         raise HpctrainError(
-            "HT-distribute-without-optimizer",
+            "HT-argument-not-valid",
             "ht.distribute got no optimizer, which has to wait for the gradients of all ranks",
             "model, optimizer = ht.distribute(model, optimizer)",
         )
@@ -209,7 +209,7 @@ def _call(name: str, wanted: str, *values: Any, **settings: Any) -> Any:
         if setting not in known:
             given = f"{type(values[0]).__module__}.{type(values[0]).__name__}"
             raise HpctrainError(
-                "HT-call-unknown-setting",
+                "HT-argument-not-valid",
                 "ht.{call} of a {given} has no setting {setting!r}",
                 nearest(setting, known),
                 call=name,
@@ -228,7 +228,7 @@ def _adapter(value: Any, wanted: str) -> Any:
     if packages & {"keras", "tensorflow"} or (packages & {"numpy"} and "keras" in sys.modules):
         return importlib.import_module("hpctrain.worker.adapters.keras")
     raise HpctrainError(
-        "HT-call-wrong-object",
+        "HT-argument-not-valid",
         "{module}.{kind} is not {wanted}",
         module=type(value).__module__,
         kind=type(value).__name__,

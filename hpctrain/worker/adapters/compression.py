@@ -19,7 +19,7 @@ def wire_of(compression: str, types: Mapping[str, T]) -> T | None:
     """
     if compression not in get_args(Compression):
         raise HpctrainError(
-            "HT-compression-unknown",
+            "HT-choice-unknown",
             "unknown compression {compression!r}",
             nearest(compression, get_args(Compression)),
             compression=compression,

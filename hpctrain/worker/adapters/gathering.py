@@ -91,7 +91,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     own = float(weight)
     if not 0 <= own < math.inf:
         raise HpctrainError(
-            "HT-mean-bad-weight",
+            "HT-argument-not-valid",
             "ht.mean: weight={weight:g} is not a number of samples",
             "give a number of at least 0",
             weight=own,
@@ -101,7 +101,9 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
     weights = [own if counts[rank] else 0.0 for rank, (own, _) in enumerate(everyone)]
     if not any(weights):
-        raise HpctrainError("HT-mean-no-weight", "ht.mean: every rank's weight is 0, so there is nothing to average")
+        raise HpctrainError(
+            "HT-argument-not-valid", "ht.mean: every rank's weight is 0, so there is nothing to average"
+        )
     return _arrived(_averaged([part for part in parts if weights[part[0]]], weights, "the value"), devices)
 
 
@@ -130,7 +132,7 @@ def _travelling(value: Any, devices: dict[str, Any], *, own_rows: bool = False) 
                 value = getattr(value, "local", value)
             if value.layout != sys.modules["torch"].strided:
                 raise HpctrainError(
-                    "HT-gather-not-dense",
+                    "HT-gather-not-possible",
                     "a tensor with layout {layout} cannot be gathered",
                     "use tensor.to_dense()",
                     layout=value.layout,
@@ -166,7 +168,7 @@ def _eager(value: Any) -> Any:
         tensor = tensor.value()
     if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "numpy"):
         raise HpctrainError(
-            "HT-gather-no-value",
+            "HT-gather-not-possible",
             "{kind} has no value that could be sent to other ranks",
             "call ht.gather and ht.mean outside of tf.function, on dense tensors",
             kind=type(value).__name__,
@@ -259,7 +261,7 @@ def _require_one(parts: Parts, where: str, form: Callable[[Any], str]) -> None:
     first = next(iter(forms))
     if other := next((rank for rank in forms if forms[rank] != forms[first]), None):
         raise HpctrainError(
-            "HT-gather-different-forms",
+            "HT-gather-not-possible",
             "{where} is {form} on rank {first} and {other_form} on rank {other}, which cannot be combined",
             _UNEVEN,
             where=where,
@@ -293,7 +295,7 @@ def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     # NumPy gives bfloat16, which other packages add to it, the kind V.
     if array.dtype.kind not in "biufV" or array.dtype.name == "object":
         raise HpctrainError(
-            "HT-mean-not-numbers",
+            "HT-gather-not-possible",
             "ht.mean: {where} is {value}, which has no mean",
             where=where,
             value=reprlib.repr(value),

@@ -71,7 +71,7 @@ class Guard:
         boxes: Sequence[Box] | None = None,
     ) -> None:
         if every < 1:
-            raise HpctrainError("HT-guard-bad-interval", "guard_every={every} must be above 0", every=every)
+            raise HpctrainError("HT-argument-not-valid", "guard_every={every} must be above 0", every=every)
         self._comm = comm
         self._names = list(names)
         if boxes is None or comm.size == 1:

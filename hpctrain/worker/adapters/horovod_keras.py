@@ -36,7 +36,7 @@ def create_distributed_optimizer(
 
     if backward_passes_per_step != 1:
         raise HpctrainError(
-            "HT-horovod-keras-accumulates",
+            "HT-horovod-keras-not-supported",
             "hvd.DistributedOptimizer(backward_passes_per_step={steps}) works on Keras 2 alone",
             f"give the optimizer itself gradient_accumulation_steps={backward_passes_per_step}, which averages them",
             steps=backward_passes_per_step,
@@ -45,7 +45,7 @@ def create_distributed_optimizer(
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(optimizer, scaling):
         # Keras asks each rank for itself whether its gradients are finite, and one that skips the step skips the sum.
         raise HpctrainError(
-            "HT-horovod-keras-scales-losses",
+            "HT-horovod-keras-not-supported",
             "with mixed_float16, ranks around hvd.DistributedOptimizer({optimizer}) would skip different steps",
             "hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)), or mixed_bfloat16",
             optimizer=type(optimizer).__name__,
@@ -93,7 +93,7 @@ def load_model(
 
 def _refuse_local_variables(*_: object) -> None:
     raise HpctrainError(
-        "HT-horovod-keras-local-layers",
+        "HT-horovod-keras-not-supported",
         "hvd.PartialDistributedOptimizer keeps layers local on Keras 2 alone",
         "train those layers with an optimizer of their own",
     )
@@ -154,7 +154,7 @@ class _Keras2Backend:
             variable.assign(value)
         elif variable != value:
             raise HpctrainError(
-                "HT-horovod-keras-momentum",
+                "HT-horovod-keras-not-supported",
                 "Horovod's callback corrects the momentum {momentum}, which is a constant in Keras 3",
                 "give the callback momentum_correction=False",
                 momentum=variable,

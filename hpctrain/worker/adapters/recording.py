@@ -264,12 +264,12 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
     """
     given = {**(values or {}), **named}
     if not given:
-        raise HpctrainError("HT-log-nothing", "ht.log: nothing to record", "ht.log(loss=loss)")
+        raise HpctrainError("HT-argument-not-valid", "ht.log: nothing to record", "ht.log(loss=loss)")
     if step is not None:
         _require_count("ht.log", step)
     if others := [name for name in given if not isinstance(name, str)]:
         raise HpctrainError(
-            "HT-log-bad-name",
+            "HT-argument-not-valid",
             "ht.log: the name {name!r} is not text",
             "give names as str: ht.log({'0': loss})",
             name=others[0],
@@ -281,7 +281,7 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
 def _require_count(call: str, step: int) -> None:
     if type(step) is not int or not 0 <= step < LIMIT:
         raise HpctrainError(
-            "HT-log-bad-step",
+            "HT-argument-not-valid",
             "{call}: step={step!r} is not a step number",
             "give an int from 0 up to 2**53 - 1",
             call=call,
@@ -295,7 +295,7 @@ def _number(name: str, value: Any) -> float:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise HpctrainError(
-            "HT-log-not-one-number",
+            "HT-not-one-number",
             "ht.log: {name} is not a single number: {kind}",
             "log its mean",
             name=name,

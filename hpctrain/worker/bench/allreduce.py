@@ -115,7 +115,7 @@ def check(name: str, reduction: TimedReduction, world: MPI.Intracomm) -> None:
     reduction.call()
     if not torch.allclose(reduction.buffer, pattern + (world.size - 1) / 2, rtol=reduction.tolerance):
         raise HpctrainError(
-            "HT-bench-wrong-mean",
+            "HT-reduction-wrong-result",
             "{name} gave a wrong mean of {bytes} bytes",
             exit_code=1,
             name=name,

@@ -71,7 +71,7 @@ def calls_of(start: _Start, name: str, groups: dict[str, Any], nbytes: int) -> d
         call()
         if not bool((result == wanted).all()):
             raise HpctrainError(
-                "HT-bench-wrong-result",
+                "HT-reduction-wrong-result",
                 "{collective} of {bytes} bytes over {group} gave a wrong result",
                 exit_code=1,
                 collective=name,

@@ -75,7 +75,7 @@ def init(backend: str | None = None) -> Communicator:
         wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
             raise HpctrainError(
-                "HT-backend-unknown", "unknown backend {backend!r}", nearest(wanted, BACKENDS), backend=wanted
+                "HT-choice-unknown", "unknown backend {backend!r}", nearest(wanted, BACKENDS), backend=wanted
             )
         forks.require_rank("ht.init()")
         launcher = detect()

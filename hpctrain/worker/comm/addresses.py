@@ -63,11 +63,11 @@ def exchange_addresses(
     if isinstance(failure, HpctrainError):
         raise failure
     if failure:
-        raise HpctrainError("HT-fabric-no-address", "{host}: {reason}", REMEDY, host=host, reason=str(failure))
+        raise HpctrainError("HT-network-unreachable", "{host}: {reason}", REMEDY, host=host, reason=str(failure))
     if None in endpoints:
         rank = endpoints.index(None)
         raise HpctrainError(
-            "HT-fabric-no-address-of-rank",
+            "HT-network-unreachable",
             "rank {rank} on {host} has no address that the others can reach",
             REMEDY,
             rank=rank,
@@ -147,7 +147,7 @@ def own_address(host: str, hosts: Sequence[str]) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HpctrainError(
-            "HT-fabric-no-route",
+            "HT-network-unreachable",
             "{host} has no route to {other}: {reason}",
             REMEDY,
             host=host,
@@ -162,7 +162,7 @@ def _address_of(interface: str) -> str:
         if entry.family in (socket.AF_INET, socket.AF_INET6):
             return str(entry.address).partition("%")[0]
     raise HpctrainError(
-        "HT-fabric-unknown-interface",
+        "HT-interface-not-usable",
         "{variable}={interface}: {host} has no such interface with an address",
         f"valid: {', '.join(sorted(found))}",
         variable=INTERFACE,

@@ -206,7 +206,7 @@ class Communicator(ABC):
         """
         if size is not None and self.size % size:
             raise HpctrainError(
-                "HT-group-size-not-divisible",
+                "HT-ranks-not-divisible",
                 "{ranks} ranks cannot be divided into groups of {size}",
                 f"start a multiple of {size} ranks",
                 ranks=self.size,
@@ -242,7 +242,7 @@ class Communicator(ABC):
             HpctrainError: this backend has no process groups, or the default group consists of other ranks.
         """
         raise HpctrainError(
-            "HT-backend-no-process-groups",
+            "HT-backend-unfit",
             "backend {backend!r} has no process groups of torch.distributed, which a model divided over ranks, DDP, "
             "FSDP and libraries built on them (Lightning, Accelerate) need",
             "choose --backend mpi, gloo or nccl",
@@ -256,7 +256,7 @@ class Communicator(ABC):
             HpctrainError: this backend has no parameter server.
         """
         raise HpctrainError(
-            "HT-backend-no-parameter-server",
+            "HT-backend-unfit",
             "backend {backend!r} has no parameter server",
             "choose --backend mpi",
             backend=self.backend,
@@ -358,7 +358,7 @@ class Communicator(ABC):
             HpctrainError: the remaining ranks cannot continue.
         """
         raise HpctrainError(
-            "HT-backend-no-recovery",
+            "HT-run-not-re-formed",
             "backend {backend!r} cannot continue without a rank that died",
             exit_code=RESUMABLE,
             backend=self.backend,

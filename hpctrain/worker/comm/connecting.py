@@ -41,7 +41,7 @@ def require_own_place(claim: LauncherClaim) -> None:
     with contextlib.suppress(psutil.Error):
         if begins or (parent and detect(psutil.Process(parent.pid).environ()) == claim):
             raise HpctrainError(
-                "HT-init-in-child-process",
+                "HT-call-in-child-process",
                 "ht.init() was called in process {pid}, which multiprocessing has started from rank "
                 "{rank} and is none itself",
                 'such a process imports the script anew: keep what ranks do under `if __name__ == "__main__":`',
@@ -56,7 +56,7 @@ def connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     if wanted in ("single", "mirrored") or (wanted == "auto" and ranks == 1):
         if launcher and ranks > 1:
             raise HpctrainError(
-                "HT-backend-for-one-process",
+                "HT-backend-unfit",
                 "backend {backend!r} is for one process, but {launcher} started {ranks} ({variable}={ranks})",
                 "choose --backend auto, or start one process",
                 backend=wanted,
@@ -84,7 +84,7 @@ def _connect_torchrun(wanted: str, launcher: LauncherClaim) -> Communicator:
     if wanted not in ("auto", "gloo", "nccl"):
         again = f"hpctrain run {shell_word(sys.argv[0])} -np {launcher.size} --backend {wanted}"
         raise HpctrainError(
-            "HT-backend-needs-mpi",
+            "HT-backend-unfit",
             "backend {backend!r} needs ranks started by MPI, but torchrun started these {ranks}",
             f"choose gloo or nccl, or start it with: {again}",
             backend=wanted,
@@ -103,7 +103,7 @@ def _torch_distributed(backend: str, reason: str, world: MPI.Intracomm | None) -
         from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
     except ImportError as error:
         raise HpctrainError(
-            "HT-backend-no-torch",
+            "HT-backend-unavailable",
             "backend {backend!r} needs PyTorch, which cannot be loaded: {reason}",
             "pip install 'hpctrain[torch]'",
             backend=backend,
@@ -155,7 +155,7 @@ def mpi_world(launcher: LauncherClaim | None) -> MPI.Intracomm:
         if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
             raise missing from error
         raise HpctrainError(
-            "HT-mpi-not-loadable",
+            "HT-mpi-unavailable",
             "MPI cannot be loaded: {reason}",
             "put a cluster's MPI on the PATH and LD_LIBRARY_PATH, or: pip install 'hpctrain[mpi]'",
             reason=str(error),

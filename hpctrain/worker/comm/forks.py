@@ -51,7 +51,7 @@ def require_rank(what: str) -> None:
     """
     if _forked:
         raise HpctrainError(
-            "HT-call-in-fork",
+            "HT-call-in-child-process",
             "{call} was called in process {pid}, which was forked from a rank and is none itself",
             "call it in the rank, and send the result to its workers",
             call=what,

@@ -45,7 +45,7 @@ class HorovodCommunicator(MpiControl):
     def tensorflow(self) -> HorovodTensorFlowEngine:
         if SHARE_GPUS.read():
             raise HpctrainError(
-                "HT-gpus-shared-in-keras",
+                "HT-gpus-not-shareable",
                 "--share-gpus is for PyTorch, and this is Keras",
                 "leave --share-gpus out, or choose --backend mpi",
             )
@@ -81,7 +81,7 @@ class HorovodCommunicator(MpiControl):
             leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
-                    "HT-horovod-other-mpi",
+                    "HT-mpi-other-than-launcher",
                     "Horovod sees rank {rank} of {size}, MPI sees rank {mpi_rank} of {mpi_size}: Horovod "
                     "was built for a different MPI from the one that started this run",
                     BUILD_HINT,
@@ -103,14 +103,14 @@ def _import_horovod(framework: str) -> Any:
         module.mpi_built()
     except ImportError as error:
         raise HpctrainError(
-            "HT-horovod-not-loadable",
+            "HT-backend-unavailable",
             "Horovod for {framework} cannot be loaded: {reason}",
             BUILD_HINT,
             framework=framework,
             reason=str(error),
         ) from error
     if not module.mpi_built():
-        raise HpctrainError("HT-horovod-without-mpi", "this Horovod was built without MPI", BUILD_HINT)
+        raise HpctrainError("HT-backend-unavailable", "this Horovod was built without MPI", BUILD_HINT)
     return module
 
 
@@ -182,7 +182,7 @@ class HorovodTorchEngine:
             return _Bfloat16Work(self._horovod, self._synchronize, buffer, name)
         if buffer.is_cuda and not self._horovod.nccl_built():
             raise HpctrainError(
-                "HT-horovod-without-nccl",
+                "HT-backend-unavailable",
                 "this Horovod was built without NCCL and cannot reduce gradients on GPUs",
                 BUILD_HINT,
             )
@@ -294,7 +294,7 @@ def _synchronize(horovod: Any, timeout: Timeout, handle: int) -> Any:
 
 def _failed(error: Exception) -> HpctrainError:
     return TransientError(
-        "HT-horovod-reduction-failed",
+        "HT-collective-failed",
         "Horovod's reduction failed: {reason}",
         "another rank failed or stopped earlier: its own log in logs/ says why",
         exit_code=1,

@@ -31,7 +31,7 @@ class MirroredCommunicator(SingleCommunicator):
 def not_for_torch(backend: str) -> HpctrainError:
     """The error for a PyTorch model with a backend of tf.distribute."""
     return HpctrainError(
-        "HT-backend-for-tensorflow",
+        "HT-backend-unfit",
         "backend {backend!r} is for TensorFlow, but this is PyTorch",
         "choose --backend mpi or gloo",
         backend=backend,
@@ -41,7 +41,7 @@ def not_for_torch(backend: str) -> HpctrainError:
 def in_scope(backend: str) -> HpctrainError:
     """The error for ``ht.distribute`` where the strategy's scope distributes the model already."""
     return HpctrainError(
-        "HT-backend-distributes-itself",
+        "HT-backend-unfit",
         "backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
         "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; or "
         "choose --backend multi_worker, mpi or horovod",

@@ -90,7 +90,7 @@ class MpiCommunicator(MpiControl):
     def recover(self) -> tuple[LostRank, ...]:
         if self._process_groups is not None:
             raise HpctrainError(
-                "HT-rank-part-lost",
+                "HT-run-not-re-formed",
                 "rank {rank} on {host}: a rank died, and its part of what process groups divide is lost",
                 "hpctrain run --resume continues from the last checkpoint",
                 exit_code=RESUMABLE,

@@ -68,7 +68,7 @@ def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.soc
         return TCPStore(address, port, ranks, True, limit, wait_for_workers=False, master_listen_fd=own.detach())
     except RuntimeError as error:
         raise HpctrainError(
-            "HT-rendezvous-unreachable",
+            "HT-network-unreachable",
             "the store of torch.distributed at {address}:{port} cannot be reached: {reason}",
             REMEDY,
             address=address,

@@ -31,7 +31,7 @@ def main() -> None:
     if not np.array_equal(reduced, expected):
         wrong = int(np.flatnonzero(reduced != expected)[0])
         raise HpctrainError(
-            "HT-reduction-wrong-mean",
+            "HT-reduction-wrong-result",
             "rank {rank} on {host}: the mean over {size} ranks is {mean} at {place}, it should be {expected}",
             exit_code=1,
             rank=comm.rank,

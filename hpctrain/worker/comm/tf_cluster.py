@@ -66,7 +66,7 @@ def replica_devices(replicas: int | None) -> list[str]:
     if gpus:
         if count > len(gpus):
             raise HpctrainError(
-                "HT-strategy-too-few-gpus",
+                "HT-gpus-too-few",
                 "{replicas} replicas, but this process sees {gpus} GPUs",
                 f"-np {len(gpus)}, or CUDA_VISIBLE_DEVICES= for replicas on the CPU",
                 replicas=count,

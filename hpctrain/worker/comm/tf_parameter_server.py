@@ -41,7 +41,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         workers = world.size - 1 - servers
         if workers < 1:
             raise HpctrainError(
-                "HT-backend-too-few-ranks",
+                "HT-ranks-too-few",
                 "backend 'parameter_server' needs a coordinator, {servers} for the parameters "
                 "({variable}) and at least one worker, but there are {ranks} ranks",
                 f"-np {servers + 2} or more",

@@ -68,13 +68,13 @@ class TorchDistributedCommunicator(CheckedControl):
         self._called = True
         if dist.is_initialized():
             raise HpctrainError(
-                "HT-group-made-already",
+                "HT-group-made-otherwise",
                 "torch.distributed already has a process group",
                 "leave init_process_group out: ht.init() makes it",
             )
         if self.on_gpus and not dist.is_nccl_available():
             raise HpctrainError(
-                "HT-backend-no-nccl",
+                "HT-backend-unavailable",
                 "this PyTorch, {version}, is built without NCCL",
                 "choose --backend gloo or mpi, or install PyTorch's build for CUDA",
                 version=torch.__version__,
@@ -244,7 +244,7 @@ class TorchDistributedCommunicator(CheckedControl):
         # Gloo's messages begin with a source file, and end with advice.
         text = re.sub(r"^\[\S*\] | This is typically .*", "", str(error).splitlines()[0])
         return TransientError(
-            "HT-group-call-failed",
+            "HT-collective-failed",
             "rank {rank} on {host}: torch.distributed failed in {call}: {reason}",
             "another rank failed or stopped earlier: its own log says why",
             exit_code=1,
@@ -275,7 +275,7 @@ class TorchDistributedCommunicator(CheckedControl):
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(
-            "HT-backend-for-torch",
+            "HT-backend-unfit",
             "backend {backend!r} reduces PyTorch's gradients, but this is Keras",
             "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
             backend=self.backend,
@@ -339,7 +339,7 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
     if short and not shared:
         host, ranks, gpus = short
         raise HpctrainError(
-            "HT-backend-too-few-gpus",
+            "HT-gpus-too-few",
             "backend 'nccl' needs a GPU for each rank: {host} has {ranks} ranks, PyTorch sees {gpus} GPUs there",
             "start fewer ranks, choose --backend gloo or mpi, or let them share GPUs to try things out: --share-gpus",
             host=host,

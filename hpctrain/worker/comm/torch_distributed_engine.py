@@ -78,7 +78,7 @@ class TorchDistributedEngine:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type == "cuda" and not self._comm.on_gpus:
             raise HpctrainError(
-                "HT-backend-not-on-gpu",
+                "HT-backend-unfit",
                 "backend 'gloo' reduces in the CPU's memory, not on GPUs",
                 "choose --backend nccl",
             )

@@ -89,7 +89,7 @@ class Workers:
                 self._memory = mmap.mmap(self._memory_file, size)
             except OSError as error:
                 raise HpctrainError(
-                    "HT-memory-no-room-for-images",
+                    "HT-memory-not-available",
                     "no {megabytes:.0f} MB of shared memory for the images that workers prepare: {reason}",
                     "prepare fewer with a smaller --set batch.micro_batch=N, or all in the rank: --set data.workers=0",
                     exit_code=1,

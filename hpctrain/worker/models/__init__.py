@@ -51,7 +51,7 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
 def _gpt(model: ModelSettings, framework: Framework) -> Any:
     if framework == "keras":
         raise HpctrainError(
-            "HT-model-torch-only",
+            "HT-only-in-pytorch",
             "model gpt is for PyTorch only: there is no Keras network for it here",
             "--framework torch",
         )

@@ -78,7 +78,7 @@ def _require_fit(
     ]
     if faults:
         raise HpctrainError(
-            "HT-weights-do-not-fit",
+            "HT-weights-of-other-model",
             "{path} holds weights of another network; {problem}",
             "--set model.name=NAME for the network of the file; model.new_head lets only the last layer differ",
             path=path,
@@ -93,7 +93,7 @@ def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
     narrow = array.astype(np.float32)
     if not np.isfinite(narrow).all():
         raise HpctrainError(
-            "HT-weights-not-finite",
+            "HT-weights-not-usable",
             "{path}: {name} has values that are not finite in float32",
             "begin with other weights",
             path=path,

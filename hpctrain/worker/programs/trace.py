@@ -41,7 +41,7 @@ def main(out: Path, script: Path, arguments: list[str]) -> None:
 def _require_torch(model: Any) -> None:
     if any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__):
         raise HpctrainError(
-            "HT-trace-not-torch",
+            "HT-only-in-pytorch",
             "the script trains a Keras model, but only PyTorch networks can be traced",
             "trace the same network in PyTorch: ht.trace(model, batch, loss)",
         )

@@ -58,7 +58,7 @@ def layers(first: OpTrace, second: OpTrace, *, batches: tuple[int, int], item_by
     functions = [[each.function for each in recording.operators] for recording in (first, second)]
     if functions[0] != functions[1]:
         raise HpctrainError(
-            "HT-trace-depends-on-input",
+            "HT-trace-not-possible",
             "the network ran {operators} operators with {samples} samples and {other_operators} with "
             "{other_samples}, or others: what it does depends on its input",
             "trace a network, or a part of it, that does the same for each batch",
@@ -82,7 +82,7 @@ def _require_linear(both: list[list[dict[str, int]]], batches: tuple[int, int]) 
     one, other = (sum(own.get(key, 0) for own in found for key in ("flops", "backward_flops")) for found in both)
     if other * batches[0] > one * batches[1] and batches[0]:
         raise HpctrainError(
-            "HT-trace-not-linear",
+            "HT-trace-not-possible",
             "{samples} samples take {factor:.3g} times as many FLOPs as {fewer}: the step compares "
             "samples with each other",
             "trace the network without that part of its loss",

@@ -53,7 +53,7 @@ class ScriptTracer:
         tensors = [each for each in tree_leaves(inputs) if isinstance(each, torch.Tensor) and each.dim()]
         if not tensors or not len(tensors[0]):
             raise HpctrainError(
-                "HT-trace-no-samples",
+                "HT-trace-not-possible",
                 "{model} is called without a tensor whose dimension 0 is the samples, so what a sample "
                 "takes is unknown",
                 "give the batch as the first argument, or trace the network in Python: ht.trace(model, batch, loss)",

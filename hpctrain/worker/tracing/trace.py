@@ -39,7 +39,7 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
     """
     if not isinstance(model, torch.nn.Module):
         raise HpctrainError(
-            "HT-trace-not-torch",
+            "HT-only-in-pytorch",
             "{module}.{name} is not a torch.nn.Module, and only PyTorch networks can be traced",
             "for a Keras model, trace the same network in PyTorch",
             module=type(model).__module__,
@@ -48,7 +48,7 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
     tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
     if not tensors or not tensors[0].dim() or not len(tensors[0]):
         raise HpctrainError(
-            "HT-trace-no-samples",
+            "HT-trace-not-possible",
             "the batch holds no tensor with samples along dimension 0",
             "ht.trace(model, (images, labels), loss)",
         )
@@ -88,7 +88,7 @@ def workload(
     first = next((each for each in model.parameters() if each.requires_grad), None)
     if first is None:
         raise HpctrainError(
-            "HT-trace-nothing-to-train",
+            "HT-trace-not-possible",
             "{name} has no parameter that requires a gradient, and so nothing to train",
             name=name,
         )
@@ -114,7 +114,7 @@ def _record(model: torch.nn.Module, batch: Any, loss: Loss[Any]) -> OpTrace:
         raise
     except Exception as error:
         raise HpctrainError(
-            "HT-trace-failed",
+            "HT-trace-not-possible",
             "a training step of {model} cannot be traced: {kind}: {reason}",
             "what it does must not depend on the values of its samples (.item(), masks as indices)",
             model=type(model).__name__,

@@ -86,7 +86,7 @@ def _take(terminal: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY)
     except OSError as error:
         raise HpctrainError(
-            "HT-rank-terminal-not-opened",
+            "HT-pdb-no-terminal",
             "rank 0 on {host} cannot open the terminal {path}: {reason}",
             "start `hpctrain run --pdb` on the first host (rank 0), outside of containers that hide its terminals",
             host=socket.gethostname(),
@@ -105,7 +105,7 @@ def _go_on(*_: object, **__: object) -> None:
 def _refuse(*_: object, **__: object) -> None:
     """Say how to debug; Python's own debugger would end at once, because nobody can answer it."""
     raise HpctrainError(
-        "HT-rank-no-terminal",
+        "HT-pdb-no-terminal",
         "breakpoint(): a rank of a run has no terminal",
         "hpctrain run SCRIPT.py --pdb lends it the one that the run is started on; the variable PYTHONBREAKPOINT names "
         "another debugger, such as remote_pdb.set_trace, or 0 for none",

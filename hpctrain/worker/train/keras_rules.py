@@ -105,7 +105,7 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             return
         if len(variables) != len(self._kinds):
             raise HpctrainError(
-                "HT-optimizer-other-variables",
+                "HT-optimizer-other-parameters",
                 "the optimizer was made for {expected} variables and gets {variables}",
                 "make it when all layers are frozen or trainable as they will stay",
                 expected=len(self._kinds),

@@ -382,7 +382,7 @@ def _check_precision(recipe: Recipe) -> None:
     """Refuse fp16 twice: Keras looks for infinities before the reduction, so an infinite mean would pass."""
     if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
         raise HpctrainError(
-            "HT-recipe-fp16-twice",
+            "HT-only-in-pytorch",
             "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows "
             "or vanishes on the wire is after the loss scaling",
             "--set communication.compression=bf16 or none, or --framework torch",
@@ -392,7 +392,7 @@ def _check_precision(recipe: Recipe) -> None:
 def _check_depth(recipe: Recipe) -> None:
     if recipe.stochastic_depth:
         raise HpctrainError(
-            "HT-recipe-depth-in-keras",
+            "HT-only-in-pytorch",
             "stochastic_depth is for PyTorch alone: the networks in Keras have none",
             "--framework torch, or --set stochastic_depth=0, which is not the source's training",
         )
@@ -401,7 +401,7 @@ def _check_depth(recipe: Recipe) -> None:
 def _check_compile(recipe: Recipe) -> None:
     if recipe.compile == "on":
         raise HpctrainError(
-            "HT-compile-in-keras",
+            "HT-only-in-pytorch",
             "compile: on is for PyTorch: in Keras a step is a graph of TensorFlow in any case, and XLA (jit_compile) "
             "is not used, since most reductions have no kernel for it",
             "--framework torch, or --set compile=auto",

@@ -78,7 +78,7 @@ def run_rank(path: Path) -> int:
     if held.now() is None:
         # Write nothing into a folder that may have taken its place.
         raise HpctrainError(
-            "HT-run-moved-before-begin",
+            "HT-run-directory-gone",
             "{path} has no plan.json: it was moved or deleted before this rank began",
             exit_code=1,
             path=path,

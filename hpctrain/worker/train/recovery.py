@@ -105,7 +105,7 @@ def require_fault_tolerance(comm: Communicator, tolerance: FaultTolerance) -> No
     """
     if tolerance.fault_tolerant and comm.size > 1 and not comm.fault_tolerant:
         raise HpctrainError(
-            "HT-recipe-no-fault-tolerance",
+            "HT-shrink-not-possible",
             "fault_tolerance shrink cannot continue without a rank that died: {reason}",
             "choose --backend mpi, with Open MPI 5; --set fault_tolerance=stop ends the run resumably instead",
             reason=comm.lacks_for_fault_tolerance(),
@@ -172,7 +172,7 @@ class Recovery:
                 self._record(lost, time.perf_counter() - begin, agreement)
                 return agreement.loss if agreement.updates > recorded else None
         raise HpctrainError(
-            "HT-ranks-disagree-on-rest",
+            "HT-run-not-re-formed",
             "rank {rank} on {host}: the remaining ranks could not agree how to continue",
             "hpctrain run --resume continues from the last checkpoint",
             exit_code=RESUMABLE,

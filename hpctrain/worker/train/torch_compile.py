@@ -50,7 +50,7 @@ def is_compiled(recipe: Recipe, comm: Communicator, device: torch.device) -> boo
     missing = _missing(device)
     if recipe.compile == "on" and missing:
         raise HpctrainError(
-            "HT-compile-no-compiler", "compile: on needs {missing}, which is not there", _OFF, missing=missing
+            "HT-compiler-missing", "compile: on needs {missing}, which is not there", _OFF, missing=missing
         )
     if recipe.compile == "on":
         return True

@@ -51,7 +51,7 @@ def freeze(model: nn.Module, patterns: Sequence[str], drawn: Collection[str] = (
     for name, pattern in found.items():
         if name in drawn:
             raise HpctrainError(
-                "HT-model-frozen-head-is-new",
+                "HT-tuning-pattern-not-valid",
                 "model.frozen: {pattern!r} matches {name}, which is drawn anew and would stay at random values",
                 "leave the last layer out of model.frozen, or --set model.new_head=false for that of the given weights",
                 pattern=pattern,
@@ -61,7 +61,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], drawn: Collection[str] = (
         parameters[name].requires_grad_(False)
     if len(found) == len(parameters):
         raise HpctrainError(
-            "HT-model-all-frozen", "model.frozen: the patterns match every parameter, so that nothing is trained"
+            "HT-tuning-pattern-not-valid",
+            "model.frozen: the patterns match every parameter, so that nothing is trained",
         )
     return [module for module in model.modules() if _is_still(module)]
 
@@ -97,7 +98,7 @@ def _matched(names: Sequence[str] | Mapping[str, object], patterns: Sequence[str
         if not own:
             modules = dict.fromkeys(name.partition(".")[0] for name in names)
             raise HpctrainError(
-                "HT-model-pattern-matches-nothing",
+                "HT-tuning-pattern-not-valid",
                 "{key}: {pattern!r} matches no parameter that is trained and that no pattern before it matches",
                 f"names begin with {', '.join([*modules][:_NAMED])}; layer1.* is all of layer1, and so is layer1",
                 key=key,

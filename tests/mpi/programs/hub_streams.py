@@ -160,7 +160,7 @@ def data_sets_of_datasets_in_torchdatas_loader(comm):
     stateful = loader(data, kind=StatefulDataLoader)
     sharded = ht.shard(stateful)
     stateful.load_state_dict(state)
-    refused(lambda: iter(sharded), "HT-shard-loaded-state", kind="StatefulDataLoader")
+    refused(lambda: iter(sharded), "HT-loader-bad-state", kind="StatefulDataLoader")
 
 
 class Nodes(IterableDataset):
@@ -184,7 +184,7 @@ def nodes_of_torchdata(comm):
     assert found[0] != found[1]
     resumes(lambda: DataLoader(Nodes(), batch_size=6), 3)
     nodes = torchdata.nodes.Loader(torchdata.nodes.IterableWrapper(range(SAMPLES)))
-    refused(lambda: ht.shard(nodes), "HT-call-wrong-object", module="torchdata.nodes.loader")
+    refused(lambda: ht.shard(nodes), "HT-argument-not-valid", module="torchdata.nodes.loader")
 
 
 if __name__ == "__main__":

@@ -348,12 +348,12 @@ def different_metrics_are_refused() -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS, metrics=["accuracy"] if RANK else ["accuracy", "mse"])
     fit = functools.partial(model.fit, *samples(8, 0)[:2], verbose=0, callbacks=ht.keras.callbacks())
-    refused(fit, "HT-ranks-different-variables")
+    refused(fit, "HT-ranks-different-models")
 
 
 def different_models_are_refused() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2 + (RANK == 1))])
-    refused(lambda: ht.distribute(model, keras.optimizers.SGD(0.1)), "HT-ranks-different-variables")
+    refused(lambda: ht.distribute(model, keras.optimizers.SGD(0.1)), "HT-ranks-different-models")
     # Nothing else is concerned.
     number = tf.Variable(3.0)
     with tf.GradientTape() as tape:
@@ -364,7 +364,7 @@ def different_models_are_refused() -> None:
 def an_update_before_the_broadcast_is_refused() -> None:
     model, optimizer = ht.distribute(keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.1))
     x, y, _ = samples(8, RANK)
-    refused(lambda: update(model, optimizer, x, y), "HT-optimizer-before-weights")
+    refused(lambda: update(model, optimizer, x, y), "HT-model-not-built")
     for callbacks in ([], ht.keras.callbacks()):
         model, optimizer = ht.distribute(keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.1))
         model.compile(optimizer, LOSS)

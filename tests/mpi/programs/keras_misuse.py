@@ -79,7 +79,7 @@ def a_loss_of_several_numbers_is_refused(comm) -> None:
         tape.gradient(loss, model.trainable_variables)
 
     for run in (step, tf.function(step)):
-        refused(run, "HT-loss-not-one-number")
+        refused(run, "HT-not-one-number")
 
 
 def the_order_behind_shard_is_that_of_all_ranks(comm) -> None:
@@ -89,7 +89,7 @@ def the_order_behind_shard_is_that_of_all_ranks(comm) -> None:
     model.compile(optimizer, LOSS)
     tf.random.set_seed(None)
     whole = tf.data.Dataset.from_tensor_slices((x, y))
-    refused(lambda: model.fit(ht.shard(whole.batch(4)).shuffle(3), verbose=0), "HT-shard-no-seed", ht.HpctrainError)
+    refused(lambda: model.fit(ht.shard(whole.batch(4)).shuffle(3), verbose=0), "HT-shard-wrong-data", ht.HpctrainError)
     begin = model.get_weights()
     found = []
     for draws in (comm.rank == 1, True):
@@ -109,9 +109,9 @@ def misplaced_parts_are_refused(comm) -> None:
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     model.compile(optimizer, LOSS)
     data = ht.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(6))
-    refused(lambda: model.predict(data, verbose=0), "HT-prediction-of-shard")
-    refused(lambda: model.fit(tf.data.Dataset.zip((data, data)), verbose=0), "HT-dataset-nested-parts")
-    refused(lambda: ht.shard(data), "HT-shard-twice")
+    refused(lambda: model.predict(data, verbose=0), "HT-argument-not-valid")
+    refused(lambda: model.fit(tf.data.Dataset.zip((data, data)), verbose=0), "HT-shard-divided-already")
+    refused(lambda: ht.shard(data), "HT-shard-divided-already")
 
 
 def files_are_written_by_one_rank(comm, folder: Path) -> None:

@@ -281,7 +281,7 @@ def check_gradients_after_shutdown() -> None:
     for parameter, value in zip(model.parameters(), values, strict=True):
         assert torch.equal(parameter.grad, value)
         parameter.grad.fill_(1.0)
-    refused(lambda: backward(model, 0), "HT-backward-after-shutdown")
+    refused(lambda: backward(model, 0), "HT-reduction-after-shutdown")
     check_reductions_after_shutdown()
 
 

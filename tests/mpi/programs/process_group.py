@@ -397,14 +397,14 @@ def check_misuse() -> None:
         ones = torch.ones(4)
         logical, meta = torch.ones(4, dtype=torch.bool), torch.ones(4, device="meta")
         wrong = {"reduction": "AVG", "dtype": "torch.bool"}
-        refused(lambda: dist.all_reduce(logical, dist.ReduceOp.AVG), "HT-group-wrong-type", **wrong)
+        refused(lambda: dist.all_reduce(logical, dist.ReduceOp.AVG), "HT-group-bad-argument", **wrong)
         wrong = {"reduction": "BXOR", "dtype": "torch.float32"}
-        refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BXOR), "HT-group-wrong-type", **wrong)
-        refused(lambda: dist.all_reduce(meta), "HT-group-wrong-device", call="all_reduce", device="meta")
+        refused(lambda: dist.all_reduce(ones, dist.ReduceOp.BXOR), "HT-group-bad-argument", **wrong)
+        refused(lambda: dist.all_reduce(meta), "HT-group-bad-argument", call="all_reduce", device="meta")
         wrong = {"call": "all_gather_single", "found": 15, "wanted": 16}
-        refused(lambda: dist.all_gather_single(torch.empty(15), ones), "HT-group-wrong-size", **wrong)
+        refused(lambda: dist.all_gather_single(torch.empty(15), ones), "HT-group-bad-argument", **wrong)
         uneven = torch.empty(5)
-        refused(lambda: dist.all_to_all_single(uneven, uneven), "HT-group-rows-do-not-add-up", length=5)
+        refused(lambda: dist.all_to_all_single(uneven, uneven), "HT-group-bad-argument", length=5)
         # a mistake that is noticed before anything is sent costs nothing
         dist.all_reduce(ones)
         same(ones, np.full(4, 4))
@@ -419,7 +419,7 @@ def check_different_calls() -> None:
     dist.all_reduce(torch.ones(100))
     heard = refusal(lambda: dist.all_reduce(torch.ones(sizes[comm.rank])))
     if comm.rank == 3:
-        assert heard is not None and heard["code"] == "HT-group-different-calls", heard
+        assert heard is not None and heard["code"] == "HT-ranks-in-different-calls", heard
         assert {re.findall("[0-9]+", heard["values"][each])[0] for each in ("call", "other")} == {"100", "200"}, heard
     # the others hear it at the latest when they meet those that have given up
     assert len([each for each in comm.allgather_object(heard) if each]) == 4

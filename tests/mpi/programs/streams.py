@@ -332,9 +332,9 @@ def streams_that_differ(comm):
         mine = Stream(samples, lambda samples: own.sample(samples, len(samples)))
         refused(lambda: list(ht.shard(DataLoader(mine, batch_size=9))), "HT-shard-different-data")  # noqa: B023
     short = Stream(range(SAMPLES - 3 * (comm.rank == 1)))
-    refused(lambda: list(ht.shard(DataLoader(short, batch_size=9))), "HT-loader-different-streams", number=2, other=1)
+    refused(lambda: list(ht.shard(DataLoader(short, batch_size=9))), "HT-shard-different-data", number=2, other=1)
     shorter = Stream(range(27 - 9 * (comm.rank == 1)))
-    refused(lambda: list(ht.shard(DataLoader(shorter, batch_size=9))), "HT-loader-different-streams", number=2)
+    refused(lambda: list(ht.shard(DataLoader(shorter, batch_size=9))), "HT-shard-different-data", number=2)
     divided = Stream(range(comm.rank, SAMPLES, comm.size))
     refused(lambda: list(ht.shard(DataLoader(divided, batch_size=9))), "HT-shard-different-data")
     other = DataLoader(Stream(range(9)), batch_size=3, num_workers=comm.rank)
@@ -350,7 +350,7 @@ def streams_that_are_shorter_than_they_were(comm):
     fewer.load_state_dict(state)
     refused(lambda: list(fewer), "HT-loader-order-not-kept")
     state["workers"] = 2
-    refused(lambda: fewer.load_state_dict(state), "HT-loader-different-batches", differ="workers was 2 and is 0")
+    refused(lambda: fewer.load_state_dict(state), "HT-loader-order-not-kept", differ="workers was 2 and is 0")
 
 
 # Samplers.
@@ -494,11 +494,11 @@ def samplers_that_fail(comm):
 
 @situation
 def what_is_no_loader_of_batches(comm):
-    refused(lambda: ht.shard(DataLoader(Stream(range(3)), batch_size=None)), "HT-shard-no-batch-size")
-    refused(lambda: ht.shard(Stream(range(3))), "HT-call-wrong-object", kind="Stream")
+    refused(lambda: ht.shard(DataLoader(Stream(range(3)), batch_size=None)), "HT-shard-wrong-data")
+    refused(lambda: ht.shard(Stream(range(3))), "HT-argument-not-valid", kind="Stream")
     stateful = DataLoader(Numbered())
     stateful.next_iter_state = {"_num_yielded": 1}  # as torchdata's load_state_dict leaves it
-    refused(lambda: ht.shard(stateful), "HT-shard-loaded-state", kind="DataLoader")
+    refused(lambda: ht.shard(stateful), "HT-loader-bad-state", kind="DataLoader")
     refused(lambda: ht.shard(DataLoader(IterableWrapper([1]))), "HT-shard-wrong-data")
 
 

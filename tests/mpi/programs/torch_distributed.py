@@ -89,9 +89,9 @@ for tensor in (torch.full((3, 2), float(rank)).t(), torch.tensor(rank), torch.te
     engine.broadcast(tensor, "broadcast")
     assert torch.equal(tensor, torch.full_like(tensor, 1 if tensor.dtype == torch.bool else 0))
 
-refused(comm.tensorflow, "HT-backend-for-torch", backend="gloo")
+refused(comm.tensorflow, "HT-backend-unfit", backend="gloo")
 if not torch.cuda.is_available():
-    refused(lambda: (ht.shutdown(), ht.init("nccl")), "HT-backend-no-nccl")
+    refused(lambda: (ht.shutdown(), ht.init("nccl")), "HT-backend-unavailable")
 if sys.argv[1:] == ["stall"]:
     os.environ["HPCTRAIN_TIMEOUT"] = "2"
 comm = ht.init("gloo")

@@ -23,18 +23,18 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["step", "--image-size", "64"], "HT-bench-image-size-not-used"),
+        (["step", "--image-size", "64"], "HT-option-not-usable-here"),
         (["step", "--model", "vgg"], "resnet50"),
         (["step", "--batch", "0"], "--batch"),
         (["allreduce", "-np", "1"], "-np"),
-        (["allreduce", "--link-gbit", "1"], "HT-bench-link-without-hosts"),
-        (["allreduce", "-np", "3", "-H", "n1:1,n2:1"], "HT-ranks-more-than-slots"),
-        (["step", "-np", "3", "-H", "n1,n2"], "HT-ranks-not-even-on-hosts"),
-        (["loader", "--data", "nowhere"], "HT-data-not-shards"),
+        (["allreduce", "--link-gbit", "1"], "HT-option-needs-another"),
+        (["allreduce", "-np", "3", "-H", "n1:1,n2:1"], "HT-ranks-too-many"),
+        (["step", "-np", "3", "-H", "n1,n2"], "HT-ranks-not-divisible"),
+        (["loader", "--data", "nowhere"], "HT-shards-not-there"),
         (["loader", "--workers", "0"], "--workers"),
         (["checkpoint", "--dir", "nowhere"], "cannot write in nowhere: No such file or directory"),
         (["checkpoint", "--model", "convnet"], "resnet50"),
-        (["allreduce", "--plot", "nowhere/plot.png"], "HT-output-folder-missing"),
+        (["allreduce", "--plot", "nowhere/plot.png"], "HT-output-not-writable"),
     ],
 )
 def test_wrong_use(arguments, says, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

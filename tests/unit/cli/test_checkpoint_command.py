@@ -129,9 +129,9 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert (code, codes(said)) == (2, ["HT-export-other-framework"]) and "m.pt" in said
     (tmp_path / "m.pt").write_text("mine")
     code, said = refused("m.pt")
-    assert (code, codes(said)) == (2, ["HT-export-file-exists"])
+    assert (code, codes(said)) == (2, ["HT-output-exists"])
     assert (tmp_path / "m.pt").read_text() == "mine"
-    assert codes(refused("none/m.pt")[1]) == ["HT-output-folder-missing"]
+    assert codes(refused("none/m.pt")[1]) == ["HT-output-not-writable"]
     damage(run / "checkpoints" / "step-00000012")
     code, said = refused("n.pt", run / "checkpoints" / "step-00000012")
     assert (code, codes(said)) == (3, ["HT-checkpoint-damaged"])

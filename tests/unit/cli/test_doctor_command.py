@@ -65,4 +65,4 @@ def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) 
 def test_no_ranks_at_all_is_wrong_use() -> None:
     result = CliRunner().invoke(app, ["doctor", "-np", "0"])
     assert isinstance(result.exception, HpctrainError)
-    assert result.exception.code == "HT-ranks-none"
+    assert result.exception.code == "HT-ranks-too-few"

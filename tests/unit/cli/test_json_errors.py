@@ -17,12 +17,12 @@ from support.refusals import check, codes
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "code", "values"),
     [
-        (["status", "nowhere", "--json"], 2, "HT-run-not-directory-or-job", {"target": "nowhere"}),
+        (["status", "nowhere", "--json"], 2, "HT-run-not-found", {"target": "nowhere"}),
         (["checkpoint", "verify", "empty", "--json"], 3, "HT-checkpoint-none", {"target": "empty"}),
-        (["plan", "digits", "--gpu", "h100-sxm", "--json"], 2, "HT-plan-without-prediction", {}),
-        (["recipes", "show", "--json"], 2, "HT-recipe-not-named", {}),
+        (["plan", "digits", "--gpu", "h100-sxm", "--json"], 2, "HT-option-not-usable-here", {}),
+        (["recipes", "show", "--json"], 2, "HT-argument-missing", {}),
         (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-data-options", {}),
-        (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-bench-precision-without-sweep", {}),
+        (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-option-needs-another", {}),
     ],
 )
 def test_an_error_is_the_document(
@@ -48,7 +48,7 @@ def test_an_error_is_the_document(
 def test_an_argument_of_a_script_is_not_the_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--", "--json"]) == 2
     printed = capsys.readouterr()
-    assert (printed.out, codes(printed.err)) == ("", ["HT-recipe-with-arguments"])
+    assert (printed.out, codes(printed.err)) == ("", ["HT-option-not-usable-here"])
 
 
 def test_a_checked_recipe_has_its_error_beside_those_that_are_sound(

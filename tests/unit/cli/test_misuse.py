@@ -43,10 +43,8 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "digits", "--set", "epochs=many"], "--set epochs=many: epochs: input should be a valid integer"),
         (["run", "digits", "-np", "0"], "-np 0: a run needs at least one rank"),
         (["run", "digits", "-np", "two"], "unable to parse string as an integer"),
-        pytest.param(["run", "digits", "--backend", "nccl2"], "HT-backend-unknown", marks=needs.pytorch),
-        pytest.param(
-            ["run", "digits", "-np", "2", "--backend", "single"], "HT-backend-for-one-process", marks=needs.pytorch
-        ),
+        pytest.param(["run", "digits", "--backend", "nccl2"], "HT-choice-unknown", marks=needs.pytorch),
+        pytest.param(["run", "digits", "-np", "2", "--backend", "single"], "HT-backend-unfit", marks=needs.pytorch),
         (["run", "digits", "-np", "3", "--mesh", "dp_shard=2"], "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
         (["run", "digits", "--dry-run", "--mesh", "tp=2"], "mesh.tp: digits_cnn has no plan by which its layers are"),
         (["submit", "digits", "--cluster", "cpu", "--dry-run", "--mesh", "tp"], "'tp' is not of the form AXIS=RANKS"),
@@ -62,12 +60,12 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         *(
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
             for *wrong, code in (
-                ("--set", "seed=%a", "HT-task-number-without-array"),
-                ("--repeat", "2", "--set", "seed=%a", "HT-task-number-without-array"),
-                ("--repeat", "2", "--array", "0-3", "HT-array-and-repeat"),
-                ("--repeat", "2", "--chain", "2", "HT-slurm-chain-and-array"),
-                ("--verify", "HT-verify-job-of-one-rank"),
-                ("--repeat", "2", "--set", "seed=4294967295", "HT-series-seed-too-large"),
+                ("--set", "seed=%a", "HT-option-needs-another"),
+                ("--repeat", "2", "--set", "seed=%a", "HT-option-needs-another"),
+                ("--repeat", "2", "--array", "0-3", "HT-options-exclude-each-other"),
+                ("--repeat", "2", "--chain", "2", "HT-options-exclude-each-other"),
+                ("--verify", "HT-ranks-too-few"),
+                ("--repeat", "2", "--set", "seed=4294967295", "HT-option-bad-value"),
             )
         ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
@@ -75,8 +73,8 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             ["predict", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
             "a prediction is for ranks that each have the who",
         ),
-        (["run", "digits", "--framework", "jax"], "HT-framework-unknown"),
-        (["run", "digits", "--", "--lr", "3"], "HT-recipe-with-arguments"),
+        (["run", "digits", "--framework", "jax"], "HT-choice-unknown"),
+        (["run", "digits", "--", "--lr", "3"], "HT-option-not-usable-here"),
         (["run", "train.py"], "cannot read the script train.py: No such file"),
         (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
         (["run", f"{'n' * 300}.py"], "File name too long"),
@@ -88,7 +86,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["report", "n" * 300], "File name too long"),
         (["report", "n" * 300, "--json"], "File name too long"),
-        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "HT-kubernetes-option-of-slurm"),
+        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "HT-option-not-usable-here"),
         *(
             (["data", "shard", ".", "out", *wrong], f"[HT-data-options]: {said}")
             for *wrong, said in (
@@ -111,20 +109,20 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         *(
             (["verify", *wrong], said)
             for *wrong, said in (
-                ("HT-verify-without-work",),
-                ("digits", "--plan", "plan.json", "HT-verify-without-work"),
+                ("HT-argument-missing",),
+                ("digits", "--plan", "plan.json", "HT-argument-missing"),
                 ("--plan", "plan.json", "cannot read plan.json"),
                 ("digit", "did you mean 'digits'?"),
                 ("train.py", "cannot read the script train.py: No such file"),
                 ("digits", "-np", "0", "greater than or equal to 1"),
                 ("digits", "--steps", "0", "greater than or equal to 1"),
-                ("digits", "-np", "1", "HT-verify-one-rank"),
+                ("digits", "-np", "1", "HT-ranks-too-few"),
                 ("digits", "-np", "3", "--mesh", "dp_shard=2", "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
-                ("digits", "--run-dir", "/", "HT-verify-folder-not-empty"),
-                ("digits", "--", "--lr", "3", "HT-recipe-with-arguments"),
+                ("digits", "--run-dir", "/", "HT-run-directory-taken"),
+                ("digits", "--", "--lr", "3", "HT-option-not-usable-here"),
             )
         ),
-        (["run"], "HT-run-without-recipe"),
+        (["run"], "HT-argument-missing"),
         (["rum"], "there is no command 'rum'\n  did you mean 'run'? valid: "),
         (["train.py", "-np", "2"], "there is no command 'train.py'\n  hpctrain run train.py"),
         (["digits"], "there is no command 'digits'\n  hpctrain run digits"),
@@ -178,7 +176,7 @@ def test_photographs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> N
     ("arguments", "said"),
     [
         (["train.py", "--set", "epochs=2"], "--set epochs is for recipes, and train.py is a script"),
-        (["train.py", "--framework", "torch"], "HT-framework-for-recipes-only"),
+        (["train.py", "--framework", "torch"], "HT-option-not-usable-here"),
     ],
 )
 def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +193,7 @@ def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, caps
     for work in (["digits"], ["digits", "--repeat", "2"]):
         assert main(["run", *work, "-np", "5", "--dry-run"]) == 2
         said = capsys.readouterr().err
-        assert codes(said) == ["HT-ranks-more-than-cores"] and "n1" in said and "(4 hardware" in said
+        assert codes(said) == ["HT-ranks-too-many"] and "n1" in said and "(4 hardware" in said
         assert "-np 2" in said and "--oversubscribe" in said
     # As many as hardware threads are slow, and no more than a warning; whoever counts slots has counted.
     Path("hosts").write_text("n1 slots=5\n")
@@ -218,7 +216,7 @@ def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(machine, "find_spec", lambda name: None)
     assert main(["run", "digits", "--framework", "keras"]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-framework-not-installed"] and "keras" in said
+    assert codes(said) == ["HT-package-not-installed"] and "keras" in said
 
 
 @needs.pytorch
@@ -228,10 +226,10 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     for dry_run in ([], ["--dry-run"]):
         assert main(["run", "digits", "-np", "2", "--backend", "horovod", *dry_run]) == 2
         said = capsys.readouterr().err
-        assert codes(said) == ["HT-horovod-not-built"] and "horovod build" in said
+        assert codes(said) == ["HT-backend-unavailable"] and "horovod build" in said
     Path("train.py").touch()
     assert main(["run", "train.py", "-np", "2", "--backend", "horovod"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-horovod-not-built"]
+    assert codes(capsys.readouterr().err) == ["HT-backend-unavailable"]
     assert not RUNS.exists()
     for others in (["-np", "1"], ["-np", "2"], ["-np", "2", "--backend", "gloo"]):
         assert main(["run", "digits", *others, "--dry-run"]) == 0
@@ -338,7 +336,7 @@ def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
         for options in ([], ["--resume"]):
             assert main(["run", work, *options]) == 2
             said = capsys.readouterr().err
-            assert codes(said) == ["HT-recipe-is-a-folder"] and command in said
+            assert codes(said) == ["HT-work-not-a-script"] and command in said
 
 
 def test_a_script_without_its_ending(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,11 +55,11 @@ def test_ranks_are_placed_without_the_data(capsys: pytest.CaptureFixture[str]) -
     [
         (["--fabric", "topology.conf", "--hosts", "n[1-5]"], "the fabric has no host 'n5'"),
         (["--hosts", "n[1-5"], "HT-hosts-not-a-list"),
-        (["--hosts", "n[1-2]", "-np", "3"], "HT-ranks-not-even-on-hosts"),
+        (["--hosts", "n[1-2]", "-np", "3"], "HT-ranks-not-divisible"),
         (["--nodes", "2"], "HT-hosts-too-few"),
         (["--fabric", "fabric.txt", "--hosts", "n1"], "fabric.txt"),
         (["--node", "nodes.txt"], "HT-file-unreadable"),
-        (["--node", "node.txt", "-np", "3"], "HT-ranks-not-one-per-gpu"),
+        (["--node", "node.txt", "-np", "3"], "HT-gpus-too-few"),
         (["-np", "0"], "-np 0: a run needs at least one rank"),
     ],
 )

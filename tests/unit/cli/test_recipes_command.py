@@ -76,7 +76,7 @@ def test_differences(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert rows[0] == ["digits", str(file)]
     assert rows[2:] == [["schedule.warmup_epochs", "2.0", "1.0"], ["epochs", "20", "3"]]
     assert main(["recipes", "show", "--diff", "digits", str(file), "--world", "2"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-recipe-diff-with-others"]
+    assert codes(capsys.readouterr().err) == ["HT-options-exclude-each-other"]
 
 
 def test_a_section_that_one_lacks_differs_key_by_key() -> None:

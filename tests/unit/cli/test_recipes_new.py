@@ -205,10 +205,10 @@ def test_names_and_files_that_are_there(here: Path, capfd: pytest.CaptureFixture
     (here / "pets.yaml").write_text("mine")
     (here / "led.yaml").symlink_to(here / "elsewhere")
     for name, code in {
-        "pets": "HT-recipe-there-already",
-        "led": "HT-recipe-there-already",
-        "../up": "HT-recipe-bad-name",
-        "-x y": "HT-recipe-bad-name",
+        "pets": "HT-output-exists",
+        "led": "HT-output-exists",
+        "../up": "HT-option-bad-value",
+        "-x y": "HT-option-bad-value",
     }.items():
         assert main(["recipes", "new", "--data", "photos", "--", name]) == 2
         assert codes(capfd.readouterr().err) == [code]

@@ -83,4 +83,4 @@ def test_what_is_no_ended_run_stays(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 @pytest.mark.parametrize("options", [[], ["hpctrain-runs/one", "--older-than", "1"]])
 def test_either_runs_or_their_age(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["remove", *options]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-remove-which"]
+    assert codes(capsys.readouterr().err) == ["HT-argument-missing"]

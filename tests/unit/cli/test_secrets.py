@@ -131,7 +131,7 @@ def test_a_secret_that_is_gone_is_asked_for(monkeypatch: pytest.MonkeyPatch, cap
 def test_a_secret_on_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--env", "HF_TOKEN=hush-hush"]) == 2
     said = capfd.readouterr().err
-    assert codes(said) == ["HT-secret-on-command-line"] and "--env HF_TOKEN" in said and "hush-hush" not in said
+    assert codes(said) == ["HT-secret-exposed"] and "--env HF_TOKEN" in said and "hush-hush" not in said
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_an_address_with_a_password_is_a_secret(
 ) -> None:
     assert main(["run", "digits", "--env", f"PLACE={address}"]) == 2
     said = capfd.readouterr().err
-    assert codes(said) == ["HT-secret-on-command-line"] and "--env PLACE" in said and "hush-hush" not in said
+    assert codes(said) == ["HT-secret-exposed"] and "--env PLACE" in said and "hush-hush" not in said
     monkeypatch.setenv("PLACE", address)
     Path("train.py").write_text("import os; assert 'hush' in os.environ['PLACE']\n")
     assert main(["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run", "--env", "PLACE"]) == 0
@@ -157,7 +157,7 @@ def test_an_address_with_a_password_is_a_secret(
 def test_a_secret_for_the_launcher_is_refused(arguments: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--launcher-arguments", arguments]) == 2
     said = capfd.readouterr().err
-    assert codes(said) == ["HT-secret-on-command-line"] and "--env HF_TOKEN" in said and "hush-hush" not in said
+    assert codes(said) == ["HT-secret-exposed"] and "--env HF_TOKEN" in said and "hush-hush" not in said
 
 
 @pytest.mark.parametrize("arguments", ["-x HF_TOKEN", "--mca a=b", "--auth=munge", "-x PATH=/bin"])
@@ -168,7 +168,7 @@ def test_what_the_launcher_may_be_told(arguments: str) -> None:
 
 def test_a_secret_in_a_profile_is_refused() -> None:
     Path("own.yaml").write_text("name: own\nsource: here\nenvironment:\n  HF_TOKEN: hush-hush\n")
-    with refused("HT-profile-secret-in-environment", name="HF_TOKEN") as caught:
+    with refused("HT-secret-exposed", name="HF_TOKEN") as caught:
         load_profile("./own.yaml")
     assert "hush-hush" not in str(caught.value)
 

@@ -138,7 +138,7 @@ def test_misuse(
         assert words in capsys.readouterr().err
     install(tmp_path, monkeypatch, squeue=NO_CONTROLLER)
     assert main([command, "4711"]) == 1
-    assert codes(capsys.readouterr().err) == ["HT-slurm-squeue-failed"]
+    assert codes(capsys.readouterr().err) == ["HT-slurm-command-failed"]
     install(tmp_path, monkeypatch, squeue=prints(row("4711", "RUNNING", "/", nodes="n1")))
     assert main([command, "4711"]) == 2
     said = capsys.readouterr().err
@@ -222,7 +222,7 @@ def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
 def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(finished.path)
     said = {
-        (run, "--rank", "2"): "HT-run-no-such-rank",
+        (run, "--rank", "2"): "HT-option-bad-value",
         (run, "--rank", "one"): "--rank one",
         (run, "--rank", ""): "empty range",
         (run, "--rank", "1", "--job"): "leave out one of them",
@@ -381,7 +381,7 @@ def test_cancel_cannot_end_what_was_started_by_hand(tmp_path: Path, capsys: pyte
     """From the text of a dry run, which leaves nobody's number."""
     directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
     assert main(["cancel", str(directory.path)]) == 1
-    assert codes(capsys.readouterr().err) == ["HT-run-started-by-hand"]
+    assert codes(capsys.readouterr().err) == ["HT-cancel-not-possible"]
 
 
 def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None = None, pid: int = 2**22 + 1) -> None:
@@ -413,7 +413,7 @@ def test_cancel_names_ranks_that_no_launcher_would_stop(
         finally:
             rank.kill()
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-ranks-without-launcher"] and "rank" in said
+    assert codes(said) == ["HT-cancel-not-possible"] and "rank" in said
 
 
 def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -421,7 +421,7 @@ def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys:
     _record(directory, 3, "running", host="gpu9", pid=77)
     assert main(["cancel", str(directory.path)]) == 1
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-ranks-without-launcher"] and "gpu9" in said and "kill 77" in said
+    assert codes(said) == ["HT-cancel-not-possible"] and "gpu9" in said and "kill 77" in said
 
 
 def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
@@ -432,14 +432,14 @@ def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
     _record(directory, 1, "running", host="gpu9", pid=77)
     assert main(["cancel", str(directory.path)]) == 1
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-ranks-without-launcher"] and "rank" in said
+    assert codes(said) == ["HT-cancel-not-possible"] and "rank" in said
 
 
 def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
     assert main(["cancel", str(directory.path)]) == 1
     err = capsys.readouterr().err
-    assert codes(err) == ["HT-run-on-other-host"] and "gpu9" in err and "kill 77" in err
+    assert codes(err) == ["HT-cancel-not-possible"] and "gpu9" in err and "kill 77" in err
     assert not directory.stop.exists(), "no rank would see it"
 
 

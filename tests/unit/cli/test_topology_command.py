@@ -176,12 +176,12 @@ def test_place_lays_a_mesh(fabric: str, capsys: pytest.CaptureFixture[str]):
     ("options", "said"),
     [
         (["--mesh", "tp=3"], "mesh tp 3 = 3 "),
-        (["--model", "parameters=1"], "HT-mesh-without-model"),
-        (["--mesh", "dp_shard=8", "--model", "layers=2"], "HT-mesh-model-without-parameters"),
-        (["--mesh", "dp_shard=8", "--model", "parameters=many"], "HT-mesh-model-not-number"),
-        (["--mesh", "dp_shard=8", "--model", "parameters=-1"], "HT-mesh-model-not-number"),
-        (["--mesh", "dp_shard=8", "--model", "parameter=1"], "HT-mesh-model-unknown-key"),
-        (["--mesh", "tp=8", "--model", "parameters=1,layers=2"], "HT-mesh-model-lacks-keys"),
+        (["--model", "parameters=1"], "HT-option-needs-another"),
+        (["--mesh", "dp_shard=8", "--model", "layers=2"], "HT-mesh-model-not-valid"),
+        (["--mesh", "dp_shard=8", "--model", "parameters=many"], "HT-mesh-model-not-valid"),
+        (["--mesh", "dp_shard=8", "--model", "parameters=-1"], "HT-mesh-model-not-valid"),
+        (["--mesh", "dp_shard=8", "--model", "parameter=1"], "HT-mesh-model-not-valid"),
+        (["--mesh", "tp=8", "--model", "parameters=1,layers=2"], "HT-mesh-model-not-valid"),
     ],
 )
 def test_misuse_of_a_mesh(options: list[str], said: str, fabric: str, capsys: pytest.CaptureFixture[str]):
@@ -251,7 +251,7 @@ def test_a_rankfile_is_not_written_without_the_cores_that_come_first(fabric: str
     Path("node.txt").write_text("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t8-15\t1\n")
     wanted = ["place", "--fabric", fabric, "--hosts", "node0001", "--node", "node.txt"]
     message = run(capsys, *wanted, "--write=rankfile=ranks", code=2)
-    assert codes(message) == ["HT-placement-rankfile-cores"] and "lstopo" in message
+    assert codes(message) == ["HT-cores-not-known"] and "lstopo" in message
     run(capsys, *wanted, "--write=cpu-bind=bind")
     assert Path("bind").read_text() == "--cpu-bind=mask_cpu:0xff00\n"
 
@@ -342,7 +342,7 @@ def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
     assert "BlockName=" in run(capsys, "convert", fabric, "--to", "block")
     assert "cluster_default: true" in run(capsys, "convert", fabric, "--to", "topology.yaml")
     said = run(capsys, "convert", fabric, "--to", "topology.con", code=2)
-    assert codes(said) == ["HT-topology-unknown-format"] and "'topology.conf'" in said
+    assert codes(said) == ["HT-format-unknown"] and "'topology.conf'" in said
 
 
 def test_hosts_can_be_left_out(fabric: str, capsys: pytest.CaptureFixture[str]):
@@ -354,7 +354,7 @@ def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[s
     assert "-np 2" in run(capsys, "verify", code=2)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node0001")
     said = run(capsys, "verify", code=2)
-    assert codes(said) == ["HT-hosts-only-one"] and "SLURM_JOB_NODELIST" in said
+    assert codes(said) == ["HT-hosts-too-few"] and "SLURM_JOB_NODELIST" in said
     assert "'node0099'" in run(capsys, "verify", "--hosts", "node0001,node0099", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--routes", "nope", code=2)
@@ -364,10 +364,10 @@ def test_verify_refuses_hosts_that_it_cannot_measure_between(capsys: pytest.Capt
     hostfile = tmp_path / "hosts.txt"
     hostfile.write_text("node0001\nnode0002\n")
     both = ["-H", "node0001,node0002", "--hostfile", str(hostfile)]
-    assert codes(run(capsys, "verify", *both, code=2)) == ["HT-hosts-named-twice"]
+    assert codes(run(capsys, "verify", *both, code=2)) == ["HT-options-exclude-each-other"]
     said = run(capsys, "verify", "-H", "node0001", code=2)
-    assert codes(said) == ["HT-hosts-only-one"] and "--hosts" in said
-    assert codes(run(capsys, "verify", *both[:2], "--interface", "-x", code=2)) == ["HT-interface-not-name"]
+    assert codes(said) == ["HT-hosts-too-few"] and "--hosts" in said
+    assert codes(run(capsys, "verify", *both[:2], "--interface", "-x", code=2)) == ["HT-interface-not-usable"]
     assert "valid: " in run(capsys, "verify", *both[:2], "--launcher", "mpiexec", code=2)
 
 

@@ -238,7 +238,7 @@ def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
         ("plan.json", "{}", "HT-file-missing-key", {"key": "ranks"}),
         ("summary.json", "{}", "HT-file-missing-key", {"key": "status"}),
         ("summary.json", "[1", "HT-file-not-json", {}),
-        ("plan.json", '{"ranks": 1, "threads_per_rank": 1}', "HT-plan-not-one-work", {}),
+        ("plan.json", '{"ranks": 1, "threads_per_rank": 1}', "HT-plan-not-valid", {}),
         ("summary.json", f'{{"status": "done", "steps": {"9" * 400}}}', "HT-file-faults", {}),
         ("events.jsonl", '{"time": 1, "event": "step"}\n', "HT-event-invalid", {}),
     ],

@@ -72,4 +72,4 @@ def test_a_foreign_prediction_changes_nothing(
 def test_a_series_has_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "repeats.json").write_text('{"seeds": [1, 2]}')
     assert main(["report", str(tmp_path), "--prediction", "plan.json"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-prediction-of-series"]
+    assert codes(capsys.readouterr().err) == ["HT-run-is-several"]

@@ -106,7 +106,7 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("command", ["logs", "cancel", "report"])
 def test_where_there_is_no_run_there_is_no_last(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with refused("HT-run-none-yet", path=tmp_path / RUNS):
+    with refused("HT-run-not-found", path=tmp_path / RUNS):
         last_run()
     assert main([command]) == 2
 
@@ -115,7 +115,7 @@ def test_where_there_is_no_run_there_is_no_last(command: str, tmp_path: Path, mo
 def test_a_run_without_its_folder(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "done"]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-not-directory-or-job"] and "did you mean hpctrain-runs/done?" in said
+    assert codes(said) == ["HT-run-not-found"] and "did you mean hpctrain-runs/done?" in said
 
 
 def test_the_runs_of_another_folder(
@@ -127,7 +127,7 @@ def test_the_runs_of_another_folder(
         assert command in capsys.readouterr().err
         assert main(["logs"]) == 2
         said = capsys.readouterr().err
-        assert codes(said) == ["HT-run-none-yet"] and command in said
+        assert codes(said) == ["HT-run-not-found"] and command in said
 
 
 def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,9 +179,9 @@ def test_curves_over_each_other(runs: Path, kind: str, capsys: pytest.CaptureFix
 
 def test_a_picture_that_cannot_be_written(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "hpctrain-runs/half", "--plot", "curves.gif"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-plot-unknown-format"]
+    assert codes(capsys.readouterr().err) == ["HT-format-unknown"]
     assert main(["compare", "hpctrain-runs/half", "--plot", "nowhere/curves.png"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-output-folder-missing"]
+    assert codes(capsys.readouterr().err) == ["HT-output-not-writable"]
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,4 +233,4 @@ def test_python_m_hpctrain() -> None:
 
 def test_an_unknown_state_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--state", "donee"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-status-unknown-state"]
+    assert codes(capsys.readouterr().err) == ["HT-choice-unknown"]

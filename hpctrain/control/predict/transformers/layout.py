@@ -119,7 +119,7 @@ class Layout:
         for name, valid in CHOICES.items():
             if (value := getattr(self, name)) not in valid:
                 raise HpctrainError(
-                    "HT-layout-unknown-choice",
+                    "HT-choice-unknown",
                     "{key} is {value!r}",
                     f"valid: {', '.join(map(str, valid))}",
                     key=name,
@@ -129,7 +129,7 @@ class Layout:
             least = 0 if each.name == "prefetch" else 1
             if each.type == "int" and getattr(self, each.name) < least:
                 raise HpctrainError(
-                    "HT-layout-not-positive",
+                    "HT-key-out-of-range",
                     "{key} is {value}; it is at least {least}",
                     key=each.name,
                     value=getattr(self, each.name),
@@ -137,20 +137,20 @@ class Layout:
                 )
         if self.asynchronous_tp and not self.sequence_parallel:
             raise HpctrainError(
-                "HT-layout-asynchronous-tp",
+                "HT-key-needs-another",
                 "asynchronous_tp overlaps the gathers and scatters of sequence_parallel, which is off",
                 "set sequence_parallel too",
             )
         if not self.zero and self.sizes["dp_shard"] > 1:
             raise HpctrainError(
-                "HT-layout-shards-nothing",
+                "HT-keys-exclude-each-other",
                 "the mesh has dp_shard {ranks}, but zero is 0, which divides nothing",
                 "choose zero 1, 2 or 3, or dp_replicate in place of dp_shard",
                 ranks=self.sizes["dp_shard"],
             )
         if self.deepspeed_pipeline and (self.zero > 1 or self.schedule != "1f1b" or self.chunked_loss):
             raise HpctrainError(
-                "HT-layout-deepspeed-pipeline",
+                "HT-keys-exclude-each-other",
                 "deepspeed_pipeline trains with zero 0 or 1, schedule 1f1b and the whole loss at once; here are zero "
                 "{zero}, schedule {schedule} and chunked_loss {chunked_loss}",
                 "set zero=1, schedule=1f1b and chunked_loss=false, or leave deepspeed_pipeline out",
@@ -351,7 +351,7 @@ class Layout:
             )
         if global_batch is not None and global_batch != self.global_batch:
             raise HpctrainError(
-                "HT-layout-batch",
+                "HT-layout-batch-not-divisible",
                 "a batch of {global_batch} is not {data_ranks} data-parallel ranks x {micro_batches} micro-batches x "
                 "{micro_batch} samples = {product}",
                 global_batch=global_batch,

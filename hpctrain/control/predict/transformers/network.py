@@ -72,9 +72,7 @@ def named(name: str) -> Transformer:
     """
     found = known().get(name)
     if found is None:
-        raise HpctrainError(
-            "HT-transformer-unknown", "no transformer {name!r} is known", nearest(name, known()), name=name
-        )
+        raise HpctrainError("HT-choice-unknown", "no transformer {name!r} is known", nearest(name, known()), name=name)
     shared = _file().families[found.family].model_dump(exclude={"source"})
     own = found.model_dump(exclude={"family", "parameters"}, exclude_none=True)
     return _made({**shared, **own})
@@ -93,7 +91,7 @@ def parse(text: str) -> Transformer:
         key, equals, value = part.partition("=")
         if not equals or key not in _KEYS:
             raise HpctrainError(
-                "HT-transformer-unknown-key",
+                "HT-transformer-not-valid",
                 "{text}: {part!r} is not of the form KEY=VALUE with a known key",
                 nearest(key, _KEYS),
                 text=text,
@@ -102,12 +100,12 @@ def parse(text: str) -> Transformer:
             )
         if key in values:
             raise HpctrainError(
-                "HT-transformer-key-twice", "{text}: {key} is given twice", _EXAMPLE, text=text, key=key
+                "HT-transformer-not-valid", "{text}: {key} is given twice", _EXAMPLE, text=text, key=key
             )
         values[key] = _value(text, key, value)
     if missing := [key for key in _NEEDED if key not in values]:
         raise HpctrainError(
-            "HT-transformer-lacks-keys", "{text} lacks {missing}", _EXAMPLE, text=text, missing=", ".join(missing)
+            "HT-transformer-not-valid", "{text} lacks {missing}", _EXAMPLE, text=text, missing=", ".join(missing)
         )
     return _made({**(_LLAMA if values.get("kind") == "swiglu" else {}), **values})
 
@@ -136,15 +134,15 @@ def from_config(path: Path) -> Transformer:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise HpctrainError("HT-transformer-not-json", "{path} is not JSON", _EXAMPLE, path=path) from error
+        raise HpctrainError("HT-transformer-not-valid", "{path} is not JSON", _EXAMPLE, path=path) from error
     kind = found.get("model_type") if isinstance(found, dict) else None
     if not isinstance(kind, str):
         raise HpctrainError(
-            "HT-transformer-without-type", "{path} has no model_type", f"valid: {', '.join(CONFIGS)}", path=path
+            "HT-transformer-not-valid", "{path} has no model_type", f"valid: {', '.join(CONFIGS)}", path=path
         )
     if _has_experts(found) or "moe" in kind.lower():
         raise HpctrainError(
-            "HT-transformer-mixture-of-experts",
+            "HT-transformer-not-supported",
             "{path}: {model} is a mixture of experts, whose memory and time depend on where tokens are sent",
             "predictions know dense transformers alone",
             path=path,
@@ -152,7 +150,7 @@ def from_config(path: Path) -> Transformer:
         )
     if kind not in CONFIGS:
         raise HpctrainError(
-            "HT-transformer-unknown-type",
+            "HT-transformer-not-supported",
             "{path}: the kind {model!r} is not known",
             # Another kind in its place would be another network, however alike the names.
             f"valid: {', '.join(CONFIGS)}",
@@ -181,7 +179,7 @@ def _value(text: str, key: str, value: str) -> Any:
         if value in ("true", "false"):
             return value == "true"
         raise HpctrainError(
-            "HT-transformer-not-boolean",
+            "HT-transformer-not-valid",
             "{text}: {key} is {value!r}",
             "valid: true, false",
             text=text,
@@ -191,7 +189,7 @@ def _value(text: str, key: str, value: str) -> Any:
     # At most 18 digits, because Python refuses to read thousands of them.
     if not (value.isascii() and value.isdecimal() and len(value) < 19):
         raise HpctrainError(
-            "HT-transformer-not-number",
+            "HT-transformer-not-valid",
             "{text}: {key} is {value!r}, not a whole number",
             _EXAMPLE,
             text=text,
@@ -224,7 +222,7 @@ class _Config:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         raise HpctrainError(
-            "HT-transformer-config-key",
+            "HT-transformer-not-valid",
             "{path}: {key} is {value}, not a whole number",
             path=self.path,
             key=keys[0],
@@ -237,7 +235,7 @@ class _Config:
         if isinstance(value, bool):
             return value
         raise HpctrainError(
-            "HT-transformer-config-flag",
+            "HT-transformer-not-valid",
             "{path}: {key} is {value}, neither true nor false",
             path=self.path,
             key=key,
@@ -251,7 +249,7 @@ class _Config:
     def refuse(self, key: str) -> None:
         """Say that a key makes another network of it."""
         raise HpctrainError(
-            "HT-transformer-config-unsupported",
+            "HT-transformer-not-supported",
             "{path}: {key} {value} makes a network whose sizes are not known here",
             path=self.path,
             key=key,

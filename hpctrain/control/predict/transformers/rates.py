@@ -99,7 +99,7 @@ def software_named(name: str) -> Software:
     found = step_file().software.get(name)
     if found is None:
         raise HpctrainError(
-            "HT-prediction-unknown-software",
+            "HT-choice-unknown",
             "no training software is known as {name}",
             nearest(name, sorted(step_file().software)),
             name=name,
@@ -176,7 +176,7 @@ class System:
         found = self.flops.get(precision)
         if found is None:
             raise HpctrainError(
-                "HT-prediction-gpu-lacks-precision",
+                "HT-prediction-not-possible",
                 "{gpu} has no matrix products in {precision}",
                 f"valid: {', '.join(self.flops)}",
                 gpu=self.name,

@@ -141,7 +141,7 @@ def require_fitting(found: SearchResult, *, gpu: str, ranks: int, global_batch: 
             batch=global_batch,
         )
     raise HpctrainError(
-        "HT-search-nothing-fits",
+        "HT-memory-exceeded",
         "no mesh of {ranks} ranks fits: the smallest needs {needed:.3g} GB of the {memory:.3g} GB of {gpu}",
         "more nodes, or GPUs with more memory",
         ranks=ranks,

@@ -44,7 +44,7 @@ def parse_settings(overrides: Sequence[str]) -> Settings:
         key, _, value = text.partition("=")
         if key not in SETTINGS:
             raise HpctrainError(
-                "HT-transformer-unknown-setting",
+                "HT-set-unknown-key",
                 "--set {text}: a transformer has no setting {key!r}",
                 nearest(key, SETTINGS),
                 text=text,
@@ -66,7 +66,7 @@ def _value(text: str, key: str, value: str) -> Any:
     if kind == "int":
         if not (value.isascii() and value.isdecimal() and len(value) < 10 and (int(value) or key == "prefetch")):
             raise HpctrainError(
-                "HT-transformer-setting-not-number", "--set {text}: {value!r} is no such number", text=text, value=value
+                "HT-option-bad-value", "--set {text}: {value!r} is no such number", text=text, value=value
             )
         return int(value)
     return value
@@ -75,7 +75,7 @@ def _value(text: str, key: str, value: str) -> Any:
 def _one_of(text: str, value: str, valid: tuple[str, ...]) -> str:
     if value not in valid:
         raise HpctrainError(
-            "HT-transformer-setting-unknown-value",
+            "HT-choice-unknown",
             "--set {text}: unknown value {value!r}",
             nearest(value, valid),
             text=text,

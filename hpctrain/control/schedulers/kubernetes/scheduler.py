@@ -22,7 +22,7 @@ class Kubernetes(Scheduler):
     def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
         if profile is not None and profile.kubernetes is None:
             raise HpctrainError(
-                "HT-profile-kubernetes-missing",
+                "HT-profile-lacks-key",
                 "the profile {profile} is for Kubernetes, and says nothing of it",
                 "slurm/clusters/kubernetes.yaml has a section kubernetes to copy",
                 profile=profile.name,

@@ -76,7 +76,7 @@ def refuse_slurm(options: Collection[str]) -> None:
     for option, instead in _INSTEAD.items():
         if option in options:
             raise HpctrainError(
-                "HT-kubernetes-option-of-slurm", "{option} has no meaning on Kubernetes", instead, option=option
+                "HT-option-not-usable-here", "{option} has no meaning on Kubernetes", instead, option=option
             )
 
 
@@ -112,7 +112,7 @@ def prepare_pods(order: Order) -> tuple[PodRun, list[str]]:
     plan = _plan(request.training(replace(asked, work=work, start=start)), request, machine)
     if plan.start.passed and not kubernetes.secrets:
         raise HpctrainError(
-            "HT-kubernetes-secret-in-manifest",
+            "HT-secret-exposed",
             "--env {variable} is a secret, and does not belong in a manifest",
             "put it into a Secret, and name that in the profile: kubernetes.secrets",
             variable=plan.start.passed[0],
@@ -120,14 +120,14 @@ def prepare_pods(order: Order) -> tuple[PodRun, list[str]]:
     image = order.image if order.image is not None else kubernetes.image
     if image is not None and (not image or re.search(r"\s", image)):
         raise HpctrainError(
-            "HT-container-image-not-name",
+            "HT-option-bad-value",
             "--container {image!r} is not the name of an image",
             "for example registry.example.org/hpctrain:0.1",
             image=image,
         )
     if image is None:
         raise HpctrainError(
-            "HT-kubernetes-no-image",
+            "HT-profile-lacks-key",
             "the profile {profile} names no image for the pods",
             "--container IMAGE, or kubernetes.image in it",
             profile=profile.name,
@@ -218,14 +218,14 @@ def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> 
     writable = [each.path for each in kubernetes.volumes if not each.read_only]
     if encodable(str(folder)) != str(folder):
         raise HpctrainError(
-            "HT-run-directory-not-utf8",
+            "HT-run-directory-unfit",
             "--run-dir {folder!r} is not UTF-8, as a manifest has to be",
             "choose another one",
             folder=str(folder),
         )
     if ".." in folder.parts or not any(folder.is_relative_to(path) for path in writable):
         raise HpctrainError(
-            "HT-run-directory-on-no-volume",
+            "HT-run-directory-unfit",
             "--run-dir {folder} is on no volume that the pods share and write to",
             f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/{RUNS}/one",
             folder=folder,
@@ -272,7 +272,7 @@ def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
         kind = str(manifests(run)[-1]["kind"]).lower()
         commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
         hint = f"choose another --job-name, or end this one first\n  {commands}"
-    raise HpctrainError("HT-kubernetes-create-failed", "kubectl create fails: {reason}", hint, reason=said)
+    raise HpctrainError("HT-job-refused", "kubectl create fails: {reason}", hint, reason=said)
 
 
 def _kubectl(verb: str, *, given: str) -> subprocess.CompletedProcess[str]:

@@ -99,7 +99,7 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     if name not in nodes or not nodes[name].usable:
         broken = nodes[name].broken if name in nodes else 0
         raise HpctrainError(
-            "HT-slurm-partition-without-nodes",
+            "HT-slurm-partition-not-usable",
             "no node of the partition {partition} can run a job ({broken} down, drained or failed)",
             f"name another one with --partition; {_with_nodes(nodes)}",
             partition=name,
@@ -179,25 +179,25 @@ def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
     up = {name: keys for name, keys in partitions.items() if keys.get("State") == "UP"}
     if asked is not None and asked not in partitions:
         raise HpctrainError(
-            "HT-slurm-partition-unknown", "there is no partition {partition!r}", nearest(asked, up), partition=asked
+            "HT-slurm-partition-not-usable", "there is no partition {partition!r}", nearest(asked, up), partition=asked
         )
     if asked is not None and asked not in up:
         raise HpctrainError(
-            "HT-slurm-partition-not-up",
+            "HT-slurm-partition-not-usable",
             "the partition {partition} is {state}, not UP",
             partition=asked,
             state=partitions[asked].get("State", "in no known state"),
         )
     if not up:
         raise HpctrainError(
-            "HT-slurm-no-partition-up",
+            "HT-slurm-partition-not-usable",
             "Slurm has no partition that is UP and that you may see",
             "sinfo lists what there is",
         )
     default = [keys for keys in up.values() if keys.get("Default") == "YES"]
     if asked is None and not default and len(up) > 1:
         raise HpctrainError(
-            "HT-slurm-no-default-partition",
+            "HT-slurm-partition-not-usable",
             "Slurm has no default partition that is UP",
             f"--partition with one of {', '.join(up)}",
         )
@@ -301,7 +301,7 @@ def _ask(*command: str) -> str:
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise HpctrainError(
-            "HT-slurm-no-answer",
+            "HT-slurm-command-failed",
             "Slurm does not answer: {command} exited {status}: {reason}",
             "scontrol ping says whether its controller is up, the variable SLURM_CONF names its slurm.conf; "
             "--cluster generic --dry-run asks no Slurm",

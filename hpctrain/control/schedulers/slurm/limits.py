@@ -101,7 +101,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]:
     nodes, name = request.nodes, limits.partition
     if limits.total is not None and nodes > limits.total:
         yield HpctrainError(
-            "HT-job-more-nodes-than-partition",
+            "HT-job-too-many-nodes",
             "--nodes {nodes}: the partition {partition} has {total} nodes",
             f"at most --nodes {limits.total}",
             nodes=nodes,
@@ -128,7 +128,7 @@ def _faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]:
         )
     if limits.gpus is not None and request.gpus_per_node > limits.gpus:
         yield HpctrainError(
-            "HT-job-more-gpus-than-nodes",
+            "HT-job-larger-than-a-node",
             "--gpus-per-node {gpus}: a node of the partition {partition} has at most {most}",
             f"at most --gpus-per-node {limits.gpus}, or another --partition",
             gpus=request.gpus_per_node,
@@ -153,7 +153,7 @@ def _node_faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]
     cpus = (request.cpus_per_task or 1) * request.tasks_per_node
     if limits.cpus is not None and cpus > limits.cpus:
         yield HpctrainError(
-            "HT-job-more-cpus-than-allowed",
+            "HT-job-larger-than-a-node",
             "{tasks} tasks of {cpus} CPUs on a node: a job in the partition {partition} has at most {most} CPUs of one",
             f"at most --cpus-per-task {limits.cpus // request.tasks_per_node or 1}, or fewer --tasks-per-node",
             tasks=request.tasks_per_node,
@@ -164,7 +164,7 @@ def _node_faults(request: JobRequest, limits: Limits) -> Iterator[HpctrainError]
     asked = _megabytes(request, cpus)
     if limits.memory is not None and asked > limits.memory:
         yield HpctrainError(
-            "HT-job-more-memory-than-allowed",
+            "HT-job-larger-than-a-node",
             "{asked:,.0f} MB of a node: a job in the partition {partition} has at most {most:,} MB (MaxMemPerNode)",
             f"at most --sbatch mem={limits.memory}M, or another --partition",
             asked=asked,

@@ -31,7 +31,7 @@ def prepare(order: Order) -> PreparedJob:
         _check_container(container, first.start.launcher)
     if content.pack and content.stage_environment:
         raise HpctrainError(
-            "HT-pack-with-stage-environment",
+            "HT-options-exclude-each-other",
             "--pack and --stage-environment exclude each other",
             "--pack packs this environment",
         )
@@ -66,7 +66,7 @@ def prepare(order: Order) -> PreparedJob:
         text = render(values, content.template)
         if "hpctrain job" not in text:
             raise HpctrainError(
-                "HT-template-without-job",
+                "HT-template-not-valid",
                 "--template {template}: its job would run nothing",
                 "let it call: hpctrain job {{ run_dir | quote }}",
                 template=content.template,
@@ -78,7 +78,7 @@ def prepare(order: Order) -> PreparedJob:
         require_choices(each)
         if content.verify and each.ranks == 1:
             raise HpctrainError(
-                "HT-verify-job-of-one-rank",
+                "HT-ranks-too-few",
                 "--verify: a job of one rank is one process already",
                 "ask for more ranks, as with --nodes 2, or leave --verify out",
             )
@@ -102,7 +102,7 @@ def _check_container(container: Container, launcher: str) -> None:
     image = container.image
     if container.runtime == "pyxis" and launcher == "mpirun":
         raise HpctrainError(
-            "HT-container-pyxis-without-srun",
+            "HT-launcher-not-usable-here",
             "pyxis is a plugin of srun: mpirun cannot start its containers",
             "--launcher srun-pmix",
         )

@@ -83,7 +83,7 @@ def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
         return []
     if done.returncode != 0:
         raise HpctrainError(
-            "HT-slurm-squeue-failed",
+            "HT-slurm-command-failed",
             "squeue failed: {reason}",
             "ask Slurm itself with: scontrol ping",
             exit_code=1,
@@ -177,7 +177,7 @@ def _states(
         return found
     except ValueError as error:
         raise HpctrainError(
-            "HT-slurm-list-unreadable",
+            "HT-slurm-command-failed",
             "{program} did not print a list of jobs: {reason}",
             f"see what it prints with: {program}",
             exit_code=1,

@@ -80,7 +80,7 @@ class Slurm(Scheduler):
         done = run_program("scancel", *jobs, seconds=_SECONDS)
         if done.returncode != 0:
             raise HpctrainError(
-                "HT-slurm-scancel-failed",
+                "HT-slurm-command-failed",
                 "scancel {jobs} failed: {reason}",
                 exit_code=1,
                 jobs=" ".join(jobs),

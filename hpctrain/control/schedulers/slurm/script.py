@@ -109,12 +109,12 @@ def render(values: ScriptVariables, template: Path | None = None) -> str:
 
     name = str(template) if template else _TEMPLATE
     if template and not template.is_file():
-        raise HpctrainError("HT-template-missing", "--template {template}: there is no such file", template=template)
+        raise HpctrainError("HT-template-not-valid", "--template {template}: there is no such file", template=template)
     try:
         text = _environment(template).get_template(name).render(dict(values))
     except TemplateSyntaxError as error:
         raise HpctrainError(
-            "HT-template-syntax",
+            "HT-template-not-valid",
             "{file}:{line}: {problem}",
             file=error.filename or name,
             line=error.lineno,
@@ -122,15 +122,19 @@ def render(values: ScriptVariables, template: Path | None = None) -> str:
         ) from error
     except (TemplateError, TypeError, ValueError, ZeroDivisionError) as error:
         raise HpctrainError(
-            "HT-template-fault", "{place}: {reason}", _valid_names(str(error)), place=_place(error, name), reason=error
+            "HT-template-not-valid",
+            "{place}: {reason}",
+            _valid_names(str(error)),
+            place=_place(error, name),
+            reason=error,
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise HpctrainError(
-            "HT-template-unreadable", "--template {template}: cannot be read: {reason}", template=template, reason=error
+            "HT-template-not-valid", "--template {template}: cannot be read: {reason}", template=template, reason=error
         ) from error
     if not text.startswith("#!"):
         raise HpctrainError(
-            "HT-template-without-shebang",
+            "HT-template-not-valid",
             "{template}: sbatch needs a script that begins with #!",
             "begin with the line #!/bin/bash",
             template=name,

@@ -67,7 +67,7 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
 
     if container:
         raise HpctrainError(
-            "HT-pack-with-container",
+            "HT-options-exclude-each-other",
             "--pack and --container exclude each other: the ranks run the Python of the image",
             "an environment belongs in the image",
         )
@@ -79,7 +79,7 @@ def plan_pack(profile: ClusterProfile, container: Container | None = None) -> tu
 def _storage(profile: ClusterProfile, option: str) -> str:
     if profile.node_storage is None:
         raise HpctrainError(
-            "HT-profile-no-node-storage",
+            "HT-profile-lacks-key",
             "{option}: the profile {profile} names no storage of the nodes",
             "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
             option=option,
@@ -109,7 +109,7 @@ def plan_staging(
         copy = _staged(source)
         if copy.name in copies or copy.name == _ENVIRONMENT:
             raise HpctrainError(
-                "HT-stage-same-name",
+                "HT-stage-source-not-usable",
                 "--stage {source}: there would be two {name!r} in the job's folder",
                 "rename one",
                 source=source,
@@ -119,13 +119,13 @@ def plan_staging(
     staged = _staged(environment, option="--stage-environment", name=_ENVIRONMENT) if environment else None
     if staged and staged.kind == "copy" and not (Path(staged.source) / "bin" / "python").exists():
         raise HpctrainError(
-            "HT-stage-not-environment",
+            "HT-stage-source-not-usable",
             "--stage-environment {environment}: neither a folder with bin/python nor an archive of one",
             environment=environment,
         )
     if container and (staged or container.runtime == "pyxis"):
         raise HpctrainError(
-            "HT-stage-with-container",
+            "HT-options-exclude-each-other",
             "--stage and --container exclude each other here: what is staged would not be in the container",
             "mount the source itself with --mount; an environment belongs in the image",
         )
@@ -139,7 +139,7 @@ def _staged(source: Path, *, option: str = "--stage", name: str | None = None) -
     path, own = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
     if not path.exists():
         raise HpctrainError(
-            "HT-stage-source-missing",
+            "HT-stage-source-not-usable",
             "{option} {source}: there is no such file or folder",
             f"looked for {path}",
             option=option,

@@ -116,14 +116,14 @@ def require_log_path(directory: Path) -> None:
     """
     if encodable(str(directory)) != str(directory):
         raise HpctrainError(
-            "HT-run-directory-not-utf8",
+            "HT-run-directory-unfit",
             "{directory!r} is not UTF-8, as a job script is",
             "choose another one with --run-dir",
             directory=str(directory),
         )
     if found := [character for character in "%\\" if character in str(directory)]:
         raise HpctrainError(
-            "HT-run-directory-unfit-for-logs",
+            "HT-run-directory-unfit",
             "{directory}: Slurm writes no log to a path with {characters}",
             "choose another one with --run-dir",
             directory=directory,
@@ -151,7 +151,7 @@ def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
 def _refusal(message: str) -> HpctrainError:
     words = "\n  ".join(line.removeprefix("sbatch: ") for line in message.strip().splitlines())
     return HpctrainError(
-        "HT-slurm-sbatch-refused",
+        "HT-job-refused",
         "sbatch refuses the job: {reason}",
         "hpctrain submit … --dry-run shows its script; sinfo, what there is",
         reason=words,

@@ -56,7 +56,7 @@ def _entries(listing: Listing, first: int) -> Iterator[Record]:
         if entry := _ENTRY.fullmatch(line):
             if table is None:
                 raise listing.fault(
-                    "HT-fabric-table-no-switch", "an entry before the switch that it belongs to", number, line
+                    "HT-fabric-file-damaged", "an entry before the switch that it belongs to", number, line
                 )
             table.entries += 1
             port = int(entry[2])
@@ -72,7 +72,7 @@ def _entries(listing: Listing, first: int) -> Iterator[Record]:
             _other(listing, number, line, table)
     if not found:
         raise listing.fault(
-            "HT-fabric-tables-no-entry",
+            "HT-fabric-unknown-format",
             "no entry of a forwarding table in it: not the output of ibroute or dump_lfts",
             first,
         )
@@ -110,7 +110,7 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
     if end := _END.fullmatch(line):
         if table is None or int(end[1]) not in (table.entries, int(table.last or table.entries)):
             raise listing.fault(
-                "HT-fabric-table-entries",
+                "HT-fabric-file-damaged",
                 "{entries} entries before the line that counts them",
                 number,
                 line,
@@ -118,7 +118,7 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
             )
         table.ended = True
     elif line.startswith(("0x", "Unicast")):
-        raise listing.fault("HT-fabric-bad-line", "not an entry of a forwarding table", number, line)
+        raise listing.fault("HT-fabric-file-damaged", "not an entry of a forwarding table", number, line)
     elif line.strip() and not _COLUMNS.fullmatch(line):
         listing.pass_over(number, line)
         if table and table.entries:
@@ -128,7 +128,7 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
 def _check_end(listing: Listing, number: int, table: _Table | None) -> None:
     if table and not table.ended:
         raise listing.fault(
-            "HT-fabric-table-cut-off",
+            "HT-fabric-file-damaged",
             "the forwarding table of switch {switch} is cut off before this line",
             number,
             switch=table.guid,

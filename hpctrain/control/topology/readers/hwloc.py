@@ -92,7 +92,7 @@ def read(text: str, where: str) -> NodeMap:
     version = topology.attributes.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
         raise HpctrainError(
-            "HT-hwloc-unknown-version",
+            "HT-node-file-not-valid",
             "{where}: hwloc XML of version {version}, not 2 or 3",
             _REMEDY,
             where=topology.where,
@@ -102,7 +102,7 @@ def read(text: str, where: str) -> NodeMap:
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
         raise HpctrainError(
-            "HT-hwloc-no-numa-node", "{where}: no NUMA node in this file", _REMEDY, where=topology.where
+            "HT-node-file-not-valid", "{where}: no NUMA node in this file", _REMEDY, where=topology.where
         )
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
@@ -289,7 +289,7 @@ def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, i
         values = [value for part in matrix.all("u64values") for value in part.text.split()]
         if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
             raise HpctrainError(
-                "HT-hwloc-nvlink-bandwidths",
+                "HT-node-file-not-valid",
                 "{where}: {values} bandwidths for {ends} ends of NVLinks",
                 _REMEDY,
                 where=matrix.where,

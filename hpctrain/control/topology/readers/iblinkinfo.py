@@ -66,7 +66,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     listing = Listing(text, where, "iblinkinfo")
     ports = list(_ports(listing))
     if not ports:
-        raise listing.fault("HT-fabric-no-nodes", "no port in it: not the output of iblinkinfo", 1)
+        raise listing.fault("HT-fabric-unknown-format", "no port in it: not the output of iblinkinfo", 1)
     by_lid = _by_lid(listing, ports)
     routers = {port.guid for port in ports if port.kind == "router"}
     ports = [port for port in ports if port.guid not in routers and _peer(port, by_lid) not in routers]
@@ -102,7 +102,7 @@ def _ports(listing: Listing) -> Iterator[_Port]:
         elif "==(" in line:
             row = _ROW.fullmatch(line)
             if row is None:
-                raise listing.fault("HT-fabric-bad-line", "not a port as iblinkinfo lists it", number, line)
+                raise listing.fault("HT-fabric-file-damaged", "not a port as iblinkinfo lists it", number, line)
             yield _port(listing, number, row, heading)
         else:
             listing.pass_over(number, line)
@@ -114,7 +114,7 @@ def _port(listing: Listing, number: int, row: re.Match[str], heading: re.Match[s
     if found := _LANES.match(row["state"]):
         if found[2] not in _SPEEDS:
             raise listing.fault(
-                "HT-fabric-unknown-speed",
+                "HT-fabric-file-damaged",
                 "a lane of {speed} Gbps is not one of {valid}",
                 number,
                 speed=found[2],
@@ -123,16 +123,16 @@ def _port(listing: Listing, number: int, row: re.Match[str], heading: re.Match[s
         lanes = int(found[1]), "FDR10" if found[3] else _SPEEDS[found[2]]
     if (row["peer_lid"] is None) != (row["peer_port"] is None):
         raise listing.fault(
-            "HT-fabric-half-an-end", "the other end has a LID without a port, or a port without a LID", number
+            "HT-fabric-file-damaged", "the other end has a LID without a port, or a port without a LID", number
         )
     if row["name"] is not None and row["guid"]:
         return _Port(row["guid"], row["name"], None, row, at, lanes)
     if heading is None:
-        raise listing.fault("HT-fabric-port-no-node", "a port before any node", number, row.string)
+        raise listing.fault("HT-fabric-file-damaged", "a port before any node", number, row.string)
     if heading["guid"]:
         return _Port(heading["guid"], heading["switch"], "switch", row, at, lanes)
     if not row["guid"]:
-        raise listing.fault("HT-fabric-port-no-guid", "a port of an adapter without its GUID", number, row.string)
+        raise listing.fault("HT-fabric-file-damaged", "a port of an adapter without its GUID", number, row.string)
     return _Port(row["guid"], heading["name"], "adapter" if heading["other"] == "CA" else "router", row, at, lanes)
 
 

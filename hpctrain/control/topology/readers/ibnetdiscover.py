@@ -55,9 +55,11 @@ def read(text: str, where: str) -> Iterator[Record]:
         elif line and not block.attribute(line) and not line.startswith("#"):
             listing.pass_over(number, line)
     if block.unnamed:
-        raise listing.fault("HT-fabric-cut-off", "the file is cut off in the middle of a node", listing.last)
+        raise listing.fault("HT-fabric-file-damaged", "the file is cut off in the middle of a node", listing.last)
     if not found:
-        raise listing.fault("HT-fabric-no-nodes", "no switch and no adapter in it: not the output of ibnetdiscover", 1)
+        raise listing.fault(
+            "HT-fabric-unknown-format", "no switch and no adapter in it: not the output of ibnetdiscover", 1
+        )
     if missing := block.mentioned.keys() - listed:
         raise listing.cut_off(len(missing), f"{where}:{min(block.mentioned[guid] for guid in missing)}")
     yield from listing.remarks()
@@ -92,7 +94,7 @@ class _Block:
         """Read the line that names the node; the kind is None for a router."""
         self.node = _NODE.fullmatch(line)
         if self.node is None or (self.node["kind"] != "Switch" and self.node["lid"]):
-            raise listing.fault("HT-fabric-bad-line", "not a node as ibnetdiscover lists it", number, line)
+            raise listing.fault("HT-fabric-file-damaged", "not a node as ibnetdiscover lists it", number, line)
         self.unnamed = False
         self.guid, self.kind = self.node["guid"], _KINDS.get(self.node["kind"])
         return self.node, self.kind
@@ -113,10 +115,10 @@ def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Fa
 def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | None:
     """A cable end, as most lines of a listing are; None for one of a router's cables."""
     if block.node is None:
-        raise listing.fault("HT-fabric-port-no-node", "a cable before any node", number, line)
+        raise listing.fault("HT-fabric-file-damaged", "a cable before any node", number, line)
     found = _CABLE.fullmatch(line)
     if found is None:
-        raise listing.fault("HT-fabric-bad-line", "not a cable as ibnetdiscover lists it", number, line)
+        raise listing.fault("HT-fabric-file-damaged", "not a cable as ibnetdiscover lists it", number, line)
     port, peer_kind, peer, peer_port, lid, peer_name, lanes, rate = found.groups()
     width, speed = listing.lanes(number, lanes, rate)
     if peer_kind == "R" or block.kind is None:

@@ -35,7 +35,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             continue
         row = _PORT.fullmatch(line)
         if row is None:
-            raise listing.fault("HT-fabric-bad-line", "not a port as ibnetdiscover -p lists it", number, line)
+            raise listing.fault("HT-fabric-file-damaged", "not a port as ibnetdiscover -p lists it", number, line)
         width, speed = listing.lanes(number, row["width"], row["speed"])
         if "RT" in (row["kind"], row["peer_kind"]):
             continue
@@ -59,7 +59,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             where=at,
         )
     if not nodes:
-        raise listing.fault("HT-fabric-no-nodes", "no port in it: not the output of ibnetdiscover -p", 1)
+        raise listing.fault("HT-fabric-unknown-format", "no port in it: not the output of ibnetdiscover -p", 1)
     if missing := {guid for guid in nodes.keys() - listed if not is_aggregation_node(nodes[guid])}:
         raise listing.cut_off(len(missing), next(node.where for guid, node in nodes.items() if guid in missing))
     yield from nodes.values()

@@ -57,11 +57,11 @@ class Listing:
         self._first_noise_line = 0
         if not text.strip():
             raise HpctrainError(
-                "HT-fabric-empty-file", "{where}: the file is empty", f"write it with {tool} > {where}", where=where
+                "HT-fabric-unknown-format", "{where}: the file is empty", f"write it with {tool} > {where}", where=where
             )
         if "\0" in text:
             raise HpctrainError(
-                "HT-fabric-binary-file",
+                "HT-fabric-unknown-format",
                 "{where}: a binary file, not the output of {tool}",
                 f"write it with {tool} > {where}",
                 where=where,
@@ -72,7 +72,7 @@ class Listing:
         """The number of each line and the line, without its end."""
         if max(map(len, self._lines)) > _LONGEST_LINE:
             number, line = next(each for each in enumerate(self._lines, self._first) if len(each[1]) > _LONGEST_LINE)
-            raise self.fault("HT-fabric-long-line", "a line of {length} characters", number, line, length=len(line))
+            raise self.fault("HT-fabric-file-damaged", "a line of {length} characters", number, line, length=len(line))
         return enumerate(self._lines, self._first)
 
     @property
@@ -95,7 +95,7 @@ class Listing:
     def cut_off(self, missing: int, first: str) -> HpctrainError:
         """The error for cables to nodes that the text does not list; ``first`` is the place of such a cable."""
         return self.fault(
-            "HT-fabric-nodes-missing",
+            "HT-fabric-file-damaged",
             "the file is cut off: {missing} nodes at the end of cables are not in it (see {first})",
             self.last,
             missing=missing,
@@ -112,7 +112,9 @@ class Listing:
         if not line.strip():
             return
         if number == self._first - 1 + len(self._lines) and not is_prompt(line):
-            raise self.fault("HT-fabric-cut-off", "the file is cut off in the middle of its last line", number, line)
+            raise self.fault(
+                "HT-fabric-file-damaged", "the file is cut off in the middle of its last line", number, line
+            )
         if not self._noise:
             self._first_noise, self._first_noise_line = line.strip()[:60], number
         self._noise += 1
@@ -135,7 +137,7 @@ class Listing:
         if known is None:
             if speed != "???" and speed not in LANE_GBIT:
                 raise self.fault(
-                    "HT-fabric-unknown-speed",
+                    "HT-fabric-file-damaged",
                     "the link speed {speed!r} is not one of {valid}",
                     number,
                     speed=speed,

@@ -65,7 +65,7 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
     maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items() if host in (None, name)}
     if not maps:
         raise HpctrainError(
-            "HT-nccl-topology-no-devices", "{where}: no GPU and no adapter in this file", _REMEDY, where=system.where
+            "HT-node-file-not-valid", "{where}: no GPU and no adapter in this file", _REMEDY, where=system.where
         )
     first, *others = maps
     if any(maps[other] != maps[first] for other in others):
@@ -102,7 +102,7 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     adapters = _each_once(adapters)
     if not gpus and not adapters:
         raise HpctrainError(
-            "HT-nccl-topology-no-devices", "{where}: no GPU and no adapter in this file", _REMEDY, where=where
+            "HT-node-file-not-valid", "{where}: no GPU and no adapter in this file", _REMEDY, where=where
         )
     numbers = _indices([device for device, _, _ in gpus])
     node_map = node_map_of_tree(

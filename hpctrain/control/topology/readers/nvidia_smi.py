@@ -55,7 +55,7 @@ def read(text: str, where: str) -> NodeMap:
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
         raise HpctrainError(
-            "HT-nvidia-smi-no-header",
+            "HT-node-file-not-valid",
             "{where}: no header line that starts with GPU0",
             f"{_REMEDY}; lstopo --of xml and NCCL_TOPO_DUMP_FILE write other files that are read",
             where=where,
@@ -98,7 +98,7 @@ def _refuse_other_tools(text: str, where: str) -> None:
     for tool, words in _OTHER_TOOLS.items():
         if "nvidia-smi" not in text and re.search(words, text, re.M):
             raise HpctrainError(
-                "HT-nvidia-smi-other-tool",
+                "HT-node-file-not-valid",
                 "{where}: {tool} wrote it, and its matrix says nothing of adapters and cores",
                 "write one with: lstopo --of xml node.xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
                 where=where,
@@ -123,7 +123,7 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     twice = [name for name in devices if devices.count(name) > 1]
     if twice:
         raise HpctrainError(
-            "HT-nvidia-smi-column-twice",
+            "HT-node-file-not-valid",
             "{where}: the column {column} appears twice",
             _REMEDY,
             where=where,
@@ -143,7 +143,7 @@ def _rows(
             continue
         if name in rows:
             raise HpctrainError(
-                "HT-nvidia-smi-row-twice",
+                "HT-node-file-not-valid",
                 "{where}: a second row {row}",
                 "give one matrix of one host",
                 where=where,
@@ -155,7 +155,7 @@ def _rows(
     missing = [name for name in devices if name not in rows]
     if missing:
         raise HpctrainError(
-            "HT-nvidia-smi-row-missing",
+            "HT-node-file-not-valid",
             "{where}: no row for the column {column}: cut short?",
             _REMEDY,
             where=header,
@@ -182,7 +182,7 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
     """Refuse a row with too few cells, with X anywhere but on the diagonal, or with NVLinks to an adapter."""
     if len(classes) < len(devices):
         raise HpctrainError(
-            "HT-nvidia-smi-short-row",
+            "HT-node-file-not-valid",
             "{where}: row {row} ends after {cells} of {columns} columns",
             _REMEDY,
             where=where,
@@ -195,7 +195,7 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
             valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
             raise HpctrainError(
-                "HT-nvidia-smi-bad-distance",
+                "HT-node-file-not-valid",
                 "{where}: {value!r} is not a distance between {row} and {column}",
                 valid,
                 where=where,
@@ -256,7 +256,7 @@ def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: 
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
     if not ended and _LEGEND.fullmatch(lines[-1][1]):
         raise HpctrainError(
-            "HT-nvidia-smi-cut-off",
+            "HT-node-file-not-valid",
             "{where}: cut off in the middle of its last line: {line!r}",
             _REMEDY,
             where=lines[-1][0],
@@ -266,7 +266,7 @@ def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: 
     unnamed = [name for name in columns if _is_nameless(name) and name not in legend]
     if unnamed and legend:
         raise HpctrainError(
-            "HT-nvidia-smi-adapter-unnamed",
+            "HT-node-file-not-valid",
             "{where}: no line of the NIC Legend names {adapter}: cut short?",
             _REMEDY,
             where=header,

@@ -87,7 +87,7 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
             raise HpctrainError(
-                "HT-slurm-topology-name-twice",
+                "HT-slurm-topology-not-valid",
                 "{where}: {name!r} is defined a second time, after {first}",
                 where=group.where,
                 name=group.name,
@@ -97,7 +97,7 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
         for child in group.switches:
             if child not in by_name:
                 raise HpctrainError(
-                    "HT-slurm-topology-undefined",
+                    "HT-slurm-topology-not-valid",
                     "{where}: {name!r} contains {child!r}, which is not defined in this text: is it complete?",
                     nearest(child, by_name) if len(by_name) <= 50 else "",
                     where=group.where,
@@ -109,7 +109,7 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     except graphlib.CycleError as error:
         circle = error.args[1]
         raise HpctrainError(
-            "HT-slurm-topology-cycle",
+            "HT-slurm-topology-not-valid",
             "{where}: {name!r} is below itself: {circle}",
             "a tree has no cycles",
             where=by_name[circle[0]].where,
@@ -118,7 +118,7 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
         ) from error
     if not any(group.hosts for group in groups):
         raise HpctrainError(
-            "HT-slurm-topology-no-hosts",
+            "HT-slurm-topology-not-valid",
             "{where}: no switch and no block with hosts",
             "expected lines like: SwitchName=leaf1 Nodes=gpu[001-032]",
             where=where,
@@ -149,7 +149,7 @@ def _lines(text: str, where: str) -> Iterator[Line]:
             yield _pairs(line, f"{where}:{start}"), f"{where}:{start}"
     if continued:
         raise HpctrainError(
-            "HT-slurm-topology-line-continues",
+            "HT-slurm-topology-cut-off",
             "{where}:{line}: the text ends within a line that is continued",
             "is it complete?",
             where=where,
@@ -164,14 +164,14 @@ def _pairs(line: str, place: str) -> dict[str, str]:
         key, end = match[1].lower(), match.end()
         if key in pairs:
             raise HpctrainError(
-                "HT-slurm-topology-key-twice", "{where}: {key} appears twice", where=place, key=match[1]
+                "HT-slurm-topology-not-valid", "{where}: {key} appears twice", where=place, key=match[1]
             )
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES or not pairs[first]:
         shown = line.strip()[:60]
         raise HpctrainError(
-            "HT-slurm-topology-bad-line",
+            "HT-slurm-topology-not-valid",
             "{where}: not a line of a Slurm topology: {line!r}",
             "expected SwitchName=… with Switches=… or Nodes=…, or BlockName=… with Nodes=…, or BlockSizes=…",
             where=place,
@@ -181,7 +181,7 @@ def _pairs(line: str, place: str) -> dict[str, str]:
         if key != first and key not in _LINES[first]:
             valid = [_SPELLING[known] for known in _LINES[first]]
             raise HpctrainError(
-                "HT-slurm-topology-unknown-key",
+                "HT-slurm-topology-not-valid",
                 "{where}: {kind} has no {key!r}",
                 nearest(key, valid) if valid else "",
                 where=place,
@@ -203,7 +203,7 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
         )
     if switches and hosts and "level" not in pairs:
         raise HpctrainError(
-            "HT-slurm-topology-switches-and-hosts",
+            "HT-slurm-topology-not-valid",
             "{where}: {switch!r} has both switches and hosts",
             "Slurm has hosts at the leaves only",
             where=place,
@@ -261,7 +261,7 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
         ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
             raise HpctrainError(
-                "HT-slurm-topology-block-size",
+                "HT-slurm-topology-not-valid",
                 "{where}: block size {size} must be the first one, {first}, times a power of two, and "
                 "larger than the one before",
                 where=place,
@@ -287,7 +287,7 @@ def _number(text: str, key: str, place: str) -> int:
     # At most nine digits: Slurm keeps 32 bits.
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise HpctrainError(
-            "HT-slurm-topology-not-a-number",
+            "HT-slurm-topology-not-valid",
             "{where}: {key}={value}: expected a whole number",
             where=place,
             key=key,

@@ -79,7 +79,7 @@ def _compose(text: str, where: str) -> yaml.Node:
         ) from error
     if root is None:
         raise HpctrainError(
-            "HT-slurm-topology-empty-file", "{where}: empty", "expected a Slurm topology.yaml", where=where
+            "HT-slurm-topology-not-valid", "{where}: empty", "expected a Slurm topology.yaml", where=where
         )
     return root
 
@@ -91,7 +91,7 @@ def _place(node: yaml.Node, where: str) -> str:
 def _items(node: yaml.Node, where: str, what: str) -> list[yaml.Node]:
     if not isinstance(node, yaml.SequenceNode):
         raise HpctrainError(
-            "HT-slurm-topology-not-a-list",
+            "HT-slurm-topology-not-valid",
             "{where}: expected a list of {items}",
             "see man topology.yaml",
             where=_place(node, where),
@@ -104,7 +104,7 @@ def _items(node: yaml.Node, where: str, what: str) -> list[yaml.Node]:
 def _keys(node: yaml.Node, where: str, what: str) -> Keys:
     if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
         raise HpctrainError(
-            "HT-slurm-topology-no-keys",
+            "HT-slurm-topology-not-valid",
             "{where}: expected the keys of {item}",
             "see man topology.yaml",
             where=_place(node, where),
@@ -114,7 +114,7 @@ def _keys(node: yaml.Node, where: str, what: str) -> Keys:
     for key, value in node.value:
         if key.value in keys:
             raise HpctrainError(
-                "HT-slurm-topology-key-twice", "{where}: {key} appears twice", where=_place(key, where), key=key.value
+                "HT-slurm-topology-not-valid", "{where}: {key} appears twice", where=_place(key, where), key=key.value
             )
         keys[key.value] = value
     return keys
@@ -125,7 +125,7 @@ def _kind(keys: Keys, where: str) -> str:
     place = _place(next(iter(keys.values())), where) if keys else where
     if "topology" not in keys or len(found) != 1:
         raise HpctrainError(
-            "HT-slurm-topology-no-kind",
+            "HT-slurm-topology-not-valid",
             "{where}: a topology has its name and exactly one of {kinds}",
             "see man topology.yaml",
             where=place,
@@ -133,7 +133,7 @@ def _kind(keys: Keys, where: str) -> str:
         )
     if found[0] not in (*_KINDS, *_PASSED_OVER):
         raise HpctrainError(
-            "HT-slurm-topology-unknown-kind",
+            "HT-slurm-topology-not-valid",
             "{where}: {kind!r} is not a kind of topology",
             nearest(found[0], _KINDS),
             where=place,
@@ -154,7 +154,7 @@ def _tree(body: Keys, node: yaml.Node, where: str) -> Iterator[SwitchGroup]:
         switches, hosts = _names(keys, "children", where), _names(keys, "nodes", where)
         if switches and hosts:
             raise HpctrainError(
-                "HT-slurm-topology-switches-and-hosts",
+                "HT-slurm-topology-not-valid",
                 "{where}: a switch has children or nodes, not both",
                 "see man topology.yaml",
                 where=place,
@@ -182,7 +182,7 @@ def _blocks(body: Keys, node: yaml.Node, where: str) -> Iterator[SwitchGroup]:
 def _size(node: yaml.Node, where: str) -> int:
     if not isinstance(node, yaml.ScalarNode) or not node.value.isdecimal() or len(node.value) > 9:
         raise HpctrainError(
-            "HT-slurm-topology-not-a-number", "{where}: block_sizes: expected whole numbers", where=_place(node, where)
+            "HT-slurm-topology-not-valid", "{where}: block_sizes: expected whole numbers", where=_place(node, where)
         )
     return int(node.value)
 
@@ -200,7 +200,7 @@ def _text(keys: Keys, key: str, parent: yaml.Node, where: str) -> str:
     node = _value(keys, key, parent, where)
     if not isinstance(node, yaml.ScalarNode):
         raise HpctrainError(
-            "HT-slurm-topology-not-a-string", "{where}: {key}: expected a string", where=_place(node, where), key=key
+            "HT-slurm-topology-not-valid", "{where}: {key}: expected a string", where=_place(node, where), key=key
         )
     text: str = node.value
     return text
@@ -210,6 +210,6 @@ def _value(keys: Keys, key: str, parent: yaml.Node, where: str) -> yaml.Node:
     if key not in keys:
         hint = f"it has: {', '.join(map(repr, keys))}" if keys else ""
         raise HpctrainError(
-            "HT-slurm-topology-key-missing", "{where}: {key!r} is missing", hint, where=_place(parent, where), key=key
+            "HT-slurm-topology-not-valid", "{where}: {key!r} is missing", hint, where=_place(parent, where), key=key
         )
     return keys[key]

@@ -27,7 +27,7 @@ class Element:
         """An attribute that the format requires; a missing one is an error."""
         if name not in self.attributes:
             raise HpctrainError(
-                "HT-xml-attribute-missing",
+                "HT-node-file-not-valid",
                 "{where}: <{element}> lacks the attribute {name!r}",
                 where=self.where,
                 element=self.tag,
@@ -40,7 +40,7 @@ class Element:
         value = self.attribute(name)
         if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
             raise HpctrainError(
-                "HT-xml-attribute-not-a-number",
+                "HT-node-file-not-valid",
                 "{where}: <{element}> has {name}={value!r}, not a number from {least}",
                 where=self.where,
                 element=self.tag,
@@ -82,7 +82,7 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
 
     def entity(name: str, *_: object) -> None:
         raise HpctrainError(
-            "HT-xml-entity",
+            "HT-node-file-not-valid",
             "{where}: declares the entity {name!r}, which no <{root}> file does",
             remedy,
             where=here(),
@@ -99,7 +99,7 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
         parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
         raise HpctrainError(
-            "HT-xml-bad-syntax",
+            "HT-node-file-not-valid",
             "{where}:{line}: {problem}",
             remedy,
             where=where,
@@ -109,7 +109,7 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
     [element] = top.children
     if element.tag != root:
         raise HpctrainError(
-            "HT-xml-other-root",
+            "HT-node-file-not-valid",
             "{where}: expected <{root}>, found <{element}>",
             remedy,
             where=element.where,

@@ -100,7 +100,7 @@ def _check_batch_size(model: keras.Model) -> None:
     fixed = [each.shape[0] for each in getattr(model, "inputs", ()) if each.shape[0] is not None]
     if fixed:
         raise HpctrainError(
-            "HT-model-fixed-batch",
+            "HT-model-not-supported",
             "{model} takes batches of {count} samples, and each rank computes a part of a batch",
             "keras.Input without batch_size. A state that goes from batch to batch (stateful=True) needs one process",
             model=model.name,

@@ -95,7 +95,7 @@ def _check_one_number(target: Any) -> None:
     """
     if any(map(_is_long, tf.nest.flatten(target))):
         raise HpctrainError(
-            "HT-loss-not-one-number",
+            "HT-not-one-number",
             "tape.gradient was given a loss of several numbers, and differentiates their sum",
             "give it tf.reduce_mean(loss), or for the sum over the samples of all ranks "
             "ht.sum_loss(tf.reduce_sum(loss)); or tf.reduce_sum(loss) where each number is a mean over samples",

@@ -106,7 +106,7 @@ def _check(optimizer: Any) -> None:
     kind = f"{type(optimizer).__module__}.{type(optimizer).__name__}"
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise HpctrainError(
-            "HT-optimizer-not-of-keras",
+            "HT-argument-not-valid",
             "{kind} is not an optimizer of Keras 3",
             "use one of keras.optimizers",
             kind=kind,
@@ -128,7 +128,7 @@ def _check_scope(model: keras.Model, comm: Communicator) -> None:
     comm.tensorflow()
     if model.distribute_strategy is comm.strategy:
         raise HpctrainError(
-            "HT-model-in-strategy-scope",
+            "HT-model-not-supported",
             "{model} was made in the scope of {strategy}, where Keras adds the gradients up by itself",
             "make it outside the scope for ht.distribute; or leave ht.distribute out, and write the loop around "
             "strategy.run",

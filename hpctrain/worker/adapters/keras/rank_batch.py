@@ -74,7 +74,7 @@ def is_sharded(data: Any) -> bool:
     spec = data.element_spec
     if not is_part(spec) and _holds_part(spec):
         raise HpctrainError(
-            "HT-dataset-nested-parts",
+            "HT-shard-divided-already",
             "the dataset yields {kind} with the parts of ht.shard inside",
             "call ht.shard last: ht.shard(tf.data.Dataset.zip(…))",
             kind=type(spec).__name__,

@@ -137,7 +137,7 @@ class GradientReduction:
             return
         if not self.synchronised:
             raise HpctrainError(
-                "HT-optimizer-before-weights",
+                "HT-model-not-built",
                 "the first update comes before the ranks were given the same weights: the model was not "
                 "built when ht.distribute saw it",
                 f"{BUILD_HINT}. Or build it after that, and train it with fit",

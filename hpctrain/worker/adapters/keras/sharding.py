@@ -77,7 +77,7 @@ def shard(
     if isinstance(data, tf.data.Dataset):
         if batch_size is not None or shuffle is not None:
             raise HpctrainError(
-                "HT-shard-settings-of-arrays",
+                "HT-shard-wrong-data",
                 "batch_size and shuffle belong to arrays, and this is a tf.data.Dataset",
                 "use dataset.shuffle(buffer, seed=…).batch(GLOBAL_BATCH) before ht.shard",
             )
@@ -97,7 +97,7 @@ def shard(
         )
     if batch_size is None or batch_size < 1:
         raise HpctrainError(
-            "HT-shard-no-batch-size",
+            "HT-shard-wrong-data",
             "batch_size={batch_size}: arrays need the number of samples of a global batch",
             batch_size=batch_size,
         )
@@ -109,17 +109,17 @@ def shard(
 def _shard_dataset(dataset: tf.data.Dataset, comm: Communicator) -> tf.data.Dataset:
     spec = dataset.element_spec
     if is_sharded(dataset):
-        raise HpctrainError("HT-shard-twice", "this dataset is already sharded", "call ht.shard once")
+        raise HpctrainError("HT-shard-divided-already", "this dataset is already sharded", "call ht.shard once")
     if isinstance(spec, tuple) and len(spec) > 3:
         raise HpctrainError(
-            "HT-shard-too-many-values",
+            "HT-shard-wrong-data",
             "the dataset yields {count} values",
             "it must yield batches (x, y), (x, y, sample_weight) or x",
             count=len(spec),
         )
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
         raise HpctrainError(
-            "HT-shard-no-batches",
+            "HT-shard-wrong-data",
             "the dataset yields single samples",
             "use dataset.batch(GLOBAL_BATCH) before ht.shard",
         )
@@ -146,7 +146,7 @@ def _shard_arrays(
     lengths = {len(array) for array in tf.nest.flatten(arrays)}
     if len(lengths) != 1:
         raise HpctrainError(
-            "HT-shard-uneven-arrays", "the arrays have different numbers of samples: {lengths}", lengths=sorted(lengths)
+            "HT-shard-wrong-data", "the arrays have different numbers of samples: {lengths}", lengths=sorted(lengths)
         )
     samples = lengths.pop()
     compare_arrays(comm, arrays, batch_size=batch_size, shuffle=shuffle, seed=seed)
@@ -227,7 +227,7 @@ def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
     # Raised after the comparison, so that all ranks raise it.
     if unseeded:
         raise HpctrainError(
-            "HT-shard-no-seed",
+            "HT-shard-wrong-data",
             "the dataset is shuffled without a seed: each rank would have an order of its own",
             _SEEDED,
         )

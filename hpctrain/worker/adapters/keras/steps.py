@@ -49,7 +49,7 @@ def patch_steps(model: keras.Model, distribution: Distribution) -> None:
     def predict_step(data: Any) -> Any:
         if is_part(data):
             raise HpctrainError(
-                "HT-prediction-of-shard",
+                "HT-argument-not-valid",
                 "predict of a sharded dataset would give this rank's samples alone",
                 "give predict the dataset that ht.shard was given",
             )

@@ -34,7 +34,7 @@ def strategy(*, comm: Communicator | None = None) -> tf.distribute.Strategy:
     comm = comm or current()
     if comm.strategy is None and comm.size > 1:
         raise HpctrainError(
-            "HT-backend-no-strategy",
+            "HT-backend-unfit",
             "backend {backend!r} has no strategy of tf.distribute, and under TensorFlow's default one "
             "each of {size} ranks would train alone",
             "choose --backend multi_worker or parameter_server; or leave the strategy out and use ht.distribute",
@@ -58,7 +58,7 @@ def coordinator(*, comm: Communicator | None = None) -> tf.distribute.coordinato
     found = getattr(comm, "coordinator", None)
     if found is None:
         raise HpctrainError(
-            "HT-backend-no-coordinator",
+            "HT-backend-unfit",
             "backend {backend!r} has no coordinator of workers",
             "choose --backend parameter_server",
             backend=comm.backend,

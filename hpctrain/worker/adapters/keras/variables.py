@@ -102,7 +102,7 @@ def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
             position = next(i for i in range(len(other) + 1) if other[: i + 1] != lists[0][: i + 1])
             first, here = (each[position] if position < len(each) else "nothing" for each in (lists[0], other))
             raise HpctrainError(
-                "HT-ranks-different-variables",
+                "HT-ranks-different-models",
                 "{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
                 "build the same model, optimizer and metrics on every rank",
                 kind=kind,

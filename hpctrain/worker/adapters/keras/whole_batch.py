@@ -40,7 +40,7 @@ def _of_all(total: Any, count: Any, share: Any, comm: Communicator) -> tf.Tensor
     total = tf.convert_to_tensor(total)
     if total.shape.rank not in (0, None) and total.shape.num_elements() != 1:
         raise HpctrainError(
-            "HT-mean-loss-not-one-number",
+            "HT-not-one-number",
             "ht.mean_loss: the total is of shape {shape}, not one number",
             "give the sum over this rank's samples: tf.reduce_sum(…)",
             shape=tuple(total.shape),

@@ -54,7 +54,7 @@ def _join_default_group(asked: str | None) -> Communicator:
     comm = current()
     if "nccl" in (asked or "") and comm.backend in ("mpi", "gloo"):
         raise HpctrainError(
-            "HT-backend-not-on-gpu",
+            "HT-backend-unfit",
             "the script asks torch.distributed for {asked}, which is for tensors on GPUs, but --backend "
             "{backend} moves tensors in the CPU's memory",
             "choose --backend nccl, or train on CPUs: accelerator='cpu' in Lightning, ACCELERATE_USE_CPU=true for "
@@ -98,7 +98,7 @@ def init_process_group(original: Callable[..., None], *arguments: Any, **setting
     for name, found in (("rank", comm.rank), ("world_size", comm.size)):
         if given.get(name, -1) not in (-1, found):
             raise HpctrainError(
-                "HT-group-different-settings",
+                "HT-group-made-otherwise",
                 "init_process_group({name}={value}), but in the run it is {found}",
                 "leave it out, or give the script's framework as many devices and nodes as the run has",
                 name=name,

@@ -77,7 +77,7 @@ def distribute(
     for each in optimizers:
         check_optimizer(each)
     if not (bucket_mb is None or bucket_mb > 0):
-        raise HpctrainError("HT-bucket-bad-size", "bucket_mb={bucket_mb:g} must be above 0", bucket_mb=bucket_mb)
+        raise HpctrainError("HT-argument-not-valid", "bucket_mb={bucket_mb:g} must be above 0", bucket_mb=bucket_mb)
     comm = comm or current()
     bucket_bytes = comm.bucket_bytes if bucket_mb is None else bucket_mb * 1e6
     wire = wire_of(compression, _TYPES)
@@ -152,7 +152,7 @@ def _attach_reducers(
 def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]:
     if not isinstance(model, torch.nn.Module):
         raise HpctrainError(
-            "HT-model-not-a-module",
+            "HT-argument-not-valid",
             "{kind} is not a torch.nn.Module",
             "ht.distribute(model, optimizer)",
             kind=type(model).__name__,
@@ -169,7 +169,7 @@ def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]
     optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
     if not optimizers or len(optimizers) < len(given):
         raise HpctrainError(
-            "HT-optimizer-not-of-torch",
+            "HT-argument-not-valid",
             "{optimizer!r} is not a torch.optim.Optimizer or a list of them",
             "ht.distribute(model, optimizer)",
             optimizer=optimizer,

@@ -30,7 +30,7 @@ def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
     """
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise HpctrainError(
-            "HT-tensor-not-added-up",
+            "HT-tensor-wrong-placements",
             "a tensor of shape {shape} is a sum over ranks that was not added up",
             shape=list(tensor.shape),
         )
@@ -40,7 +40,7 @@ def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
     held, local = [sum(length for _, _, length in each) for each in runs], list(tensor.to_local().shape)
     if held != local:
         raise HpctrainError(
-            "HT-tensor-wrong-pieces",
+            "HT-tensor-wrong-placements",
             "this rank holds {local} of a tensor of shape {shape}, but its placements {placements} give {held}",
             "let tensor parallelism divide dimensions without a remainder",
             local=local,

@@ -123,7 +123,7 @@ class ShardedLoader:
         if state["batches"] and (other := [name for name in own if own[name] != state[name]]):
             differ = ", ".join(f"{name} was {state[name]} and is {own[name]}" for name in other)
             raise HpctrainError(
-                "HT-loader-different-batches",
+                "HT-loader-order-not-kept",
                 "the loader's state is in the middle of epoch {epoch}, whose batches were others: {differ}",
                 f"load it with the same data, batch size and seed; or begin an epoch: set_epoch({state['epoch'] + 1})",
                 epoch=state["epoch"],
@@ -162,7 +162,7 @@ def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
     """
     if getattr(loader, "next_iter_state", None) is not None:
         raise HpctrainError(
-            "HT-shard-loaded-state",
+            "HT-loader-bad-state",
             "a state was loaded into this {kind}, which ht.shard does not use",
             "load_state_dict of what ht.shard returns takes what its state_dict() returned",
             kind=type(loader).__name__,
@@ -217,7 +217,7 @@ def shard(
     comm = comm or current()
     if not isinstance(data, DataLoader):
         raise HpctrainError(
-            "HT-call-wrong-object",
+            "HT-argument-not-valid",
             "{module}.{kind} is not {wanted}",
             "DataLoader(dataset, batch_size=…)",
             module=type(data).__module__,

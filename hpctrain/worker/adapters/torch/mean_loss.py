@@ -30,7 +30,7 @@ def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communi
     own = _number(count)
     if not 0 <= own < math.inf:
         raise HpctrainError(
-            "HT-mean-loss-bad-count",
+            "HT-argument-not-valid",
             "ht.mean_loss: count={count:g} is not a number of at least 0",
             "give what this rank's part of the sum is divided by, such as its number of tokens",
             count=own,
@@ -50,7 +50,7 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
         form = f"shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else f"type {type(total).__name__}"
         raise HpctrainError(
-            "HT-mean-loss-not-one-number",
+            "HT-not-one-number",
             "{call}: the total is of {form}, not one number",
             "give the sum over this rank's samples",
             call=name,

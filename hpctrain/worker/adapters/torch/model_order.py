@@ -119,7 +119,7 @@ class ModelOrder:
             for number in np.unique(everyone)
         ]
         return HpctrainError(
-            "HT-ranks-different-models-at-once",
+            "HT-ranks-reduce-differently",
             "the ranks' backward passes reach different models at the same time: {models}",
             "call backward() for the models in the same order, and as often, on every rank; a branch that only some "
             "ranks take must not decide which model is trained",

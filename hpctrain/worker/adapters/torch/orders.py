@@ -52,7 +52,7 @@ def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order
     """
     if loader.batch_sampler is None:
         raise HpctrainError(
-            "HT-shard-no-batch-size",
+            "HT-shard-wrong-data",
             "ht.shard needs a loader with a batch_size",
             "DataLoader(dataset, batch_size=…)",
         )

@@ -205,7 +205,7 @@ class GradientReducer:
             return
         if self._left:
             raise HpctrainError(
-                "HT-backward-after-shutdown",
+                "HT-reduction-after-shutdown",
                 "backward() of a model that ht.distribute got, after ht.shutdown()",
                 exit_code=1,
             )

@@ -47,7 +47,7 @@ def check_model(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
         if module in _divided:
             raise HpctrainError(
-                "HT-model-divided-already",
+                "HT-model-divided",
                 "{part} is divided over the ranks already, and cannot be divided again or get other optimizers",
                 "give ht.distribute all its optimizers at once, in a list; else make a new model, load this one's "
                 "parameters into it, and distribute that",
@@ -63,7 +63,7 @@ def check_model(model: torch.nn.Module) -> None:
             refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
         if tensor.layout != torch.strided:
             raise HpctrainError(
-                "HT-model-sparse-tensor",
+                "HT-model-not-supported",
                 "{name!r} is a sparse tensor ({layout}), which ht.distribute cannot make equal on all ranks",
                 "keep it dense, or outside of the model's parameters and buffers, as a plain attribute",
                 name=name,
@@ -79,7 +79,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """
     if hasattr(optimizer, "fused_backward"):
         raise HpctrainError(
-            "HT-optimizer-fused-backward",
+            "HT-optimizer-not-supported",
             "{optimizer} updates parameters during its fused_backward(), by this rank's gradients, which "
             "are not reduced yet",
             "choose an optimizer that updates them in step()",
@@ -94,7 +94,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def refuse_lazy(name: str) -> NoReturn:
     """Raise HpctrainError for a parameter or buffer without a shape."""
     raise HpctrainError(
-        "HT-model-lazy-layer",
+        "HT-model-not-built",
         "{name!r} has no shape yet: its layer is lazy and has seen no batch",
         "call the model on one batch before ht.distribute, and make the optimizer after that",
         name=name,

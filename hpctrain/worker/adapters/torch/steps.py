@@ -102,7 +102,7 @@ def _check_ended(everyone: Iterable[GradientReducer]) -> None:
         return
     if torch._C._current_graph_task_id() != -1:
         raise HpctrainError(
-            "HT-optimizer-step-in-backward",
+            "HT-gradients-not-reduced-yet",
             "optimizer.step() within backward(): the gradients are not reduced yet",
             "step after backward(), not in a hook of it",
             exit_code=1,

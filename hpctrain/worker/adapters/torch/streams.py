@@ -35,7 +35,7 @@ class StreamSource(Source):
         size = loader.batch_size
         if size is None:
             raise HpctrainError(
-                "HT-shard-no-batch-size",
+                "HT-shard-wrong-data",
                 "ht.shard needs a loader with a batch_size",
                 "DataLoader(dataset, batch_size=…), over a stream of single samples",
             )
@@ -83,7 +83,7 @@ class StreamSource(Source):
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise HpctrainError(
-                "HT-loader-different-streams",
+                "HT-shard-different-data",
                 "the ranks read different streams: batch {number} has {first} samples on rank 0 and {found} on rank "
                 "{other}",
                 "give ht.shard the whole stream on every rank, in one order: not divided by rank, and with shuffles "

@@ -111,7 +111,7 @@ def require_ranks(rank: int, size: int) -> None:
     """Refuse a default group of torch.distributed in which this process has another rank or size."""
     if (dist.get_rank(), dist.get_world_size()) != (rank, size):
         raise HpctrainError(
-            "HT-group-of-other-ranks",
+            "HT-group-made-otherwise",
             "torch.distributed has a default group, in which this is rank {group_rank} of {group_size}, "
             "but in the run it is rank {rank} of {size}",
             "leave init_process_group out: hpctrain makes the group",

@@ -305,7 +305,7 @@ def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
     for tensor in (first, *others):
         if tensor.device.type != "cpu":
             raise HpctrainError(
-                "HT-group-wrong-device",
+                "HT-group-bad-argument",
                 "{call}: the process group {group} moves tensors in the CPU's memory, not on {device}",
                 "--backend nccl has process groups on GPUs",
                 call=what,
@@ -314,7 +314,7 @@ def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
             )
         if tensor.layout != torch.strided:
             raise HpctrainError(
-                "HT-group-not-dense",
+                "HT-group-bad-argument",
                 "{call}: the process group {group} moves dense tensors, not {layout}",
                 call=what,
                 group=NAME,
@@ -322,7 +322,7 @@ def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
             )
         if tensor.dtype != first.dtype:
             raise HpctrainError(
-                "HT-group-different-types",
+                "HT-group-bad-argument",
                 "{call}: tensors of different types, {dtype} and {other}",
                 call=what,
                 dtype=first.dtype,
@@ -337,7 +337,7 @@ def _require_size(what: str, tensor: torch.Tensor, numel: int) -> None:
 def _require_equal(what: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise HpctrainError(
-            "HT-group-wrong-size",
+            "HT-group-bad-argument",
             "{call}: a tensor or a part has {found} elements instead of {wanted}",
             call=what,
             found=found,
@@ -351,7 +351,7 @@ def _splits(which: str, tensor: torch.Tensor, splits: Sequence[int], ranks: int)
     parts = list(splits) or [length // ranks] * ranks
     if len(parts) != ranks or sum(parts) != length:
         raise HpctrainError(
-            "HT-group-rows-do-not-add-up",
+            "HT-group-bad-argument",
             "all_to_all_single: the {side} has {length} rows, but its parts {parts} add up to {sum} for {ranks} ranks",
             side=which,
             length=length,

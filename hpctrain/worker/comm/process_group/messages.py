@@ -90,7 +90,7 @@ class Messages:
             raise HpctrainError("HT-group-destroyed", "{call}: the process group has been destroyed", call=what)
         if buffer.nbytes > _MOST_BYTES:
             raise HpctrainError(
-                "HT-group-message-too-large",
+                "HT-group-bad-argument",
                 "{call}: MPI sends at most {most} at once",
                 "send the tensor in parts",
                 call=what,

@@ -57,7 +57,7 @@ class Reduction:
         name = operation.op.name if hasattr(operation, "op") else operation.name
         if name not in _COMBINE:
             raise HpctrainError(
-                "HT-group-unknown-reduction",
+                "HT-group-bad-argument",
                 "the process group hpctrain has no reduce operation {reduction}",
                 f"it has {', '.join(_COMBINE)}",
                 reduction=name,
@@ -125,7 +125,7 @@ def _check(name: str, dtype: torch.dtype) -> None:
     if (of_floats and not floats) or (name in _OF_INTEGERS and floats):
         kind = "floating-point" if of_floats else "integer"
         raise HpctrainError(
-            "HT-group-wrong-type",
+            "HT-group-bad-argument",
             "the reduce operation {reduction} is for {kind} tensors, and this one is of {dtype}",
             reduction=name,
             kind=kind,

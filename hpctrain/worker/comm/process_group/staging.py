@@ -96,7 +96,7 @@ class StagingBuffers:
 
     def _differ(self, theirs: int) -> HpctrainError:
         return HpctrainError(
-            "HT-group-different-calls",
+            "HT-ranks-in-different-calls",
             "a rank is in {other} where another is in {call}",
             "call the collectives of a process group in the same order, and with the same sizes, on all of its ranks",
             exit_code=1,

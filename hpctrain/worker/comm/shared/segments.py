@@ -68,7 +68,7 @@ class Segment:
             if error.Get_error_class() not in (MPI.ERR_NO_MEM, MPI.ERR_NO_SPACE, MPI.ERR_RMA_SHARED, MPI.ERR_INTERN):
                 raise
             raise HpctrainError(
-                "HT-memory-no-shared-segment",
+                "HT-memory-not-available",
                 "MPI has no {bytes} bytes of shared memory for each of {ranks} ranks on a node: {reason}",
                 "`df -h /dev/shm` shows how much there is; --shm-size gives a container more",
                 exit_code=1,

@@ -106,7 +106,7 @@ class MpiTorchEngine:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         except RuntimeError as error:
             raise HpctrainError(
-                "HT-memory-not-pinned",
+                "HT-memory-not-available",
                 "CUDA cannot pin {bytes} bytes of the memory that gradients pass through: {reason}",
                 "`free -h` shows how much memory is left; --backend nccl needs none of it",
                 exit_code=1,

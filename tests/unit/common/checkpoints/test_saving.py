@@ -35,7 +35,7 @@ def test_ranks_whose_shares_never_come_are_named(tmp_path: Path) -> None:
     fresh = hidden_path(checkpoint_path(tmp_path, 5), "token")
     write_share(fresh, share_of(0), 1, 4)
     missing = ", ".join(share_name(rank, 4) for rank in (0, 2, 3))
-    with refused("HT-checkpoint-share-missing", fresh=fresh, seconds=0.05, missing=missing) as caught:
+    with refused("HT-checkpoint-timed-out", fresh=fresh, seconds=0.05, missing=missing) as caught:
         publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=0.05)
     assert caught.value.exit_code == 4
     assert newest_whole(tmp_path) == Newest()
@@ -77,7 +77,7 @@ def test_shares_of_an_attempt_that_died_are_not_taken(tmp_path: Path) -> None:
     write_share(hidden_path(path, "first"), share_of(1), 1, 2)
     second = hidden_path(path, "second")
     write_share(second, share_of(2), 0, 2)
-    with refused("HT-checkpoint-share-missing", missing=share_name(1, 2)):
+    with refused("HT-checkpoint-timed-out", missing=share_name(1, 2)):
         publish(second, progress_of(5, ranks=2), {}, threading.Event(), seconds=0.05)
     for rank in range(2):
         write_share(second, share_of(2, rank), rank, 2)
@@ -103,7 +103,7 @@ def test_a_proof_that_differs_within_its_group_makes_nothing_visible(
     if rank is None:
         assert publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=10)
         return
-    with refused("HT-checkpoint-parameters-differ") as caught:
+    with refused("HT-parameters-differ") as caught:
         publish(fresh, progress_of(5, ranks=4), {}, threading.Event(), seconds=10)
     assert type(caught.value) is TransientError
     assert newest_whole(tmp_path) == Newest()

@@ -101,9 +101,9 @@ def test_nccl_takes_no_two_ranks_for_ranks_of_one_host() -> None:
 def test_where_gpus_can_be_shared() -> None:
     require_shareable([("n1", 2, 1)])
     require_shareable([("n1", 4, 1)] * 4)
-    with refused("HT-gpus-none-to-share", host="n1"):
+    with refused("HT-gpus-not-shareable", host="n1"):
         require_shareable([("n1", 2, 0)])
-    with refused("HT-gpus-enough", host="n1", gpus=2, ranks=2):
+    with refused("HT-gpus-not-shareable", host="n1", gpus=2, ranks=2):
         require_shareable([("n1", 2, 2)])
-    with refused("HT-gpus-shared-on-several-hosts", host="n1", other="n2"):
+    with refused("HT-gpus-not-shareable", host="n1", other="n2"):
         require_shareable([("n1", 2, 1), ("n2", 2, 1)])

@@ -45,7 +45,7 @@ def test_flavour_and_version_of_each_mpi(text: str, expected: tuple[str, str]) -
 
 @pytest.mark.parametrize("text", ["", "mpirun 7.3\n", OPEN_MPI.format("3.1.6"), "mpirun (PRRTE) 3.0.2\n"])
 def test_an_unknown_mpi_is_named_with_the_known_ones(text: str) -> None:
-    with refused("HT-mpi-unknown", mpirun="/opt/mpi/bin/mpirun") as error:
+    with refused("HT-mpi-unavailable", mpirun="/opt/mpi/bin/mpirun") as error:
         parse_version(text, Path("/opt/mpi/bin/mpirun"))
     assert all(known in error.value.hint for known in ("Open MPI", "MPICH", "Hydra", "Intel MPI"))
 
@@ -88,12 +88,12 @@ def test_the_environments_mpi_is_found_without_activation(environment: Path) -> 
 
 def test_no_mpi_says_how_to_get_one(environment: Path) -> None:
     (environment / "mpirun").unlink()
-    with refused("HT-mpi-not-found") as error:
+    with refused("HT-mpi-unavailable") as error:
         find_mpi()
     assert "hpctrain[mpi]" in error.value.hint
 
 
 def test_an_mpirun_that_does_not_run(environment: Path) -> None:
     (environment / "mpirun").write_text("#!/no/such/interpreter\n")
-    with refused("HT-mpi-does-not-run", mpirun=environment / "mpirun"):
+    with refused("HT-mpi-unavailable", mpirun=environment / "mpirun"):
         find_mpi()

@@ -71,7 +71,7 @@ def test_without_gpus_cores_and_adapters_are_shared_evenly(ranks: int, widths: l
     devices = {Adapter(name=f"mlx5_{i}", bus_id=None, numa=i % len(widths)): ("root", str(i)) for i in range(adapters)}
     node_map = node_map_of_tree({}, devices, nodes, nvlinks={}, where="generated")
     if ranks > sum(widths):
-        with refused("HT-ranks-more-than-cores", ranks=ranks, cores=sum(widths)):
+        with refused("HT-ranks-too-many", ranks=ranks, cores=sum(widths)):
             slots(node_map, ranks)
         return
 
@@ -113,7 +113,7 @@ def test_a_gpu_with_a_choice_steps_aside_for_one_without() -> None:
 def test_more_ranks_than_gpus_is_refused_with_both_numbers() -> None:
     gpus = {Gpu(index=i, bus_id=str(i), numa=0): ("root", str(i)) for i in range(2)}
     node_map = node_map_of_tree(gpus, {}, [NumaNode(index=0, cores=tuple(range(8)))], nvlinks={}, where="test")
-    with refused("HT-ranks-not-one-per-gpu", ranks=3, gpus=2):
+    with refused("HT-gpus-too-few", ranks=3, gpus=2):
         slots(node_map, 3)
 
 

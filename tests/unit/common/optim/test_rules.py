@@ -422,7 +422,7 @@ def test_keras_optimizer_is_rebuilt_from_its_settings():
 def test_keras_refuses_variables_that_it_was_not_made_for():
     net = keras_model()
     optimizer = keras_rules.make_optimizer(settings("lars"), net)
-    with refused("HT-optimizer-other-variables", expected=4, variables=2):
+    with refused("HT-optimizer-other-parameters", expected=4, variables=2):
         optimizer.build(net.trainable_variables[:2])
     with refused("HT-model-not-built"):
         keras_rules.make_optimizer(settings("lars"), keras.Sequential([keras.layers.Dense(3)], name="late"))

@@ -240,13 +240,13 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
 @pytest.mark.parametrize(
     ("schedule", "kind"),
     [
-        ({"name": "step"}, "HT-schedule-needs-milestones"),
+        ({"name": "step"}, "HT-key-needs-another"),
         ({"name": "cosine", "milestones": (3,)}, "HT-recipe-key-of-another"),
-        ({"name": "step", "milestones": (3, 2)}, "HT-schedule-milestones-not-rising"),
-        ({"name": "step", "milestones": (2, 2)}, "HT-schedule-milestones-not-rising"),
+        ({"name": "step", "milestones": (3, 2)}, "HT-key-out-of-range"),
+        ({"name": "step", "milestones": (2, 2)}, "HT-key-out-of-range"),
         ({"name": "step", "milestones": (0,)}, "greater_than"),
         ({"name": "step", "milestones": (3,), "factors": (1, 2)}, "HT-recipe-key-of-another"),
-        ({"name": "piecewise", "milestones": (3,), "factors": (1,)}, "HT-schedule-wrong-factors"),
+        ({"name": "piecewise", "milestones": (3,), "factors": (1,)}, "HT-key-needs-another"),
         ({"name": "piecewise", "milestones": (3,), "factors": (1, -1)}, "greater_than"),
         ({"name": "polynomial", "gamma": 0.5}, "HT-recipe-key-of-another"),
         ({"name": "cosine", "power": 1.0}, "HT-recipe-key-of-another"),
@@ -256,29 +256,29 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
             "HT-recipe-key-of-another",
         ),
         ({"name": "polynomial", "end_rate": -0.1}, "greater_than_equal"),
-        ({"name": "triangular", "peak_epoch": 2}, "HT-schedule-needs-peak"),
-        ({"name": "triangular", "warmup_from": 0}, "HT-schedule-needs-peak"),
+        ({"name": "triangular", "peak_epoch": 2}, "HT-key-needs-another"),
+        ({"name": "triangular", "warmup_from": 0}, "HT-key-needs-another"),
         (
             {"name": "triangular", "peak_epoch": 2, "warmup_from": 0, "warmup_epochs": 1},
-            "HT-schedule-triangular-with-warmup",
+            "HT-keys-exclude-each-other",
         ),
         ({"name": "cosine", "peak_epoch": 2}, "HT-recipe-key-of-another"),
         ({"warmup_epochs": -1, "base_batch": 32}, "greater_than_equal"),
-        ({"warmup_epochs": 3}, "HT-schedule-warmup-without-base"),
+        ({"warmup_epochs": 3}, "HT-key-needs-another"),
         ({"warmup_steps": 3}, "HT-recipe-key-of-another"),
-        ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "HT-schedule-warmup-without-base"),
-        ({"name": "polynomial", "warmup_steps": 3, "warmup_from": 0}, "HT-schedule-steps-without-decay"),
+        ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "HT-key-needs-another"),
+        ({"name": "polynomial", "warmup_steps": 3, "warmup_from": 0}, "HT-key-needs-another"),
         ({"decay_from": "start"}, "HT-recipe-key-of-another"),
         (
             {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_epochs": 1, "warmup_from": 0},
-            "HT-schedule-two-warmups",
+            "HT-keys-exclude-each-other",
         ),
         (
             {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_from": 0, "held": "epoch"},
-            "HT-schedule-steps-not-held",
+            "HT-key-needs-another",
         ),
-        ({"warmup_from": 0.1}, "HT-schedule-warmup-of-no-epochs"),
-        ({"warmup": "constant"}, "HT-schedule-warmup-of-no-epochs"),
+        ({"warmup_from": 0.1}, "HT-key-needs-another"),
+        ({"warmup": "constant"}, "HT-key-needs-another"),
         ({"warmup_epochs": 3, "warmup_from": -1}, "greater_than_equal"),
         ({"base_batch": 0}, "greater_than_equal"),
     ],
@@ -289,5 +289,5 @@ def test_schedules_that_cannot_be(schedule, kind):
 
 
 def test_a_milestone_within_the_warmup_is_refused():
-    with invalid("HT-schedule-milestones-in-warmup"):
+    with invalid("HT-key-out-of-range"):
         digits_recipe(schedule={"name": "step", "milestones": [4], "warmup_epochs": 5})

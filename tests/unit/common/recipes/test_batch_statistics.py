@@ -53,24 +53,34 @@ def test_published_spans_come_out(name: str, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("recipe", "ranks", "fault", "values"),
     [
-        (with_span(3, size=64), 8, "of-images", {"span": 3, "images": 8}),
-        (with_span(12, size=64), 8, "no-groups", {"span": 12}),
-        (with_span(24, size=64), 8, "no-groups", {"span": 24}),
-        (with_span(128, size=64), 8, "no-groups", {"span": 128}),
-        (with_span(8, size=64), 3, "unequal-parts", {"span": 8, "batch": 64, "ranks": 3, "images": 22}),
-        (with_span(5, size=64, micro_batch=6), 4, "unequal-parts", {"span": 5, "batch": 64, "ranks": 4}),
+        (with_span(3, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 3, "images": 8}),
+        (with_span(12, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 12}),
+        (with_span(24, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 24}),
+        (with_span(128, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 128}),
+        (
+            with_span(8, size=64),
+            3,
+            "HT-batch-norm-span-not-divisible",
+            {"span": 8, "batch": 64, "ranks": 3, "images": 22},
+        ),
+        (
+            with_span(5, size=64, micro_batch=6),
+            4,
+            "HT-batch-norm-span-not-divisible",
+            {"span": 5, "batch": 64, "ranks": 4},
+        ),
         (
             with_span(16, size=64, more=("fault_tolerance=shrink",)),
-            *(8, "with-shrink", {"span": 16, "together": 2}),
+            *(8, "HT-keys-exclude-each-other", {"span": 16, "together": 2}),
         ),
         (
             with_span("world", size=64, more=("fault_tolerance=shrink",)),
-            *(2, "with-shrink", {"span": "world", "together": 2}),
+            *(2, "HT-keys-exclude-each-other", {"span": "world", "together": 2}),
         ),
     ],
 )
 def test_spans_that_do_not_come_out(recipe: Recipe, ranks: int, fault: str, values: dict[str, object]) -> None:
-    with refused(f"HT-batch-norm-span-{fault}", **values) as caught:
+    with refused(fault, **values) as caught:
         require_span(recipe.at(ranks), ranks)
     assert caught.value.exit_code == 2
     assert caught.value.hint

@@ -26,8 +26,8 @@ def test_another_word_is_refused():
 @pytest.mark.parametrize(
     ("changes", "code", "values"),
     [
-        (["mesh.tp=2"], "HT-compile-with-tp", {}),
-        (["mesh.pp=2", "pipeline.schedule=zbv"], "HT-compile-with-split-backward", {"schedule": "zbv"}),
+        (["mesh.tp=2"], "HT-keys-exclude-each-other", {}),
+        (["mesh.pp=2", "pipeline.schedule=zbv"], "HT-keys-exclude-each-other", {"schedule": "zbv"}),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_where_it_is_asked_for(changes, code, values):

@@ -42,7 +42,7 @@ def test_the_batch_is_half_a_million_tokens_on_any_ranks():
     ("overrides", "code", "values"),
     [
         (["data.name=digits"], "HT-model-of-other-data", {"key": "the recipe", "model": "gpt", "data": "digits"}),
-        (["model.heads=5"], "HT-model-width-not-divisible", {"key": "model", "width": 768, "heads": 5}),
+        (["model.heads=5"], "HT-model-not-divisible", {"key": "model", "width": 768, "heads": 5}),
         (["loss=binary_cross_entropy"], "HT-loss-for-images", {"key": "the recipe", "loss": "binary_cross_entropy"}),
         (["model.batch_norm.span=4"], "HT-recipe-key-of-another", {"key": "batch_norm"}),
         (["stochastic_depth=0.1"], "HT-recipe-key-of-another", {"key": "stochastic_depth"}),
@@ -77,9 +77,9 @@ def test_a_small_run_keeps_the_vocabulary_of_a_folder():
 @pytest.mark.parametrize(
     ("ranks", "overrides", "code", "values"),
     [
-        (5, ["mesh={tp: 5}"], "HT-mesh-heads-not-divisible", {"ranks": 5, "heads": 12}),
-        (13, ["mesh={pp: 13}"], "HT-mesh-stages-not-blocks", {"ranks": 13, "stages": 13, "schedule": "1f1b"}),
-        (8, ["mesh={pp: 8}", "pipeline.schedule=zbv"], "HT-mesh-stages-not-blocks", {"ranks": 8, "stages": 16}),
+        (5, ["mesh={tp: 5}"], "HT-model-not-divisible", {"ranks": 5, "heads": 12}),
+        (13, ["mesh={pp: 13}"], "HT-model-not-divisible", {"ranks": 13, "stages": 13, "schedule": "1f1b"}),
+        (8, ["mesh={pp: 8}", "pipeline.schedule=zbv"], "HT-model-not-divisible", {"ranks": 8, "stages": 16}),
         (12, ["mesh={tp: 4, pp: 3}"], None, {}),
     ],
 )

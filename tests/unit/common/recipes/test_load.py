@@ -102,15 +102,15 @@ def test_overrides() -> None:
             "HT-recipe-key-of-another",
             {"key": "momentum", "owners": "sgd, lars and rmsprop_to_sgd", "name": "adam"},
         ),
-        ("epochs.of=3", "HT-set-value-has-no-keys", {"key": "epochs.of", "parent": "epochs"}),
-        ("epochs", "HT-set-not-key-value", {"override": "epochs"}),
+        ("epochs.of=3", "HT-set-unknown-key", {"key": "epochs.of", "parent": "epochs"}),
+        ("epochs", "HT-option-bad-value", {"override": "epochs"}),
         ("epochs=[", "HT-file-not-yaml", {}),
         (
             "data={[name]: digits}",
             "HT-file-not-yaml",
             {},
         ),
-        ("=3", "HT-set-not-key-value", {"override": "=3"}),
+        ("=3", "HT-option-bad-value", {"override": "=3"}),
         ("epochs=1:30", "HT-file-value", {"key": "epochs", "value": "'1:30'"}),
         ("epochs=0x1f", "HT-file-value", {"key": "epochs", "value": "'0x1f'"}),
         ("epochs=010", "HT-file-value", {"key": "epochs", "value": "'010'"}),
@@ -122,26 +122,26 @@ def test_overrides() -> None:
         ("data=&a {name: *a}", "HT-file-not-yaml", {}),
         ("data=!!timestamp x", "HT-file-not-yaml", {}),
         (f"data={'[' * 3000}{']' * 3000}", "HT-file-not-yaml", {}),
-        ("schedule.base_batch=null", "HT-schedule-warmup-without-base", {"key": "warmup_epochs"}),
-        ("schedule.warmup_epochs=21", "HT-schedule-warmup-too-long", {"key": "the recipe", "epochs": 20}),
+        ("schedule.base_batch=null", "HT-key-needs-another", {"key": "warmup_epochs"}),
+        ("schedule.warmup_epochs=21", "HT-key-out-of-range", {"key": "the recipe", "epochs": 20}),
         (
             "schedule={name: step, milestones: [5, 20]}",
-            "HT-schedule-milestones-too-late",
+            "HT-key-out-of-range",
             {"key": "the recipe", "epochs": 20},
         ),
         (
             "schedule={name: triangular, peak_epoch: 20, warmup_from: 0}",
-            "HT-schedule-peak-too-late",
+            "HT-key-out-of-range",
             {"key": "the recipe", "epochs": 20},
         ),
         (
             "schedule={name: polynomial, end_rate: 0.1}",
-            "HT-schedule-end-rate-above-peak",
+            "HT-key-out-of-range",
             {"key": "the recipe", "end_rate": 0.1, "of": "optimizer.learning_rate", "peak": 0.025},
         ),
         (
             "schedule.end_rate=0.06",
-            "HT-schedule-end-rate-above-peak",
+            "HT-key-out-of-range",
             {
                 "key": "the recipe",
                 "end_rate": 0.06,
@@ -166,13 +166,13 @@ def test_overrides() -> None:
             {"key": "milestones", "owners": "step and piecewise", "name": "cosine"},
         ),
         ("schedule.warmup_from=-0.1", "HT-file-value", {"key": "schedule.warmup_from", "value": "-0.1"}),
-        ("images.size_ramp=[[4, 160], [4, 192]]", "HT-data-size-ramp-not-rising", {"key": "images"}),
-        ("images.crop_area=[0.5, 0.1]", "HT-data-area-no-range", {"key": "images"}),
-        ("images.crop_area=[0.5, 1.1]", "HT-data-area-no-range", {"key": "images"}),
-        ("images.crop_ratio=[2, 1]", "HT-data-ratio-no-range", {"key": "images"}),
+        ("images.size_ramp=[[4, 160], [4, 192]]", "HT-key-out-of-range", {"key": "images"}),
+        ("images.crop_area=[0.5, 0.1]", "HT-key-out-of-range", {"key": "images"}),
+        ("images.crop_area=[0.5, 1.1]", "HT-key-out-of-range", {"key": "images"}),
+        ("images.crop_ratio=[2, 1]", "HT-key-out-of-range", {"key": "images"}),
         (
             "images.test_size=300",
-            "HT-data-test-size-too-large",
+            "HT-key-out-of-range",
             {"key": "images", "test_size": 300, "test_resize": 256},
         ),
         ("schedule.decay_steps=0", "HT-file-value", {"key": "schedule.decay_steps", "value": "0"}),
@@ -201,12 +201,12 @@ def test_the_nearest_key_is_proposed() -> None:
 def test_a_rate_that_ends_above_its_peak_on_these_ranks() -> None:
     recipe = load_recipe("digits", ["batch={per_rank: 8}", "schedule.end_rate=0.01"])
     assert recipe.at(2).global_batch == 16
-    with refused("HT-schedule-end-rate-above-peak", end_rate=0.01, peak=0.00625):
+    with refused("HT-key-out-of-range", end_rate=0.01, peak=0.00625):
         recipe.at(1)
 
 
 def test_an_override_within_an_overridden_value() -> None:
-    with refused("HT-set-value-has-no-keys", parent="optimizer", value=3):
+    with refused("HT-set-unknown-key", parent="optimizer", value=3):
         load_recipe("digits", ["optimizer=3", "optimizer.name=sgd"])
 
 
@@ -227,7 +227,7 @@ def test_an_override_within_an_overridden_value() -> None:
             "warmup_epochs: 2",
             "warmup_epochs: 40",
             "name: digits\n",
-            "HT-schedule-warmup-too-long",
+            "HT-key-out-of-range",
             {"key": "the recipe"},
         ),
         ("seed: 7", "epochs: 7", "epochs: 7", "HT-file-key-twice", {"key": "epochs"}),
@@ -288,7 +288,7 @@ def test_recipes_that_are_not_there(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", kind="recipe", path=missing, reason="No such file or directory") as caught:
         load_recipe(str(missing))
     assert ", digits, " in caught.value.hint
-    with refused("HT-recipe-is-a-folder", path=f"{tmp_path}/"):
+    with refused("HT-work-not-a-script", path=f"{tmp_path}/"):
         load_recipe(f"{tmp_path}/")
 
 
@@ -300,13 +300,13 @@ def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -
     whole = override_recipe(load_recipe("digits", given), ["fault_tolerance=stop"]).fault_tolerance
     assert (whole.lost_rank, whole.min_ranks) == ("stop", 1)
     contrary = ["fault_tolerance.min_ranks=2", "fault_tolerance=stop"]
-    with refused("HT-set-value-has-no-keys", parent="fault_tolerance", value="stop"):
+    with refused("HT-set-unknown-key", parent="fault_tolerance", value="stop"):
         load_recipe("digits", contrary[::-1] if reverse else contrary)
 
 
 @pytest.mark.parametrize("key", ["batch=shrink", "min_ranks=2"])
 def test_what_only_a_fault_tolerant_run_can_have(key: str) -> None:
-    with refused(f"HT-fault-tolerance-{'batch' if key == 'batch=shrink' else 'min'}-without-shrink"):
+    with refused("HT-key-needs-another"):
         load_recipe("digits", [f"fault_tolerance.{key}"])
 
 
@@ -321,22 +321,22 @@ def test_elastic_in_one_word() -> None:
     [
         (
             ["fault_tolerance=elastik"],
-            "HT-fault-tolerance-unknown-word",
+            "HT-value-not-valid",
             {"key": "fault_tolerance", "value": "elastik"},
         ),
         (
             ["fault_tolerance.max_ranks=4"],
-            "HT-fault-tolerance-max-without-grow",
+            "HT-key-needs-another",
             {"key": "fault_tolerance", "max_ranks": 4},
         ),
         (
             ["fault_tolerance=elastic", "fault_tolerance.max_ranks=2", "fault_tolerance.min_ranks=3"],
-            "HT-fault-tolerance-max-below-min",
+            "HT-key-out-of-range",
             {"key": "fault_tolerance"},
         ),
         (
             ["fault_tolerance={grow: true, lost_rank: shrink, batch: shrink}"],
-            "HT-fault-tolerance-batch-with-grow",
+            "HT-keys-exclude-each-other",
             {"key": "fault_tolerance"},
         ),
     ],
@@ -354,7 +354,7 @@ def test_fewer_epochs_than_the_warm_up_has_clip_it_and_say_so() -> None:
     assert load_recipe("digits", ["epochs=2"]).notes == ()
     # Said of one change; and what was asked for is not changed.
     assert override_recipe(recipe, ["seed=3"]).notes == ()
-    with refused("HT-schedule-warmup-too-long"):
+    with refused("HT-key-out-of-range"):
         load_recipe("digits", ["epochs=1", "schedule.warmup_epochs=2"])
     assert load_recipe("digits", ["epochs=1", "schedule.warmup_epochs=0"]).notes == ()
     with refused("HT-file-value", problem="input should be greater than or equal to 1", key="epochs"):

@@ -47,7 +47,7 @@ def test_shared_statistics_are_over_data_parallel_ranks():
     require_recipe(whole.at(4), 4)
     divided = whole.model_copy(update={"mesh": Mesh(tp=2)})
     require_recipe(divided.at(8), 8)
-    with refused("HT-batch-norm-span-unequal-parts", ranks=16):
+    with refused("HT-batch-norm-span-not-divisible", ranks=16):
         require_recipe(digits(*images, "batch.size=24").at(16), 16)
 
 
@@ -56,7 +56,7 @@ def test_shared_statistics_are_over_data_parallel_ranks():
     [
         (
             ["mesh.tp=2"],
-            "HT-mesh-axis-not-for-model",
+            "HT-mesh-not-supported",
             {
                 "key": "the recipe",
                 "axis": "tp",
@@ -65,12 +65,12 @@ def test_shared_statistics_are_over_data_parallel_ranks():
         ),
         (
             ["mesh.pp=-1"],
-            "HT-mesh-axis-not-for-model",
+            "HT-mesh-not-supported",
             {"key": "the recipe", "model": "digits_cnn", "axis": "pp"},
         ),
         (
             ["model.name=resnet50", "mesh.cp=2"],
-            "HT-mesh-axis-not-for-model",
+            "HT-mesh-not-supported",
             {"key": "the recipe", "model": "resnet50", "axis": "cp"},
         ),
         (
@@ -78,25 +78,25 @@ def test_shared_statistics_are_over_data_parallel_ranks():
             "HT-mesh-recompute-without-blocks",
             {"key": "the recipe", "model": "digits_cnn"},
         ),
-        (["sharding.zero=2"], "HT-mesh-without-dp-shard", {"key": "the recipe", "zero": 2}),
+        (["sharding.zero=2"], "HT-key-needs-another", {"key": "the recipe", "zero": 2}),
         (["sharding.zero=0", "mesh.dp_shard=2"], "HT-file-value", {"key": "sharding.zero", "value": "0"}),
-        (["pipeline.micro_batches=4"], "HT-mesh-without-pp", {"key": "micro_batches", "value": 4}),
-        (["pipeline.schedule=zbv"], "HT-mesh-without-pp", {"key": "schedule", "value": "zbv"}),
+        (["pipeline.micro_batches=4"], "HT-key-needs-another", {"key": "micro_batches", "value": 4}),
+        (["pipeline.schedule=zbv"], "HT-key-needs-another", {"key": "schedule", "value": "zbv"}),
         (["pipeline.schedule=2f2b"], "HT-file-value", {"key": "pipeline.schedule", "value": "'2f2b'"}),
         (
             ["mesh.dp_shard=2", "fault_tolerance=shrink"],
-            "HT-mesh-with-lost-ranks",
+            "HT-keys-exclude-each-other",
             {"key": "the recipe", "changes": "fault_tolerance: shrink", "mesh": "dp_shard 2"},
         ),
         (
             ["mesh.dp_shard=-1", "fault_tolerance=elastic"],
-            "HT-mesh-with-lost-ranks",
+            "HT-keys-exclude-each-other",
             {"key": "the recipe", "changes": "fault_tolerance.grow", "mesh": "dp_shard -1"},
         ),
-        (["mesh.dp_replicate=2", "fault_tolerance=shrink"], "HT-mesh-of-fixed-ranks", {"key": "the recipe"}),
-        (["mesh.dp_shard=2", "communication.compression=bf16"], "HT-mesh-with-compression", {"key": "the recipe"}),
+        (["mesh.dp_replicate=2", "fault_tolerance=shrink"], "HT-keys-exclude-each-other", {"key": "the recipe"}),
+        (["mesh.dp_shard=2", "communication.compression=bf16"], "HT-keys-exclude-each-other", {"key": "the recipe"}),
         (["mesh.shard=2"], "HT-set-unknown-key", {"key": "mesh.shard", "part": "shard"}),
-        (["mesh.dp_shard=0"], "HT-mesh-axis-of-zero", {"key": "mesh", "axis": "dp_shard"}),
+        (["mesh.dp_shard=0"], "HT-mesh-not-valid", {"key": "mesh", "axis": "dp_shard"}),
         (["mesh.dp_shard=two"], "HT-file-value", {"key": "mesh.dp_shard", "value": "'two'"}),
     ],
 )
@@ -112,9 +112,9 @@ def test_a_replicating_mesh_changes_nothing_else():
 
 def test_ranks_that_the_mesh_does_not_divide():
     recipe = digits("mesh.dp_shard=2")
-    with refused("HT-mesh-ranks-not-divisible", mesh="dp_shard 2", product=2, problem="does not divide 3 ranks"):
+    with refused("HT-ranks-not-divisible", mesh="dp_shard 2", product=2, problem="does not divide 3 ranks"):
         recipe.at(3)
-    with refused("HT-mesh-ranks-not-divisible", problem="does not divide 3 ranks"):
+    with refused("HT-ranks-not-divisible", problem="does not divide 3 ranks"):
         require_recipe(recipe.at(4), 3)
 
 
@@ -123,9 +123,9 @@ def test_ranks_that_the_mesh_does_not_divide():
     [
         (
             Pipeline(micro_batches=3),
-            ("HT-pipeline-unequal-micro-batches", {"count": 3, "samples": 16, "data_ranks": 4}),
+            ("HT-pipeline-wrong-micro-batches", {"count": 3, "samples": 16, "data_ranks": 4}),
         ),
-        (Pipeline(micro_batches=1), ("HT-pipeline-too-few-micro-batches", {"stages": 2, "count": 1})),
+        (Pipeline(micro_batches=1), ("HT-pipeline-wrong-micro-batches", {"stages": 2, "count": 1})),
         (Pipeline(schedule="interleaved_1f1b", micro_batches=16), None),
         (Pipeline(schedule="gpipe", micro_batches=1), None),
         (Pipeline(), None),
@@ -145,7 +145,7 @@ def test_interleaved_schedules_go_in_rounds():
     # torch.distributed.pipelining: 5 micro-batches on 2 ranks are 2 rounds, which do not divide them.
     pipeline = Pipeline(schedule="interleaved_1f1b", micro_batches=5)
     recipe = digits("batch.size=20").model_copy(update={"mesh": Mesh(pp=2), "pipeline": pipeline})
-    with refused("HT-pipeline-rounds-not-divisible", rounds=2, stages=2, count=5) as caught:
+    with refused("HT-pipeline-wrong-micro-batches", rounds=2, stages=2, count=5) as caught:
         require_recipe(recipe.at(2), 2)
     assert caught.value.hint == "--set pipeline.micro_batches=4"
 

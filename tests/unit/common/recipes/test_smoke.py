@@ -153,5 +153,5 @@ def test_what_a_recipe_needs_is_said_of_the_whole_run():
 
 def test_a_script_has_no_smaller_form(tmp_path):
     (tmp_path / "train.py").touch()
-    with refused("HT-script-with-smoke"):
+    with refused("HT-option-not-usable-here"):
         read_work(str(tmp_path / "train.py"), WorkOptions(small=True))

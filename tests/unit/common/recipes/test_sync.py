@@ -58,7 +58,7 @@ def test_a_small_run_goes_through_both_phases() -> None:
 @pytest.mark.parametrize(
     ("given", "code", "values"),
     [
-        ("sync=sometimes", "HT-sync-unknown-word", {"key": "sync", "value": "sometimes"}),
+        ("sync=sometimes", "HT-value-not-valid", {"key": "sync", "value": "sometimes"}),
         ("sync.every=0", "HT-file-value", {"key": "sync.every"}),
         ("sync.mode=loose", "HT-file-value", {"key": "sync.mode"}),
         (
@@ -102,15 +102,15 @@ def test_wrong_values(given: str, code: str, values: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("others", "code"),
     [
-        ({"fault_tolerance": "shrink"}, "HT-sync-with-shrink"),
-        ({"communication": {"compression": "bf16"}}, "HT-sync-with-compression"),
-        ({"mesh": {"dp_shard": 2}}, "HT-sync-with-mesh"),
-        ({"averaging": {"decay": 0.9}}, "HT-sync-with-averaging"),
-        ({"precision": "fp16"}, "HT-sync-with-fp16"),
-        ({"numbers": {"non_finite": "skip"}}, "HT-sync-with-skip"),
+        ({"fault_tolerance": "shrink"}, "HT-keys-exclude-each-other"),
+        ({"communication": {"compression": "bf16"}}, "HT-keys-exclude-each-other"),
+        ({"mesh": {"dp_shard": 2}}, "HT-keys-exclude-each-other"),
+        ({"averaging": {"decay": 0.9}}, "HT-keys-exclude-each-other"),
+        ({"precision": "fp16"}, "HT-keys-exclude-each-other"),
+        ({"numbers": {"non_finite": "skip"}}, "HT-keys-exclude-each-other"),
         (
             {"model": {"name": "resnet18", "batch_norm": {"span": "world"}}, "data": {"name": "imagenet"}},
-            "HT-sync-with-world-statistics",
+            "HT-keys-exclude-each-other",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_compression_is_for_the_steps_before() -> None:
 
 def test_asynchronous_ranks_meet_at_the_end_of_an_epoch_only() -> None:
     assert digits_recipe(sync={"every": 4}, checkpoints={"every_steps": 5}).sync
-    with invalid("HT-sync-with-every-steps"):
+    with invalid("HT-keys-exclude-each-other"):
         digits_recipe(sync="async", checkpoints={"every_steps": 5})
 
 
@@ -138,6 +138,6 @@ def test_statistics_over_ranks_are_refused(tmp_path: Path) -> None:
         "batch": {"per_rank": 8},
     }
     require_recipe(digits_recipe(**values).at(4), 4)
-    with refused("HT-batch-norm-span-with-sync", together=2) as caught:
+    with refused("HT-keys-exclude-each-other", together=2) as caught:
         require_recipe(digits_recipe(**values, sync={"every": 4}).at(4), 4)
     assert "model.batch_norm.span=8" in caught.value.hint

@@ -42,7 +42,7 @@ def test_trackers_of_the_command_line() -> None:
     assert parse_trackers("tensorboard, mlflow,mlflow") == ("tensorboard", "mlflow")
     assert parse_trackers("none") == ()
     for text in ("mlfow", "mlflow,", "", "none,mlflow"):
-        with refused("HT-tracker-unknown", text=text) as caught:
+        with refused("HT-choice-unknown", text=text) as caught:
             parse_trackers(text)
         assert {"mlflow", "none", "tensorboard", "wandb"} <= {*caught.value.hint.replace(",", "").split()}
 

@@ -91,8 +91,8 @@ def test_every_published_recipe_is_what_its_name_loads() -> None:
 @pytest.mark.parametrize(
     ("name", "code", "values"),
     [
-        ("mlperf-resnet50@8129", "HT-recipe-unknown-variant", {"variant": "8129", "recipe": "mlperf-resnet50"}),
-        ("digits@64", "HT-recipe-unknown-variant", {"variant": "64", "recipe": "digits"}),
+        ("mlperf-resnet50@8129", "HT-recipe-unknown", {"variant": "8129", "recipe": "mlperf-resnet50"}),
+        ("digits@64", "HT-recipe-unknown", {"variant": "64", "recipe": "digits"}),
         ("mlperf-resnet5@8192", "HT-recipe-unknown", {"name": "mlperf-resnet5"}),
         ("nowhere/mine.yaml@64", "HT-file-unreadable", {"kind": "recipe", "path": "nowhere/mine.yaml"}),
     ],
@@ -157,7 +157,7 @@ def test_a_fault_is_told_where_it_was_made(
 def test_variants_that_are_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"{DIGITS}\n{text}\n")
-    with refused("HT-recipe-variants-no-mapping", where=f"{path}:{line_of(path, 'variants:')}"):
+    with refused("HT-recipe-file-not-valid", where=f"{path}:{line_of(path, 'variants:')}"):
         load_recipe(str(path))
 
 
@@ -165,7 +165,7 @@ def test_variants_that_are_none(tmp_path: Path, text: str) -> None:
 def test_names_that_no_variant_can_have(tmp_path: Path, name: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"{DIGITS}\nvariants:\n  a: {{}}\n  {name}: {{}}\n")
-    with refused("HT-recipe-bad-variant-name", where=f"{path}:{line_of(path, f'  {name}: ')}"):
+    with refused("HT-recipe-file-not-valid", where=f"{path}:{line_of(path, f'  {name}: ')}"):
         load_recipe(str(path))
 
 
@@ -173,7 +173,7 @@ def test_names_that_no_variant_can_have(tmp_path: Path, name: str) -> None:
 def test_nothing_that_is_missing(tmp_path: Path, nothing: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"{DIGITS}\nmissing: {nothing}\n")
-    with refused("HT-recipe-missing-nothing", where=f"{path}:{line_of(path, 'missing:')}"):
+    with refused("HT-recipe-file-not-valid", where=f"{path}:{line_of(path, 'missing:')}"):
         load_entry(str(path))
 
 

@@ -94,7 +94,7 @@ def test_a_folder_that_is_a_link_is_not_written_to(tmp_path, name):
     if folder.is_dir():
         folder.rename(tmp_path / "before")
     folder.symlink_to(theirs)
-    with refused("HT-run-directory-link", folder=folder, target=theirs) as caught:
+    with refused("HT-run-directory-unfit", folder=folder, target=theirs) as caught:
         directory.begin_attempt(recipe_plan())
     assert caught.value.exit_code == 2
     assert [path.name for path in theirs.iterdir()] == ["rank-7.json"]

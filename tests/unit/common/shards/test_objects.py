@@ -402,7 +402,7 @@ def test_a_cache_without_room_is_refused_before_the_start(
     size = sum(path.stat().st_size for path in disk.glob("*.tar"))
     with small_disk_at(tmp_path / "small", "1m") as small:
         monkeypatch.setenv("HPCTRAIN_CACHE", str(small))
-        with refused("HT-disk-no-room", wanted=size / 1e9, done="fetched") as caught:
+        with refused("HT-disk-full", wanted=size / 1e9, done="fetched") as caught:
             open_sources(recipe(server.url))
         assert "HPCTRAIN_CACHE=DIR" in caught.value.hint
         assert not [name for name in server.gets if name.endswith(".tar")]
@@ -446,7 +446,7 @@ def test_a_cache_that_anybody_could_have_made_is_not_read(tmp_path: Path, monkey
     shutil.rmtree(root)
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")
-    with refused("HT-cache-of-other-user", root=root):
+    with refused("HT-cache-not-safe", root=root):
         cache_folder("s3://bucket/shards", b"{}")
 
 

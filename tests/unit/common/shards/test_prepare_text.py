@@ -216,7 +216,7 @@ def test_misuse_is_refused(source, tmp_path):
         prepared(source, tmp_path / "none", validation_share=0.0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with refused("HT-folder-not-empty", folder=tmp_path / "full", others="mine"):
+    with refused("HT-output-exists", folder=tmp_path / "full", others="mine"):
         prepared(source, tmp_path / "full")
 
 

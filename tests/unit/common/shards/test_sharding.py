@@ -320,7 +320,7 @@ def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path
     with refused("HT-shards-begun-otherwise", folder=shards, settings="images or texts"):
         _make(other, shards)
     assert _contents(shards) == before
-    with refused("HT-folder-not-empty", folder=other):
+    with refused("HT-output-exists", folder=other):
         _make(source, other)
 
 
@@ -376,7 +376,7 @@ def test_short_side_and_quality_are_options(source: Path, tmp_path: Path, capfd:
 def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with refused("HT-disk-no-room", done="written", free=1e-06):
+    with refused("HT-disk-full", done="written", free=1e-06):
         _make(source, tmp_path / "shards")
     assert not list((tmp_path / "shards").glob("*.tar"))
 

@@ -127,7 +127,7 @@ def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         stage(tmp_path / "none", tmp_path / "to", wait_seconds=0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.tex").write_text("")
-    with refused("HT-folder-not-empty", folder=tmp_path / "full", others="thesis.tex"):
+    with refused("HT-output-exists", folder=tmp_path / "full", others="thesis.tex"):
         stage(whole, tmp_path / "full", wait_seconds=0)
     other = shutil.copytree(whole, tmp_path / "other")
     (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"seed": 0', '"seed": 1'))
@@ -136,7 +136,7 @@ def test_misuse(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         stage(whole, tmp_path / "to", wait_seconds=0)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with refused("HT-disk-no-room", done="copied", free=1e-06):
+    with refused("HT-disk-full", done="copied", free=1e-06):
         stage(whole, tmp_path / "small", wait_seconds=0)
     assert not list((tmp_path / "small").glob("*.tar"))
 

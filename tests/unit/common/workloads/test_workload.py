@@ -88,13 +88,13 @@ def test_blocks_are_what_repeats() -> None:
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with refused("HT-workload-unknown", name="resnet5") as caught:
+    with refused("HT-choice-unknown", name="resnet5") as caught:
         load_workload("resnet5")
     assert "'resnet50'" in caught.value.hint
     with refused("HT-workload-not-of-images", sample="64", image_size=160) as caught:
         load_workload("transformer").at(160)
     assert "resnet101, resnet18, resnet50" in caught.value.hint
-    with refused("HT-workload-images-too-small", image_size=31):
+    with refused("HT-option-bad-value", image_size=31):
         load_workload("resnet18", image_size=31)
 
 

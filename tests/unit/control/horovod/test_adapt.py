@@ -43,14 +43,14 @@ def test_only_the_frameworks_that_are_built_are_adapted(source: Path) -> None:
 def test_a_text_that_is_not_found_is_an_error(source: Path, lost: adapt.Adaptation) -> None:
     path = source / lost.file
     path.write_text(path.read_text().replace(lost.old, "something else"))
-    with refused("HT-horovod-sources-unknown", file=lost.file, reason=lost.reason) as error:
+    with refused("HT-horovod-build-failed", file=lost.file, reason=lost.reason) as error:
         adapt.adapt(source, ("torch", "tensorflow"))
     assert error.value.exit_code == 1
 
 
 def test_a_file_that_is_not_there_is_an_error(source: Path) -> None:
     (source / "horovod/torch/CMakeLists.txt").unlink()
-    with refused("HT-horovod-sources-unknown", file="horovod/torch/CMakeLists.txt"):
+    with refused("HT-horovod-build-failed", file="horovod/torch/CMakeLists.txt"):
         adapt.adapt(source, ("torch",))
 
 

@@ -96,7 +96,7 @@ def test_everything_built(machine: Machine) -> None:
 
 def test_nothing_built(machine: Machine) -> None:
     error = refusal("torch")
-    check_error(error, "HT-horovod-not-built")
+    check_error(error, "HT-backend-unavailable")
     assert error.hint.startswith(BUILD) and error.exit_code == 2
     result = CliRunner().invoke(app, ["check"])
     assert result.exit_code == 3
@@ -200,14 +200,14 @@ def test_a_build_that_fits_is_not_made_again(machine: Machine) -> None:
 
 def test_no_framework_to_build_for(machine: Machine) -> None:
     machine.versions = {"torch": None, "tensorflow": None}
-    with refused("HT-horovod-no-framework"):
+    with refused("HT-package-not-installed"):
         install.build(lambda step, percent: None)
 
 
 def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(install, "_BUILD_MODULES", ())
-    with refused("HT-horovod-no-compiler-wrapper", name="Open MPI 5.0.11", mpirun="/opt/mpi/bin/mpirun") as error:
+    with refused("HT-compiler-missing", name="Open MPI 5.0.11", mpirun="/opt/mpi/bin/mpirun") as error:
         install.build(lambda step, percent: None)
     assert "libopenmpi-dev" in error.value.hint
 
@@ -215,10 +215,10 @@ def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("modules", "compiler", "code", "values"),
     [
-        (("no_such_module",), "c++", "HT-horovod-packages-missing", {"missing": "no_such_module"}),
-        ((), "no-such-c++ -O2", "HT-horovod-programs-missing", {"missing": "no-such-c++"}),
+        (("no_such_module",), "c++", "HT-package-not-installed", {"missing": "no_such_module"}),
+        ((), "no-such-c++ -O2", "HT-compiler-missing", {"missing": "no-such-c++"}),
         # A compiler after its launcher is found, and the next thing is missing.
-        ((), "env c++", "HT-horovod-no-compiler-wrapper", {}),
+        ((), "env c++", "HT-compiler-missing", {}),
     ],
 )
 def test_missing_build_tools_are_named(

@@ -110,7 +110,7 @@ def test_a_failed_build_shows_the_first_error_and_the_log(tmp_path: Path, monkey
     monkeypatch.setenv("HOROVOD_WITH_GLOO", "1")
     seen: list[tuple[str, int | None]] = []
     # False: what the user has set for some other build of Horovod must not change this one.
-    with refused("HT-horovod-compile-failed", reason="a.cc:1:1: error: False") as error:
+    with refused("HT-horovod-build-failed", reason="a.cc:1:1: error: False") as error:
         wheel.compile_wheel(BUILT, CLUSTER, None, None, lambda *step: seen.append(step))
     log = wheel.wheel_home(BUILT) / "build.log"
     assert str(log) in error.value.hint
@@ -135,7 +135,7 @@ def test_a_build_that_is_not_proved_is_removed(monkeypatch: pytest.MonkeyPatch) 
         return run([sys.executable, "-c", "print('rank 1: a wrong number'); exit(3)"], **options)
 
     monkeypatch.setattr(subprocess, "run", mpirun)
-    with refused("HT-horovod-selftest-failed", status=3, output="rank 1: a wrong number"):
+    with refused("HT-horovod-build-failed", status=3, output="rank 1: a wrong number"):
         install.build(lambda step, percent: None)
     assert [arguments[0] for arguments in called] == ["install", "uninstall"]
 
@@ -166,7 +166,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_package_with_another_hash_is_refused(package: Path, place: Path) -> None:
-    with refused("HT-horovod-download-failed") as error:
+    with refused("HT-horovod-build-failed") as error:
         wheel.fetch(place)
     assert "HASHES" in error.value.values["reason"]
     assert error.value.exit_code == 1
@@ -184,7 +184,7 @@ def test_a_package_with_the_pinned_hash_is_unpacked(
 @pytest.mark.slow
 def test_an_index_without_the_package_says_what_to_look_at(package: Path, place: Path) -> None:
     package.unlink()
-    with refused("HT-horovod-download-failed", version="0.28.1"):
+    with refused("HT-horovod-build-failed", version="0.28.1"):
         wheel.fetch(place)
 
 

@@ -85,31 +85,31 @@ def test_tasks_that_go_round_the_hosts() -> None:
 @pytest.mark.parametrize(
     ("text", "code", "values"),
     [
-        ("", "HT-hostfile-no-host", {"path": "f"}),
-        ("# none\n", "HT-hostfile-no-host", {"path": "f"}),
-        ("n1 slots=8\nn1 slots=8\n", "HT-hostfile-slots-twice", {"where": "f:2", "host": "n1"}),
-        ("n1\nn1 slots=4\n", "HT-hostfile-slots-twice", {"where": "f:2", "host": "n1"}),
-        ("n1 slots=8 max-slots=4\n", "HT-hostfile-too-many-slots", {"where": "f:1", "line": "n1 slots=8 max-slots=4"}),
-        ("n1 slots=8 slots=8\n", "HT-hostfile-bad-line", {"where": "f:1"}),
-        ("n1 slots\n", "HT-hostfile-bad-line", {"where": "f:1"}),
-        ("+n0 slots=4\n", "HT-hostfile-relative-host", {"where": "f:1", "entry": "+n0"}),
-        ("+e:2\n", "HT-hostfile-relative-host", {"where": "f:1", "entry": "+e:2"}),
-        ("n1\n^n2\n", "HT-hostfile-excluded-host", {"where": "f:2", "entry": "^n2"}),
-        ("rank 0=n1 slot=1:0-3\n", "HT-hostfile-is-rankfile", {"where": "f:1"}),
-        ("fe80::1 slots=4\n", "HT-hostfile-ipv6-address", {"where": "f:1", "address": "fe80::1"}),
-        ("[2001:db8::7]\n", "HT-hostfile-ipv6-address", {"where": "f:1", "address": "2001:db8::7"}),
-        ("somebody@fe80::1%eth0\n", "HT-hostfile-ipv6-address", {"where": "f:1", "address": "fe80::1"}),
-        ("somebody@n1 slots=8\n", "HT-hostfile-user-named", {"where": "f:1", "host": "n1", "user": "somebody"}),
+        ("", "HT-hostfile-not-valid", {"path": "f"}),
+        ("# none\n", "HT-hostfile-not-valid", {"path": "f"}),
+        ("n1 slots=8\nn1 slots=8\n", "HT-hostfile-not-valid", {"where": "f:2", "host": "n1"}),
+        ("n1\nn1 slots=4\n", "HT-hostfile-not-valid", {"where": "f:2", "host": "n1"}),
+        ("n1 slots=8 max-slots=4\n", "HT-hostfile-not-valid", {"where": "f:1", "line": "n1 slots=8 max-slots=4"}),
+        ("n1 slots=8 slots=8\n", "HT-hostfile-not-valid", {"where": "f:1"}),
+        ("n1 slots\n", "HT-hostfile-not-valid", {"where": "f:1"}),
+        ("+n0 slots=4\n", "HT-hostfile-not-valid", {"where": "f:1", "entry": "+n0"}),
+        ("+e:2\n", "HT-hostfile-not-valid", {"where": "f:1", "entry": "+e:2"}),
+        ("n1\n^n2\n", "HT-hostfile-not-valid", {"where": "f:2", "entry": "^n2"}),
+        ("rank 0=n1 slot=1:0-3\n", "HT-hostfile-not-valid", {"where": "f:1"}),
+        ("fe80::1 slots=4\n", "HT-hostfile-not-valid", {"where": "f:1", "address": "fe80::1"}),
+        ("[2001:db8::7]\n", "HT-hostfile-not-valid", {"where": "f:1", "address": "2001:db8::7"}),
+        ("somebody@fe80::1%eth0\n", "HT-hostfile-not-valid", {"where": "f:1", "address": "fe80::1"}),
+        ("somebody@n1 slots=8\n", "HT-hostfile-not-valid", {"where": "f:1", "host": "n1", "user": "somebody"}),
         (
             "n1 slots=8 username=somebody\n",
-            "HT-hostfile-user-named",
+            "HT-hostfile-not-valid",
             {"where": "f:1", "host": "n1", "user": "somebody"},
         ),
-        ("n1:8 user=somebody\n", "HT-hostfile-user-named", {"where": "f:1", "host": "n1", "user": "somebody"}),
-        ("n1\nn2 slots=0\n", "HT-hostfile-bad-line", {"where": "f:2", "line": "n2 slots=0"}),
-        ("n1 slot=8", "HT-hostfile-bad-line", {"where": "f:1", "line": "n1 slot=8"}),
-        ("n1:8 slots=8", "HT-hostfile-bad-line", {"where": "f:1"}),
-        ("n1 n2", "HT-hostfile-bad-line", {"where": "f:1"}),
+        ("n1:8 user=somebody\n", "HT-hostfile-not-valid", {"where": "f:1", "host": "n1", "user": "somebody"}),
+        ("n1\nn2 slots=0\n", "HT-hostfile-not-valid", {"where": "f:2", "line": "n2 slots=0"}),
+        ("n1 slot=8", "HT-hostfile-not-valid", {"where": "f:1", "line": "n1 slot=8"}),
+        ("n1:8 slots=8", "HT-hostfile-not-valid", {"where": "f:1"}),
+        ("n1 n2", "HT-hostfile-not-valid", {"where": "f:1"}),
     ],
 )
 def test_no_hostfiles(text: str, code: str, values: dict[str, object]) -> None:
@@ -172,7 +172,7 @@ def test_ones_own_name_changes_nothing() -> None:
     own = getpass.getuser()
     text = f"{own}@n1 slots=8\nn2:4 user={own}\n"
     assert parse_hostfile(text, "f").hosts == {"n1": 8, "n2": 4}
-    with refused("HT-hostfile-user-named", host="n1", user="somebody") as caught:
+    with refused("HT-hostfile-not-valid", host="n1", user="somebody") as caught:
         parse_hostfile("somebody@n1 slots=8\n", "f")
     assert "Host n1" in caught.value.hint and "User somebody" in caught.value.hint
 

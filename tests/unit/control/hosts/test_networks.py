@@ -105,7 +105,7 @@ def test_hosts_behind_routers_have_no_network_in_common() -> None:
 
 def test_no_way_at_all() -> None:
     same = interface("eth0", "10.0.2.15/24")
-    with refused("HT-hosts-unreachable", hosts="h[1-2]", interfaces="eth0"):
+    with refused("HT-network-unreachable", hosts="h[1-2]", interfaces="eth0"):
         choose_networks(hosts((same, interface("eth1", "fe80::1/64")), (same, interface("eth1", "fe80::2/64"))))
 
 
@@ -114,13 +114,13 @@ def test_a_name_that_is_right_here_and_wrong_there() -> None:
         (interface("eth0", "10.77.1.1/24"), interface("eth1", "10.0.2.15/24")),
         (interface("eth1", "10.77.2.1/24"), interface("eth0", "10.0.2.15/24")),
     )
-    with refused("HT-interface-inconsistent", interface="eth0"):
+    with refused("HT-interface-not-usable", interface="eth0"):
         choose_networks(apart)
 
 
 def test_a_chosen_interface_has_to_be_on_each_host() -> None:
     found = hosts((eth(1),), (eth(2, "eno1"), interface("eth0", "10.9.0.1/24", up=False)))
     require_interface("eth0,eno1", found)
-    with refused("HT-host-no-interface", interface="eth0", host="h2") as caught:
+    with refused("HT-interface-not-usable", interface="eth0", host="h2") as caught:
         require_interface("eth0", found)
     assert caught.value.hint.endswith(" eno1")

@@ -174,9 +174,9 @@ def test_one_rank_forgets_the_step_around_it() -> None:
 
 
 def test_pyxis_is_of_srun_alone() -> None:
-    with refused("HT-container-pyxis-without-srun", launcher="Open MPI 0"):
+    with refused("HT-launcher-not-usable-here", launcher="Open MPI 0"):
         command("open-mpi-5", 2, container=NGC)
-    with refused("HT-container-pyxis-without-srun", launcher="no launcher"):
+    with refused("HT-launcher-not-usable-here", launcher="no launcher"):
         command(None, 1, container=NGC)
 
 
@@ -223,11 +223,11 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
     pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1", "MASTER_PORT": "4000"}
     assert first_launcher(plan(2), pod) == Torchrun(node=1, port=4000)
     assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
-    with refused("HT-launcher-torchrun-on-other-hosts", hosts=2):
+    with refused("HT-launcher-not-usable-here", hosts=2):
         first_launcher(plan(2), {})
     with refused("HT-launcher-pod-beyond-hosts", pod=1, hosts=1, plural=""):
         first_launcher(plan(1), pod)
-    with refused("HT-backend-needs-mpi", backend="mpi"):
+    with refused("HT-backend-unfit", backend="mpi"):
         plan(2, "mpi")
     assert MPI_LAUNCHERS == ("mpirun", "srun-pmix", "srun-pmi2"), "a job of Slurm would try it, where nobody asked"
 
@@ -246,8 +246,8 @@ def test_only_open_mpi_5_goes_on_without_a_dead_rank() -> None:
 
     assert refusal(mpi("open-mpi-5"), backend="mpi") == ""
     for launcher in (mpi("open-mpi-4"), mpi("mpich-hydra"), mpi("intel-mpi"), SRUN):
-        assert refusal(launcher, backend="mpi") == "HT-launcher-cannot-mitigate"
-    assert refusal(SRUN, backend="mpi", start=Start(launcher="srun-pmix")) == "HT-launcher-ends-dead-ranks"
+        assert refusal(launcher, backend="mpi") == "HT-shrink-not-possible"
+    assert refusal(SRUN, backend="mpi", start=Start(launcher="srun-pmix")) == "HT-shrink-not-possible"
 
 
 def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_an_open_mpi_without_failure_mitigation(tmp_path: Path) -> None:
     for word, is_refused in (("yes", False), ("no", True)):
         info.write_text(f"#!/bin/sh\necho options:ft_mpi_support:{word}\n")
         info.chmod(0o700)
-        with refused("HT-launcher-without-mitigation") if is_refused else contextlib.nullcontext():
+        with refused("HT-shrink-not-possible") if is_refused else contextlib.nullcontext():
             require_mitigation(plan, launcher)
 
 

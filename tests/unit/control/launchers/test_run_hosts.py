@@ -85,7 +85,7 @@ def test_the_topology_that_has_the_hosts(tmp_path: Path) -> None:
     assert [each.host for each in hosts.slots] == ["cpu1", "cpu2"]
     hosts, _ = arrange(HostOptions(fabric=path, topology="gpu"), "here", None, {}, whole_fabric=True)
     assert len(hosts.slots) == 4 and hosts.slots[0].host == "n1"
-    with refused("HT-topology-name-without-file", topology="gpu"):
+    with refused("HT-option-needs-another", topology="gpu"):
         arrange(HostOptions(topology="gpu", hosts="n1,n2"), "here", None, {})
 
 
@@ -116,7 +116,7 @@ def test_which_hosts(programs: Path, tmp_path: Path) -> None:
 def test_a_run_does_not_take_a_whole_fabric(tmp_path: Path) -> None:
     fabric = tmp_path / "topology.conf"
     fabric.write_text(TREE)
-    with refused("HT-fabric-hosts-unnamed", hosts=4):
+    with refused("HT-hosts-not-named", hosts=4):
         arrange(HostOptions(fabric=fabric), "n1", None, {})
     hosts, _ = arrange(HostOptions(fabric=fabric), "n1", None, {"SLURM_JOB_NODELIST": "n2"})
     assert [host.host for host in hosts.slots] == ["n2"]
@@ -136,7 +136,7 @@ def test_hosts_without_a_name_are_left_out(tmp_path: Path, monkeypatch: pytest.M
     for number in (1, 3, 4):
         text = text.replace(f"node000{number} mlx5_0", "MT4129 ConnectX7")
     fabric.write_text(text.replace("node0002 mlx5_0", "MT4129 ConnectX7"))
-    with refused("HT-hosts-nameless", count=4):
+    with refused("HT-hosts-not-named", count=4):
         arrange(HostOptions(fabric=fabric), "here", None, {}, whole_fabric=True)
 
 
@@ -148,7 +148,7 @@ def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
 
 
 def test_tables_without_cables() -> None:
-    with refused("HT-fabric-tables-alone", routes="nope"):
+    with refused("HT-option-needs-another", routes="nope"):
         arrange(HostOptions(routes=Path("nope")), "here", None, {})
 
 
@@ -156,7 +156,7 @@ def test_tables_beside_a_tree_of_names(tmp_path: Path) -> None:
     fabric, routes = tmp_path / "topology.conf", tmp_path / "leaf1.txt"
     fabric.write_text(TREE)
     routes.write_text(TABLE)
-    with refused("HT-fabric-tree-and-tables"):
+    with refused("HT-fabric-files-do-not-match"):
         arrange(HostOptions(hosts="n[1-4]", fabric=fabric, routes=routes), "here", None, {})
 
 
@@ -164,7 +164,7 @@ def test_an_empty_option_is_given() -> None:
     for options, code in (
         (HostOptions(hosts=""), "HT-hosts-not-a-list"),
         (HostOptions(node=""), "HT-file-unreadable"),
-        (HostOptions(interface=""), "HT-interface-not-name"),
+        (HostOptions(interface=""), "HT-interface-not-usable"),
     ):
         with refused(code):
             arrange(options, "here", None, {})
@@ -179,7 +179,7 @@ def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:
 
 def test_a_heterogeneous_job() -> None:
     groups = {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]"}
-    with refused("HT-hosts-heterogeneous-job", components=", ".join(groups)):
+    with refused("HT-hosts-not-named", components=", ".join(groups)):
         arrange(HostOptions(), "login", None, groups)
     assert names(HostOptions(hosts="n2"), **groups) == ["n2"]
     for allocated, others in (("n1", ["(2): n2, n3"]), ("n[1-3]", [])):
@@ -214,5 +214,5 @@ def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) 
     path.write_text("n3\nn3\nn2\n")
     hosts, _ = arrange(HostOptions(hostfile=path), "here", None, JOB)
     assert [(host.host, host.slots) for host in hosts.slots] == [("n3", 2), ("n2", 1)]
-    with refused("HT-hosts-named-twice"):
+    with refused("HT-options-exclude-each-other"):
         arrange(HostOptions(hosts="n1", hostfile=path), "here", None, {})

@@ -58,7 +58,7 @@ def test_the_largest_that_has_room_divides_a_rank_s_share() -> None:
         assert fitting(GPT, 8, room) == size
         assert fitting(GPT, 8, needed(next_larger, 8) / SHARE * 0.999) == size
     assert fitting(GPT, 8, 1e15) == 60
-    with refused("HT-batch-auto-out-of-memory", percent=90.0, needed=(needed(1, 8) - 1) / 1e9):
+    with refused("HT-memory-exceeded", percent=90.0, needed=(needed(1, 8) - 1) / 1e9):
         fitting(GPT, 8, needed(1, 8))
 
 
@@ -74,7 +74,7 @@ def test_what_stages_cannot_have_is_left_out() -> None:
     staged = override_recipe(GPT, ["mesh.pp=2", "pipeline.micro_batches=4"])
     assert fitting(override_recipe(staged, ["batch.size=60"]), 2, 1e15) == 60
     assert fitting(override_recipe(staged, ["batch.size=60"]), 2, needed(5, 8)) % 4 == 0
-    with refused("HT-pipeline-unequal-micro-batches"):
+    with refused("HT-pipeline-wrong-micro-batches"):
         fitting(override_recipe(staged, ["batch.size=30"]), 2, 1e15)
 
 
@@ -102,10 +102,10 @@ def test_the_memory_of_a_rank(fields: dict[str, int], ranks: int, backend: str |
 
 def test_a_host_whose_memory_is_not_known() -> None:
     for found, owners in [(machine(), "hosts"), (machine(1, available_bytes=10**15), "GPUs")]:
-        with refused("HT-batch-auto-memory-unknown", owners=owners):
+        with refused("HT-batch-auto-not-possible", owners=owners):
             make_plan(TrainingRequest(work=GPT), found)
     cpu = PredictionRequest(hardware=Hardware(gpu="cpu", gpus_per_node=1), nodes=[1])
-    with refused("HT-batch-auto-memory-unknown", owners="hosts"):
+    with refused("HT-batch-auto-not-possible", owners="hosts"):
         recipe_request(DIGITS, cpu)
 
 
@@ -130,18 +130,18 @@ def test_a_gpu_that_does_not_tell_its_memory_stops_no_other_plan(monkeypatch: py
     here = dataclasses.replace(this_machine(), frameworks=BOTH, versions={})
     assert (here.gpus, here.gpu_bytes) == (1, None)
     assert make_plan(TrainingRequest(work=GPT.computing(12)), here).micro_batch_reason == ""
-    with refused("HT-batch-auto-memory-unknown", owners="GPUs"):
+    with refused("HT-batch-auto-not-possible", owners="GPUs"):
         make_plan(TrainingRequest(work=GPT), here)
 
 
 def test_it_is_refused_where_memory_would_decide_the_result_or_is_not_predicted() -> None:
     for span in ("null", "world"):
-        with refused("HT-batch-auto-with-batch-norm", model="resnet50"):
+        with refused("HT-batch-auto-not-possible", model="resnet50"):
             load_recipe("goyal2017", [*GHOST, f"model.batch_norm.span={span}"])
-    with refused("HT-framework-unfit", title="digits"):
+    with refused("HT-only-in-pytorch", title="digits"):
         unplaced_plan(TrainingRequest(work=DIGITS, ranks=1, framework="keras"), BOTH)
     divided = override_recipe(DIGITS, ["mesh.dp_shard=2"])
-    with refused("HT-prediction-not-data-parallel"):
+    with refused("HT-prediction-not-possible"):
         make_plan(TrainingRequest(work=divided, ranks=2, backend="gloo"), machine(available_bytes=10**12))
 
 

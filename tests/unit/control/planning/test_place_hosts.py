@@ -68,9 +68,9 @@ def test_rings_stay_on_their_rail(rails: int, expected: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("names", "ranks", "code"),
     [
-        (NAMES, 4, "HT-ranks-not-even-on-hosts"),
-        (NAMES, 0, "HT-ranks-none"),
-        (("n1", "m2"), 2, "HT-fabric-unknown-host"),
+        (NAMES, 4, "HT-ranks-not-divisible"),
+        (NAMES, 0, "HT-ranks-too-few"),
+        (("n1", "m2"), 2, "HT-not-in-fabric"),
     ],
 )
 def test_refused(names: tuple[str, ...], ranks: int, code: str) -> None:
@@ -86,15 +86,15 @@ def test_interfaces(interface: str) -> None:
 
 @pytest.mark.parametrize("interface", ["", "ib 0", "ib0,", "=ib0", "ib0\n", "$(id)", "a" * 16, "ib0;ib1", "--dry-run"])
 def test_no_interface(interface: str) -> None:
-    with refused("HT-interface-not-name", interface=interface):
+    with refused("HT-interface-not-usable", interface=interface):
         place_hosts(dict.fromkeys(NAMES), 6, KnownFabric(FABRIC, "x"), interface=interface)
 
 
 def test_places_for_all_ranks_or_for_none() -> None:
     slot = Slot(gpu=None, adapter=None, cores=(0,))
-    with invalid("HT-plan-places-not-slots"):
+    with invalid("HT-plan-not-valid"):
         Slots(host="n1", slots=2, places=(slot,))
-    with invalid("HT-plan-places-of-some-hosts"):
+    with invalid("HT-plan-not-valid"):
         Plan(
             ranks=2,
             script=Script(path=Path("train.py")),
@@ -127,5 +127,5 @@ def test_fewer_ranks_fill_hosts_one_after_the_other(slots: dict[str, int], data:
 
 
 def test_more_ranks_than_slots() -> None:
-    with refused("HT-ranks-more-than-slots", ranks=4, slots=3):
+    with refused("HT-ranks-too-many", ranks=4, slots=3):
         filled({"n1": 1, "n2": 2}, 4)

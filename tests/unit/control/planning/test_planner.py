@@ -70,8 +70,8 @@ def test_the_plan_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "values"),
     [
-        ({"backend": "horvod"}, "HT-backend-unknown", {}),
-        ({"backend": "single", "ranks": 2}, "HT-backend-for-one-process", {}),
+        ({"backend": "horvod"}, "HT-choice-unknown", {}),
+        ({"backend": "single", "ranks": 2}, "HT-backend-unfit", {}),
         ({"backend": "gloo", "framework": "keras"}, "HT-backend-unfit", {}),
         ({"backend": "mirrored", "framework": "torch"}, "HT-backend-unfit", {}),
         ({"backend": "parameter_server", "framework": "keras", "ranks": 2}, "HT-backend-unfit", {}),
@@ -84,12 +84,12 @@ def test_a_backend_is_refused(options: dict[str, object], code: str, values: dic
 
 @pytest.mark.parametrize("ranks", [0, -2])
 def test_no_rank(ranks: int) -> None:
-    with refused("HT-ranks-none", ranks=ranks):
+    with refused("HT-ranks-too-few", ranks=ranks):
         make_plan(TrainingRequest(work=RECIPE, ranks=ranks), MACHINE)
 
 
 def test_no_framework() -> None:
-    with refused("HT-framework-unknown", framework="pytorch") as caught:
+    with refused("HT-choice-unknown", framework="pytorch") as caught:
         make_plan(TrainingRequest(work=RECIPE, framework="pytorch"), MACHINE)
     assert "'torch'?" in caught.value.hint
 
@@ -188,7 +188,7 @@ def test_shrinking_needs_the_mpi_engine(backend: str) -> None:
 
 def test_more_ranks_left_than_begun_are_refused() -> None:
     work = load_recipe("digits", ["fault_tolerance.lost_rank=shrink", "fault_tolerance.min_ranks=3"])
-    with refused("HT-ranks-below-min", least=3, ranks=2) as caught:
+    with refused("HT-ranks-too-few", least=3, ranks=2) as caught:
         make_plan(TrainingRequest(work=work, ranks=2), MACHINE)
     assert "-np 3" in caught.value.hint
     assert make_plan(TrainingRequest(work=work, ranks=3), MACHINE).backend == "mpi"
@@ -196,15 +196,15 @@ def test_more_ranks_left_than_begun_are_refused() -> None:
 
 def test_a_framework_that_is_not_installed() -> None:
     machine = Machine(host="n1", cores=8, frameworks=frozenset({"torch"}), versions={})
-    with refused("HT-framework-not-installed", framework="keras"):
+    with refused("HT-package-not-installed", framework="keras"):
         make_plan(TrainingRequest(work=RECIPE, framework="keras"), machine)
     nothing = Machine(host="n1", cores=8, frameworks=frozenset(), versions={})
-    with refused("HT-framework-not-installed", framework="torch"):
+    with refused("HT-package-not-installed", framework="torch"):
         make_plan(TrainingRequest(work=RECIPE), nothing)
 
 
 def test_a_script_chooses_its_framework_itself() -> None:
-    with refused("HT-framework-for-recipes-only", script="train.py"):
+    with refused("HT-option-not-usable-here", script="train.py"):
         make_plan(TrainingRequest(work=SCRIPT, framework="torch"), MACHINE)
 
 
@@ -254,14 +254,14 @@ def test_a_mesh_of_a_recipe_and_of_a_script() -> None:
     script = SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)})
     for work in (recipe, script):
         assert make_plan(TrainingRequest(work=work, ranks=4), MACHINE).mesh.sizes["dp_replicate"] == 2
-        with refused("HT-mesh-ranks-not-divisible", mesh="dp_shard 2", product=2):
+        with refused("HT-ranks-not-divisible", mesh="dp_shard 2", product=2):
             make_plan(TrainingRequest(work=work, ranks=3), MACHINE)
         with refused("HT-backend-unfit", backend="horovod") as caught:
             make_plan(TrainingRequest(work=work, ranks=4, backend="horovod"), MACHINE)
         assert "dp_replicate 2 x dp_shard 2" in caught.value.message
         for backend in ("mpi", "gloo", "nccl"):
             make_plan(TrainingRequest(work=work, ranks=4, backend=backend), MACHINE)
-    with refused("HT-framework-unfit", title="digits", feature="the mesh dp_shard 2"):
+    with refused("HT-only-in-pytorch", title="digits", feature="the mesh dp_shard 2"):
         make_plan(TrainingRequest(work=recipe, ranks=2, framework="keras"), MACHINE)
     make_plan(
         TrainingRequest(
@@ -284,12 +284,12 @@ def test_ranks_that_share_gpus() -> None:
 @pytest.mark.parametrize(
     ("gpus", "changes", "code"),
     [
-        (0, {}, "HT-gpus-none-to-share"),
-        (4, {}, "HT-gpus-enough"),
-        (8, {"backend": "nccl"}, "HT-gpus-enough"),
+        (0, {}, "HT-gpus-not-shareable"),
+        (4, {}, "HT-gpus-not-shareable"),
+        (8, {"backend": "nccl"}, "HT-gpus-not-shareable"),
         (1, {"backend": "mpi"}, "HT-backend-unfit"),
         (1, {"backend": "gloo"}, "HT-backend-unfit"),
-        (1, {"framework": "keras"}, "HT-framework-unfit"),
+        (1, {"framework": "keras"}, "HT-only-in-pytorch"),
         # What only mpi can do.
         (1, {"work": load_recipe("digits", ["sync=async"])}, "HT-backend-unfit"),
     ],
@@ -302,7 +302,7 @@ def test_gpus_that_cannot_be_shared(gpus: int, changes: dict[str, Any], code: st
 
 def test_gpus_of_several_hosts_are_not_shared() -> None:
     hosts = PlacedHosts(slots=(Slots(host="n1", slots=2), Slots(host="n2", slots=2)))
-    with refused("HT-gpus-shared-on-several-hosts", host="n1", other="n2"):
+    with refused("HT-gpus-not-shareable", host="n1", other="n2"):
         make_plan(TrainingRequest(work=RECIPE, start=Start(share_gpus=True)), with_gpus(1), hosts)
 
 
@@ -336,7 +336,7 @@ def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
 def test_a_gpt_is_pytorchs() -> None:
     recipe = smoke(load_recipe("gpt2-124m"))
     assert make_plan(TrainingRequest(work=recipe, ranks=2), MACHINE).framework == "torch"
-    with refused("HT-framework-unfit", title="gpt2-124m-smoke", feature="its network"):
+    with refused("HT-only-in-pytorch", title="gpt2-124m-smoke", feature="its network"):
         make_plan(TrainingRequest(work=recipe, ranks=2, framework="keras"), MACHINE)
     with refused("HT-recipe-needs-data-path"):
         make_plan(TrainingRequest(work=load_recipe("gpt2-124m"), ranks=2), MACHINE)

@@ -76,42 +76,52 @@ def test_columns_of_single_iterations_and_a_date() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "code", "values"),
     [
-        ("# Avg bus bandwidth    : 0.38\n", "", "cut-off", {"where": "f"}),
-        ("0.53    0.53       0", "0.53", "short-row", {"where": "f:14", "cells": 11, "columns": 13}),
-        ("   31.67", "   3l.67", "not-a-number", {"where": "f:14", "column": "time", "value": "3l.67"}),
-        ("   31.67", "     nan", "not-a-number", {"where": "f:14", "column": "time", "value": "nan"}),
-        ("   31.67", "    0.00", "zero-time", {"where": "f:14"}),
-        ("0.52       0", "0.52       3", "wrong-results", {"where": "f:14", "count": "3", "size": "16384"}),
-        ("values : 0 OK", "values : 248 FAILED", "wrong-results", {"where": "f:16", "count": 248}),
-        ("starting: all_reduce_perf", "starting: all_gather_perf", "not-all-reduce", {"where": "f:2"}),
-        ("16384          4096     float     sum", "16384          4096     float    none", "not-all-reduce", {}),
+        ("# Avg bus bandwidth    : 0.38\n", "", "HT-nccl-tests-damaged", {"where": "f"}),
+        ("0.53    0.53       0", "0.53", "HT-nccl-tests-damaged", {"where": "f:14", "cells": 11, "columns": 13}),
+        ("   31.67", "   3l.67", "HT-nccl-tests-damaged", {"where": "f:14", "column": "time", "value": "3l.67"}),
+        ("   31.67", "     nan", "HT-nccl-tests-damaged", {"where": "f:14", "column": "time", "value": "nan"}),
+        ("   31.67", "    0.00", "HT-nccl-tests-damaged", {"where": "f:14"}),
+        (
+            "0.52       0",
+            "0.52       3",
+            "HT-nccl-tests-wrong-results",
+            {"where": "f:14", "count": "3", "size": "16384"},
+        ),
+        ("values : 0 OK", "values : 248 FAILED", "HT-nccl-tests-wrong-results", {"where": "f:16", "count": 248}),
+        ("starting: all_reduce_perf", "starting: all_gather_perf", "HT-nccl-tests-not-usable", {"where": "f:2"}),
+        (
+            "16384          4096     float     sum",
+            "16384          4096     float    none",
+            "HT-nccl-tests-not-usable",
+            {},
+        ),
         (
             "16384          4096     float",
             "16384          4096      half",
-            "mixed-kinds",
+            "HT-nccl-tests-not-usable",
             {"kinds": "float sum, half sum"},
         ),
-        ("Rank  1 Group", "Rank  0 Group", "rank-twice", {"where": "f:7", "rank": 0}),
-        ("Rank", "Rang", "no-ranks", {"where": "f"}),
-        ("algbw   busbw", "algbw", "no-table", {"where": "f"}),
-        ("  time", "cputime", "no-time-column", {"where": "f:11"}),
+        ("Rank  1 Group", "Rank  0 Group", "HT-nccl-tests-not-usable", {"where": "f:7", "rank": 0}),
+        ("Rank", "Rang", "HT-nccl-tests-damaged", {"where": "f"}),
+        ("algbw   busbw", "algbw", "HT-nccl-tests-damaged", {"where": "f"}),
+        ("  time", "cputime", "HT-nccl-tests-not-usable", {"where": "f:11"}),
     ],
 )
 def test_damaged_texts(old: str, new: str, code: str, values: dict[str, object]) -> None:
     assert old in SPARK
-    with refused(f"HT-nccl-tests-{code}", **values) as wrong:
+    with refused(code, **values) as wrong:
         nccl_curves(SPARK.replace(old, new), "f")
     assert wrong.value.hint
 
 
 def test_bandwidths_that_are_of_another_collective_or_number_of_ranks() -> None:
     lines = H100.splitlines(keepends=True)
-    with refused("HT-nccl-tests-bad-bandwidth", ranks=8, wanted=1.75) as one:
+    with refused("HT-nccl-tests-not-usable", ranks=8, wanted=1.75) as one:
         nccl_curves("".join(line for line in lines if "gq73" not in line), "f")
     assert one.value.values["factor"] == pytest.approx(1.876, abs=1e-3)
-    with refused("HT-nccl-tests-ranks-missing", missing=8, count=16):
+    with refused("HT-nccl-tests-damaged", missing=8, count=16):
         nccl_curves("".join(line for line in lines if "235z" not in line), "f")
-    with refused("HT-nccl-tests-bad-bandwidth", ranks=16) as two:
+    with refused("HT-nccl-tests-not-usable", ranks=16) as two:
         nccl_curves(H100.replace("338.82", "169.41"), "f")
     assert two.value.values["factor"] == pytest.approx(0.9375, abs=1e-3)
     # Fast rows tell 46 ranks from 48.
@@ -119,7 +129,7 @@ def test_bandwidths_that_are_of_another_collective_or_number_of_ranks() -> None:
     header = next(line for line in lines if "#       size" in line)
     times = "   20000  429.50  841.10      0"
     row = f"  8589934592    2147483648     float     sum      -1 {times} {times}\n"
-    with refused("HT-nccl-tests-bad-bandwidth", ranks=46):
+    with refused("HT-nccl-tests-not-usable", ranks=46):
         nccl_curves(listed + header + row + "# Avg bus bandwidth    : 1\n", "f")
 
 
@@ -160,18 +170,18 @@ def test_ranks_of_one_host_where_rows_have_no_hosts() -> None:
     ("text", "code", "values"),
     [
         ("{", "HT-file-not-json", {"where": "b.json"}),
-        ("[1]", "HT-calibration-no-rows", {"where": "b.json"}),
-        ('{"rows": []}', "HT-calibration-no-rows", {"where": "b.json"}),
-        ('{"rows": [3]}', "HT-calibration-row-no-engine", {"where": "b.json: row 1"}),
-        (bench(median_s=-1.0), "HT-calibration-not-seconds", {"where": "b.json: row 2", "value": -1.0}),
-        (bench(median_s=math.inf), "HT-calibration-not-seconds", {"where": "b.json: row 2", "value": math.inf}),
-        (bench(median_s=None), "HT-calibration-not-seconds", {"where": "b.json: row 2", "value": None}),
-        (bench(bytes="4"), "HT-calibration-not-a-count", {"where": "b.json: row 2", "key": "bytes", "value": "4"}),
-        (bench(ranks=True), "HT-calibration-not-a-count", {"where": "b.json: row 2", "key": "ranks", "value": True}),
-        (bench(hosts=0), "HT-calibration-not-a-count", {"where": "b.json: row 2", "key": "hosts", "value": 0}),
+        ("[1]", "HT-calibration-not-valid", {"where": "b.json"}),
+        ('{"rows": []}', "HT-calibration-not-valid", {"where": "b.json"}),
+        ('{"rows": [3]}', "HT-calibration-not-valid", {"where": "b.json: row 1"}),
+        (bench(median_s=-1.0), "HT-calibration-not-valid", {"where": "b.json: row 2", "value": -1.0}),
+        (bench(median_s=math.inf), "HT-calibration-not-valid", {"where": "b.json: row 2", "value": math.inf}),
+        (bench(median_s=None), "HT-calibration-not-valid", {"where": "b.json: row 2", "value": None}),
+        (bench(bytes="4"), "HT-calibration-not-valid", {"where": "b.json: row 2", "key": "bytes", "value": "4"}),
+        (bench(ranks=True), "HT-calibration-not-valid", {"where": "b.json: row 2", "key": "ranks", "value": True}),
+        (bench(hosts=0), "HT-calibration-not-valid", {"where": "b.json: row 2", "key": "hosts", "value": 0}),
         (
             '{"rows": [{"engine": "copy", "bytes": 4, "ranks": 2, "median_s": 1.0}]}',
-            "HT-calibration-only-copies",
+            "HT-calibration-not-valid",
             {"engine": "copy"},
         ),
     ],

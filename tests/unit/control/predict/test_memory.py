@@ -252,7 +252,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(precision: Any) -> None:
     batch = largest_batch(workload, 16e9, settings)
     assert memory(workload, batch=batch, settings=settings).total <= 16e9
     assert memory(workload, batch=batch + 1, settings=settings).total > 16e9
-    with refused("HT-prediction-out-of-memory", workload="resnet50", available=0.5):
+    with refused("HT-memory-exceeded", workload="resnet50", available=0.5):
         largest_batch(workload, 0.5e9, settings)
-    with refused("HT-prediction-bad-batch", batch=0):
+    with refused("HT-option-bad-value", batch=0):
         memory(workload, batch=0, settings=settings)

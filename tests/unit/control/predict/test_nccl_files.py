@@ -63,19 +63,19 @@ def test_groups_are_curves_of_what_they_are(
 @pytest.mark.parametrize(
     ("places", "factor", "code", "values"),
     [
-        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n1")], 1.0, "groups-differ", {}),
-        ([(0, "n1"), (1, "n2"), (1, "n2")], 1.0, "unequal-groups", {"sizes": "1, 2"}),
-        ([(0, "n1"), (0, "n1"), (0, "n1"), (0, "n2")], 1.5, "unequal-hosts", {"ranks": "1 and 3"}),
-        ([(0, "n1"), (0, "n1"), (1, "n1"), (1, "n1")], 1.0, "shared-host", {"groups": 2}),
-        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n3")], 1.0, "groups-differ", {}),
-        ([(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], 0.0, "single-ranks", {}),
-        ([(0, "n1")], 0.0, "single-ranks", {}),
+        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n1")], 1.0, "HT-nccl-tests-not-usable", {}),
+        ([(0, "n1"), (1, "n2"), (1, "n2")], 1.0, "HT-nccl-tests-not-usable", {"sizes": "1, 2"}),
+        ([(0, "n1"), (0, "n1"), (0, "n1"), (0, "n2")], 1.5, "HT-nccl-tests-not-usable", {"ranks": "1 and 3"}),
+        ([(0, "n1"), (0, "n1"), (1, "n1"), (1, "n1")], 1.0, "HT-nccl-tests-not-usable", {"groups": 2}),
+        ([(0, "n1"), (0, "n2"), (1, "n1"), (1, "n3")], 1.0, "HT-nccl-tests-not-usable", {}),
+        ([(0, "n1"), (1, "n1"), (2, "n2"), (3, "n2")], 0.0, "HT-nccl-tests-not-usable", {}),
+        ([(0, "n1")], 0.0, "HT-nccl-tests-not-usable", {}),
     ],
 )
 def test_groups_of_which_one_curve_would_not_tell(
     places: list[tuple[int, str]], factor: float, code: str, values: dict[str, object]
 ) -> None:
-    with refused(f"HT-nccl-tests-{code}", **values) as wrong:
+    with refused(code, **values) as wrong:
         nccl_curves(table(places, factor), "x")
     assert wrong.value.hint
 
@@ -120,7 +120,7 @@ def test_lines_of_other_ranks_between() -> None:
     lines = [f" 0: {line}\n 1: n2:7:7 [1] NCCL INFO Channel 00 : 1 -> 0" for line in SPARK.splitlines()]
     assert nccl_curves("\n".join(lines), "x") == nccl_curves(SPARK, "x")
     lines = [f"{rank}: {line}" for line in SPARK.splitlines() for rank in (0, 1)]
-    with refused("HT-nccl-tests-rank-twice", rank=0):
+    with refused("HT-nccl-tests-not-usable", rank=0):
         nccl_curves("\n".join(lines), "x")
 
 
@@ -129,12 +129,12 @@ def test_several_runs_in_one_file() -> None:
     one, two = nccl_curves(SPARK, "x"), nccl_curves(H100, "x")
     assert nccl_curves(SPARK + H100, "x") == [*one, *two]
     assert nccl_curves(gather + SPARK + gather, "x") == one
-    with refused("HT-nccl-tests-not-all-reduce", where="x:2", found="the test is all_gather_perf"):
+    with refused("HT-nccl-tests-not-usable", where="x:2", found="the test is all_gather_perf"):
         nccl_curves(gather + gather, "x")
-    with refused("HT-nccl-tests-short-row", where="x:47"):
+    with refused("HT-nccl-tests-damaged", where="x:47"):
         nccl_curves(SPARK + H100[:-200], "x")
     header = next(line for line in SPARK.splitlines() if "busbw" in line)
-    with refused("HT-nccl-tests-second-table") as caught:
+    with refused("HT-nccl-tests-damaged") as caught:
         nccl_curves(SPARK.replace("# Out of bounds", f"{header}\n# Out of bounds"), "x")
     assert "a second table" in caught.value.message
 
@@ -143,7 +143,7 @@ def test_several_runs_in_one_file() -> None:
 def test_a_table_whose_second_times_have_no_rates(column: str) -> None:
     before, after = _HEADER.rsplit(column, 1)
     damaged = table(NODES, 1.5).replace(_HEADER, f"{before}\0{column}{after}")
-    with refused("HT-nccl-tests-missing-column", column=column):
+    with refused("HT-nccl-tests-damaged", column=column):
         nccl_curves(damaged, "x")
 
 
@@ -151,22 +151,27 @@ def test_a_table_whose_second_times_have_no_rates(column: str) -> None:
     ("old", "new", "code", "values"),
     [
         # Of two ranks, a reduce has the bus bandwidth of an all-reduce; its root tells it.
-        ("     sum      -1", "     sum       0", "not-all-reduce", {"found": "a test with the root 0, no all-reduce"}),
+        (
+            "     sum      -1",
+            "     sum       0",
+            "HT-nccl-tests-not-usable",
+            {"found": "a test with the root 0, no all-reduce"},
+        ),
         (
             "     sum      -1",
             "    none      -1",
-            "not-all-reduce",
+            "HT-nccl-tests-not-usable",
             {"found": "a test without an operation, no all-reduce"},
         ),
         # A reduce-scatter of two ranks: half of it.
-        ("6.98    6.98", "6.98    3.49", "bad-bandwidth", {"factor": 0.5}),
+        ("6.98    6.98", "6.98    3.49", "HT-nccl-tests-not-usable", {"factor": 0.5}),
     ],
 )
 def test_other_collectives_without_their_name(old: str, new: str, code: str, values: dict[str, object]) -> None:
     nameless = "".join(line + "\n" for line in SPARK.splitlines() if "Collective test" not in line)
     rows = nameless.replace("0.52    0.52", "6.98    6.98")
     assert old in rows
-    with refused(f"HT-nccl-tests-{code}", **values):
+    with refused(code, **values):
         nccl_curves(rows.replace(old, new), "x")
 
 
@@ -235,11 +240,11 @@ def test_json_of_one_process_and_of_groups() -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "values"),
     [
-        ({"args": ["all_gather_perf"]}, "not-all-reduce", {"found": "the test is all_gather_perf"}),
-        ({"out_of_bounds": {"count": 3, "okay": "false"}}, "wrong-results", {"where": "x", "count": 3}),
+        ({"args": ["all_gather_perf"]}, "HT-nccl-tests-not-usable", {"found": "the test is all_gather_perf"}),
+        ({"out_of_bounds": {"count": 3, "okay": "false"}}, "HT-nccl-tests-wrong-results", {"where": "x", "count": 3}),
         (
             {"results": [{**report()["results"][1], "out_of_place": {"cpu_time": 3.0, "alg_bw": 1, "bus_bw": 1}}]},
-            "bad-value",
+            "HT-nccl-tests-damaged",
             {"key": "results.0.out_of_place.time", "problem": "times of the CPU (-C)"},
         ),
         (
@@ -248,22 +253,22 @@ def test_json_of_one_process_and_of_groups() -> None:
                     {**report()["results"][1], "out_of_place": {"time": 3.0, "alg_bw": 1, "bus_bw": 1, "nwrong": 2}}
                 ]
             },
-            "wrong-results",
+            "HT-nccl-tests-wrong-results",
             {"where": "x: results[0]", "count": 2},
         ),
         (
             {"results": [{**report()["results"][1], "root": "     0"}]},
-            "not-all-reduce",
+            "HT-nccl-tests-not-usable",
             {"found": "a test with the root 0, no all-reduce"},
         ),
-        ({"results": []}, "no-times", {"where": "x"}),
-        ({"config": config(devices=report()["config"]["devices"] * 2)}, "rank-twice", {"where": "x"}),
-        ({"config": config(ngpus=1)}, "ranks-missing", {"missing": 1, "count": 3}),
-        ({"config": config(devices=[])}, "bad-value", {"key": "config.devices"}),
+        ({"results": []}, "HT-nccl-tests-damaged", {"where": "x"}),
+        ({"config": config(devices=report()["config"]["devices"] * 2)}, "HT-nccl-tests-not-usable", {"where": "x"}),
+        ({"config": config(ngpus=1)}, "HT-nccl-tests-damaged", {"missing": 1, "count": 3}),
+        ({"config": config(devices=[])}, "HT-nccl-tests-damaged", {"key": "config.devices"}),
     ],
 )
 def test_wrong_json(changed: dict[str, Any], code: str, values: dict[str, object]) -> None:
-    with refused(f"HT-nccl-tests-{code}", **values) as wrong:
+    with refused(code, **values) as wrong:
         nccl_curves(json.dumps(report(**changed)), "x")
     assert wrong.value.message.startswith("x") and wrong.value.hint
     assert "HOME" not in str(wrong.value.message)
@@ -272,5 +277,5 @@ def test_wrong_json(changed: dict[str, Any], code: str, values: dict[str, object
 def test_json_of_a_run_that_was_ended() -> None:
     cut = report()
     del cut["out_of_bounds"]
-    with refused("HT-nccl-tests-unfinished", where="x", key="out_of_bounds"):
+    with refused("HT-nccl-tests-damaged", where="x", key="out_of_bounds"):
         nccl_curves(json.dumps(cut), "x")

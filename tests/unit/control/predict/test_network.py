@@ -135,19 +135,19 @@ def test_a_tree_without_cables_shares_nothing_and_says_so(tmp_path: Path) -> Non
 
 
 def test_more_nodes_than_the_fabric_has(one_uplink: Fabric) -> None:
-    with refused("HT-fabric-too-few-hosts", nodes=9, hosts=8):
+    with refused("HT-hosts-too-few", nodes=9, hosts=8):
         networks(one_uplink, [4, 9])
 
 
 @pytest.mark.parametrize(
     ("options", "code", "values"),
     [
-        ({"adapters_per_host": 2}, "HT-network-too-many-adapters", {"adapters": 2}),
-        ({"adapters_per_host": 0}, "HT-network-too-many-adapters", {"adapters": 0}),
-        ({"background": (0.5, 0.2)}, "HT-network-bad-background", {"low": 0.5, "high": 0.2}),
-        ({"background": (0.0, 1.0)}, "HT-network-bad-background", {"high": 1.0}),
-        ({"bytes_per_s": 0.0}, "HT-network-bad-rate", {"rate": 0.0}),
-        ({"bytes_per_s": float("nan")}, "HT-network-bad-rate", {}),
+        ({"adapters_per_host": 2}, "HT-network-bad-number", {"adapters": 2}),
+        ({"adapters_per_host": 0}, "HT-network-bad-number", {"adapters": 0}),
+        ({"background": (0.5, 0.2)}, "HT-network-bad-number", {"low": 0.5, "high": 0.2}),
+        ({"background": (0.0, 1.0)}, "HT-network-bad-number", {"high": 1.0}),
+        ({"bytes_per_s": 0.0}, "HT-network-bad-number", {"rate": 0.0}),
+        ({"bytes_per_s": float("nan")}, "HT-network-bad-number", {}),
     ],
 )
 def test_wrong_options(one_uplink: Fabric, options: dict[str, object], code: str, values: dict[str, object]) -> None:
@@ -160,7 +160,7 @@ def test_wrong_statements() -> None:
     for stated in ({"hosts": 0}, {"adapters": 0}, {"bytes_per_s": -1.0}, {"bytes_per_s": float("inf")}):
         with refused("HT-network-bad-number", name=next(iter(stated))):
             stated_network(**{"hosts": 2, "adapters": 1, "bytes_per_s": 1.0, **stated})
-    with refused("HT-network-no-hosts"):
+    with refused("HT-hosts-not-named"):
         network(generated(hosts=2, leaf_down=2, leaf_up=1), [])
 
 
@@ -186,7 +186,7 @@ def test_hosts_without_the_usual_adapters_and_servers_take_no_part() -> None:
     fabric = build_fabric(ibnetdiscover.read(listing.replace("node0002", "oss2"), "generated"))
     assert [fabric.hosts[host] for host in usual_hosts(fabric)] == ["node0001", "node0003"]
     assert len(usual_hosts(fabric, 1)) == 4
-    with refused("HT-fabric-too-few-hosts", nodes=3, hosts=2) as caught:
+    with refused("HT-hosts-too-few", nodes=3, hosts=2) as caught:
         networks(fabric, [3])
     assert caught.value.values["apart"].startswith("; 3 ")
 

@@ -191,9 +191,9 @@ def test_a_calibration_of_another_network_is_refused(tmp_path):
     ("text", "code", "key"),
     [
         ('{"sweeps": [{"model"', "HT-file-not-json", "path"),
-        ('{"rows": []}', "HT-calibration-unknown-format", "path"),
-        ('{"sweeps": [{"model": "convnet"}]}', "HT-calibration-bad-value", "path"),
-        ("hello", "HT-nccl-tests-no-table", "where"),
+        ('{"rows": []}', "HT-calibration-not-valid", "path"),
+        ('{"sweeps": [{"model": "convnet"}]}', "HT-calibration-not-valid", "path"),
+        ("hello", "HT-nccl-tests-damaged", "where"),
     ],
 )
 def test_a_damaged_calibration_names_its_file(tmp_path, text, code, key):
@@ -206,11 +206,11 @@ def test_a_damaged_calibration_names_its_file(tmp_path, text, code, key):
 def test_an_unknown_gpu_and_hardware_that_is_not_whole():
     training = recipe_training(load_recipe("goyal2017", []))
     for hardware, code in (
-        (Hardware(gpu="h10", gpus_per_node=8), "HT-gpu-unknown"),
-        (Hardware(gpus_per_node=8), "HT-prediction-no-gpu"),
-        (Hardware(gpu="h200"), "HT-prediction-no-gpu-count"),
-        (Hardware(gpu="cpu"), "HT-prediction-no-rank-count"),
-        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "HT-topology-name-without-file"),
+        (Hardware(gpu="h10", gpus_per_node=8), "HT-choice-unknown"),
+        (Hardware(gpus_per_node=8), "HT-argument-missing"),
+        (Hardware(gpu="h200"), "HT-argument-missing"),
+        (Hardware(gpu="cpu"), "HT-argument-missing"),
+        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "HT-option-needs-another"),
     ):
         with refused(code):
             predict_request(training, PredictionRequest(hardware=hardware, nodes=[1]))

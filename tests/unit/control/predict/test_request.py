@@ -51,8 +51,8 @@ def test_what_the_links_can_have_carried(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("seconds", "code", "values"),
     [
-        (4.5e-3, "HT-calibration-too-fast", {"rate": "222 GB/s", "links": "200 GB/s"}),
-        (0.1, "HT-calibration-too-slow", {"megabytes": 1000.0}),
+        (4.5e-3, "HT-calibration-implausible", {"rate": "222 GB/s", "links": "200 GB/s"}),
+        (0.1, "HT-calibration-implausible", {"megabytes": 1000.0}),
     ],
 )
 def test_faster_than_the_wire_and_far_below_it(seconds: float, code: str, values: dict[str, object]) -> None:
@@ -67,7 +67,7 @@ def test_the_trays_of_a_rack_are_joined_by_nvlink() -> None:
     # 4 GPUs with 4 adapters of 25 GB/s, and 10 GB/s more than these carry.
     own = ranks(nodes=36, adapters=4, local=4, device="gb200")
     rack = curve(GB / 425e9, local=4, hosts=18, gpu="NVIDIA GB200")
-    with refused("HT-calibration-too-fast", hosts=36):
+    with refused("HT-calibration-implausible", hosts=36):
         check_curves([replace(rack, hosts=36, ranks=144, points=((float(GB), GB / 18 / 425e9),))], own, stated=True)
     # What leaves a rack is spread over its trays.
     assert check_curves([replace(rack, hosts=36, ranks=144)], own, stated=True) == []
@@ -84,7 +84,7 @@ def test_the_trays_of_a_rack_are_joined_by_nvlink() -> None:
 def test_some_of_a_nodes_gpus_use_some_of_its_adapters() -> None:
     (warning,) = check_curves([curve(4.2e-2, local=1)], ranks(), stated=True)
     assert re.findall("[0-9]+", warning) == ["1", "8"]
-    with refused("HT-calibration-too-fast", ranks="1 of 8 ranks of a node"):
+    with refused("HT-calibration-implausible", ranks="1 of 8 ranks of a node"):
         check_curves([curve(1e-2, local=1)], ranks(), stated=True)
     # Eight groups of one rank use all of them.
     assert check_curves([curve(4.2e-2, local=1, groups=8)], ranks(), stated=True) == []
@@ -97,14 +97,14 @@ def test_the_ranks_of_a_host_use_whole_adapters(adapters: int, local: int) -> No
     own, seconds = ranks(adapters=adapters), GB / (0.9 * used * HDR)
     (warning,) = check_curves([curve(seconds, local=local)], own, stated=True)
     assert re.findall("[0-9]+", warning) == [str(local), "8"]
-    with refused("HT-calibration-too-fast", ranks=f"{local} of 8 ranks of a node"):
+    with refused("HT-calibration-implausible", ranks=f"{local} of 8 ranks of a node"):
         check_curves([curve(0.8 * seconds, local=local)], own, stated=True)
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA GB300", "NVIDIA H200", "Tesla V100-SXM2-16GB", "NVIDIA GH200 480GB"])
 def test_another_gpu(gpu: str) -> None:
     for hosts in (1, 2):
-        with refused("HT-calibration-other-gpu", gpu=gpu, device="h100-sxm") as wrong:
+        with refused("HT-calibration-mismatch", gpu=gpu, device="h100-sxm") as wrong:
             check_curves([curve(6e-3, gpu=gpu, hosts=hosts)], ranks(), stated=False)
         assert wrong.value.hint
 

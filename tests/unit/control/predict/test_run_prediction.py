@@ -80,7 +80,7 @@ def test_samples_that_have_no_room(changes: list[str], remedy: str) -> None:
 def test_ranks_that_share_a_gpu_share_its_memory() -> None:
     recipe = load_recipe("goyal2017", ["data.path=/data"])
     asked = plan(recipe, 4, start=Start(share_gpus=True))
-    with refused("HT-prediction-of-shared-gpus"):
+    with refused("HT-prediction-not-possible"):
         predict_run(recipe, asked, replace(H100, gpus_per_node=4), 1)
     training = recipe_training(recipe)
     one = memory(training.largest, batch=32, settings=MemorySettings(optimizer=training.optimizer)).total
@@ -106,7 +106,7 @@ def test_the_nodes_of_a_plan() -> None:
     hardware, nodes = plan_hardware(plan(recipe, 6, hosts=hosts), "cpu")
     assert (hardware.gpu, hardware.gpus_per_node, hardware.adapters, nodes) == ("cpu", 2, None, 3)
     uneven = (Slots(host="a", slots=1), Slots(host="b", slots=2))
-    with refused("HT-prediction-unequal-hosts"):
+    with refused("HT-prediction-not-possible"):
         plan_hardware(plan(recipe, 3, hosts=uneven), "cpu")
 
 

@@ -210,9 +210,9 @@ def test_what_hosts_are_not_predicted_with(tmp_path):
         file = written(tmp_path / f"{value}.json", sweep().model_copy(update=changed))
         with refused("HT-calibration-mismatch", **{key: value}):
             recipe_request(recipe, request(file))
-    with refused("HT-prediction-transformer-engine", engine="horovod", gpu="cpu"):
+    with refused("HT-option-not-usable-here", engine="horovod", gpu="cpu"):
         recipe_request(recipe, request(backend="horovod"))
-    with refused("HT-prediction-transformer-engine", engine="mpi", gpu="h100-sxm"):
+    with refused("HT-option-not-usable-here", engine="mpi", gpu="h100-sxm"):
         recipe_request(recipe, request(gpu="h100-sxm", backend="mpi"))
-    with refused("HT-prediction-transformer-calibration"):
+    with refused("HT-option-not-usable-here"):
         recipe_request(recipe, request(written(tmp_path / "gpu.json", sweep()), gpu="h100-sxm"))

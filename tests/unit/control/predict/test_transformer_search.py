@@ -92,12 +92,12 @@ def test_less_memory_means_more_recomputation_or_more_division():
 
 def test_nothing_fits_or_keys_exclude_each_other():
     found = found_for(named("llama3.1-405b"), 8, 64)
-    with refused("HT-search-nothing-fits", ranks=8, gpu="h100-sxm"):
+    with refused("HT-memory-exceeded", ranks=8, gpu="h100-sxm"):
         require_fitting(found, gpu="h100-sxm", ranks=8, global_batch=64, memory_bytes=80e9)
     nothing = found_for(parse("layers=7,width=512,heads=4,vocabulary=1000,context=64"), 11, 64)
     with refused("HT-search-nothing-divides", ranks=11, batch=64):
         require_fitting(nothing, gpu="h100-sxm", ranks=11, global_batch=64, memory_bytes=80e9)
-    with refused("HT-layout-deepspeed-pipeline", zero=3):
+    with refused("HT-keys-exclude-each-other", zero=3):
         found_for(SMALL, 8, 64, deepspeed_pipeline=True, zero=3)
 
 
@@ -231,15 +231,15 @@ def test_what_a_recipe_is_searched_for_can_be_run():
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("bach=4", "HT-transformer-unknown-setting"),
-        ("mesh=tp", "HT-transformer-unknown-setting"),
-        ("batch=0", "HT-transformer-setting-not-number"),
-        ("batch=²", "HT-transformer-setting-not-number"),
-        ("batch", "HT-transformer-setting-not-number"),
-        ("zero=4", "HT-transformer-setting-unknown-value"),
-        ("state=all", "HT-transformer-setting-unknown-value"),
-        ("reshard=yes", "HT-transformer-setting-unknown-value"),
-        ("precision=bf17", "HT-transformer-setting-unknown-value"),
+        ("bach=4", "HT-set-unknown-key"),
+        ("mesh=tp", "HT-set-unknown-key"),
+        ("batch=0", "HT-option-bad-value"),
+        ("batch=²", "HT-option-bad-value"),
+        ("batch", "HT-option-bad-value"),
+        ("zero=4", "HT-choice-unknown"),
+        ("state=all", "HT-choice-unknown"),
+        ("reshard=yes", "HT-choice-unknown"),
+        ("precision=bf17", "HT-choice-unknown"),
     ],
 )
 def test_settings_that_are_none(text, code):
@@ -256,16 +256,16 @@ def test_settings():
 
 def test_what_cannot_be_predicted():
     request = PredictionRequest(hardware=Hardware(gpu="v100-sxm", gpus_per_node=8), nodes=[1])
-    with refused("HT-prediction-gpu-lacks-precision", gpu="v100-sxm", precision="bf16"):
+    with refused("HT-prediction-not-possible", gpu="v100-sxm", precision="bf16"):
         predict_request(llama(Mesh(dp_shard=-1)), request)
-    with refused("HT-prediction-transformer-calibration"):
+    with refused("HT-option-not-usable-here"):
         predict_request(
             llama(Mesh(dp_shard=-1)),
             replace(request, hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), calibration=["sweep.json"]),
         )
     with refused("HT-layout-not-divisible", axis="tp", size=3):
         llama(Mesh(tp=3)).layout(6)
-    with refused("HT-mesh-ranks-not-divisible"):
+    with refused("HT-ranks-not-divisible"):
         llama(Mesh(tp=8)).layout(12)
     with refused("HT-layout-batch-not-divisible", global_batch=256):
         llama(Mesh(dp_shard=-1), layout={"micro_batch": 3}).layout(8)
@@ -293,12 +293,12 @@ def test_ranks_without_samples_are_warned_of():
 
 
 def test_micro_batches_that_a_run_refuses_are_not_predicted():
-    with refused("HT-pipeline-unequal-micro-batches", count=8, samples=12, data_ranks=1):
+    with refused("HT-pipeline-wrong-micro-batches", count=8, samples=12, data_ranks=1):
         predicted(["mesh.pp=8"])
 
 
 def test_an_epoch_without_a_whole_batch_has_no_time():
-    with refused("HT-prediction-no-whole-batch", samples=100, global_batch=480):
+    with refused("HT-batch-too-large", samples=100, global_batch=480):
         predicted(["data.epoch_samples=100"])
 
 

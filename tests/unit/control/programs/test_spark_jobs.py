@@ -43,7 +43,7 @@ def test_a_job_without_an_executor_is_given_up(looks: int, monkeypatch: pytest.M
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "0.2")
     monkeypatch.setattr("hpctrain.control.programs.spark._POLL_SECONDS", 0.05)
     cluster: Any = Cluster(looks)
-    with refused("HT-spark-no-executor", master="spark://host:7077", seconds=0.2):
+    with refused("HT-spark-failed", master="spark://host:7077", seconds=0.2):
         _wait(cluster, Future())
     assert cluster.cancelled
 
@@ -62,11 +62,11 @@ def test_what_is_wrong_names_the_host() -> None:
 
 def test_without_java_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with refused("HT-spark-no-java", program="/nowhere/bin/java"):
+    with refused("HT-program-not-found", program="/nowhere/bin/java"):
         _require_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", "/nowhere")
-    with refused("HT-spark-no-java", program="java"):
+    with refused("HT-program-not-found", program="java"):
         _require_java()
 
 

@@ -110,5 +110,5 @@ def test_what_hpctrain_refuses_in_a_script_names_the_script(script: str, told: s
 
 
 def test_a_missing_script_is_told(tmp_path: Path) -> None:
-    with refused("HT-script-missing"):
+    with refused("HT-work-not-a-script"):
         trace_script(tmp_path / "none.py")

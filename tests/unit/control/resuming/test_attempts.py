@@ -200,13 +200,13 @@ def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch
     # A process of any other kind can have been written there.
     nobody(directory)
     held = HeldDirectory(directory)
-    with held, refused("HT-run-ranks-still-alive", pids=str(me.pid)) as caught:
+    with held, refused("HT-run-still-alive", pids=str(me.pid)) as caught:
         nobody(directory)
     assert caught.value.exit_code == 2 and caught.value.hint.endswith(f"kill {me.pid}")
     directory.rank(0).write_text(json.dumps({**values, "listens": True}))
     # Not wrong use, of which a job would be told.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with HeldDirectory(directory), refused("HT-run-ranks-still-alive") as caught:
+    with HeldDirectory(directory), refused("HT-run-still-alive") as caught:
         nobody(directory)
     assert caught.value.exit_code == 1
     assert f"kill {me.pid}, " in caught.value.hint
@@ -224,7 +224,7 @@ def test_a_job_that_still_runs(
     happened(directory, start(job="16"))
     nobody(directory)
     happened(directory, start(job=job))
-    with refused("HT-run-job-still-alive", job=job) as caught:
+    with refused("HT-run-still-alive", job=job) as caught:
         nobody(directory)
     assert caught.value.exit_code == 2
     # The job itself, requeued.

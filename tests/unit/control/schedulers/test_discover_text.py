@@ -77,7 +77,7 @@ def test_several_partitions() -> None:
         ("gpu", 32, 16, None, 4),
         ("cpu", 32, None, "01:00:00", 0),
     ]
-    with refused("HT-slurm-partition-unknown", partition="cup"):
+    with refused("HT-slurm-partition-not-usable", partition="cup"):
         found(nodes, partitions, asked="gpu,cup")
 
 
@@ -240,23 +240,23 @@ def test_no_limit_of_time_is_no_time() -> None:
 @pytest.mark.parametrize(
     ("nodes", "partitions", "asked", "code", "values", "choices"),
     [
-        (A100, GPU, "gpus", "HT-slurm-partition-unknown", {"partition": "gpus"}, "gpu"),
+        (A100, GPU, "gpus", "HT-slurm-partition-not-usable", {"partition": "gpus"}, "gpu"),
         (
             A100,
             GPU + partition("old", State="DOWN"),
             "old",
-            "HT-slurm-partition-not-up",
+            "HT-slurm-partition-not-usable",
             {"partition": "old", "state": "DOWN"},
             "",
         ),
-        (A100, partition("gpu", State="INACTIVE"), None, "HT-slurm-no-partition-up", {}, ""),
-        (A100, "", None, "HT-slurm-no-partition-up", {}, ""),
-        (A100, partition("a") + partition("b"), None, "HT-slurm-no-default-partition", {}, "a, b"),
+        (A100, partition("gpu", State="INACTIVE"), None, "HT-slurm-partition-not-usable", {}, ""),
+        (A100, "", None, "HT-slurm-partition-not-usable", {}, ""),
+        (A100, partition("a") + partition("b"), None, "HT-slurm-partition-not-usable", {}, "a, b"),
         (
             "gpu|drained|4|8|1|8|1|(null)\n",
             GPU,
             None,
-            "HT-slurm-partition-without-nodes",
+            "HT-slurm-partition-not-usable",
             {"partition": "gpu", "broken": 4},
             "",
         ),
@@ -264,7 +264,7 @@ def test_no_limit_of_time_is_no_time() -> None:
             A100,
             partition("x", Default="YES"),
             None,
-            "HT-slurm-partition-without-nodes",
+            "HT-slurm-partition-not-usable",
             {"partition": "x", "broken": 0},
             "gpu",
         ),
@@ -310,7 +310,7 @@ def test_odd_names_give_a_profile_or_an_error(name: str, cluster: str, cores: in
     try:
         found(f"{name}|idle|1|{cores}|1|{cores}|1|gpu:{gpu}:1\n", partition(name, MaxTime=time), config)
     except HpctrainError as error:
-        assert f"partition {name!r}" in error.message or error.code == "HT-slurm-partition-without-nodes"
+        assert f"partition {name!r}" in error.message or error.code == "HT-slurm-partition-not-usable"
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1).filter(
@@ -346,7 +346,7 @@ def test_a_controller_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     program(tmp_path, "sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     reason = "slurm_load_partitions: Unable to contact slurm controller"
-    with refused("HT-slurm-no-answer", status=1, reason=reason) as caught:
+    with refused("HT-slurm-command-failed", status=1, reason=reason) as caught:
         discover(None)
     assert caught.value.exit_code == 1
 

@@ -330,7 +330,7 @@ def test_run_directories() -> None:
     assert pod_run(GPUS).run_directory == PurePosixPath("/runs/hpctrain-runs/digits")
     assert pod_run(GPUS, run_directory=Path("/runs/one")).run_directory == PurePosixPath("/runs/one")
     for elsewhere in ("/data/one", "one", "/runs/../etc", "/runsx"):
-        with refused("HT-run-directory-on-no-volume", folder=elsewhere) as caught:
+        with refused("HT-run-directory-unfit", folder=elsewhere) as caught:
             pod_run(GPUS, run_directory=Path(elsewhere))
         assert caught.value.hint.endswith("--run-dir /runs/hpctrain-runs/one")
 
@@ -351,22 +351,22 @@ def test_names(text: str, name: str) -> None:
 
 
 def test_misuse() -> None:
-    with refused("HT-run-directory-not-utf8"):
+    with refused("HT-run-directory-unfit"):
         pod_run(run_directory=Path(os.fsdecode(b"/runs/\xff")))
     with refused("HT-plan-not-utf8"):
         manifest_text(pod_run(start=Start(environment={"A": os.fsdecode(b"\xff")})))
-    with refused("HT-kubernetes-no-image"):
+    with refused("HT-profile-lacks-key"):
         prepare_without_image()
-    with refused("HT-kubernetes-secret-in-manifest", variable="HF_TOKEN"):
+    with refused("HT-secret-exposed", variable="HF_TOKEN"):
         pod_run(start=Start(passed=("HF_TOKEN",)))
     assert pod_run(GPUS, start=Start(passed=("HF_TOKEN",))).plan.start.passed == ("HF_TOKEN",)
     for volumes, code in (
-        ((ClaimMount(claim="a", path="/a", read_only=True),), "HT-profile-no-writable-volume"),
-        ((VOLUME, ClaimMount(claim="other", path="/runs")), "HT-profile-volume-twice"),
+        ((ClaimMount(claim="a", path="/a", read_only=True),), "HT-profile-not-valid"),
+        ((VOLUME, ClaimMount(claim="other", path="/runs")), "HT-profile-not-valid"),
     ):
         with invalid(code):
             KubernetesProfile(volumes=volumes)
-    with invalid("HT-profile-slurm-keys-for-kubernetes"):
+    with invalid("HT-profile-not-valid"):
         ClusterProfile(name="x", source="x", kubernetes=PLAIN.kubernetes, partition="gpu", modules=("a",))
 
 

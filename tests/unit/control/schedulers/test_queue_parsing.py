@@ -75,7 +75,7 @@ def test_the_accounting_remembers_longer(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_silent_controller_is_not_an_unknown_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, squeue=NO_CONTROLLER)
-    with refused("HT-slurm-squeue-failed") as caught:
+    with refused("HT-slurm-command-failed") as caught:
         job_state("1")
     assert caught.value.exit_code == 1 and "Unable to" in caught.value.values["reason"]
     install(tmp_path, monkeypatch, squeue="exec sleep 60")

@@ -90,10 +90,10 @@ def test_tasks_of_an_array(spec: str, tasks: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("code", "specs"),
     [
-        ("HT-slurm-array-not-numbers", ["", "a", "0-", "-1", "0 1", "٣"]),
-        ("HT-slurm-array-empty-part", ["3-1", "0-3:0"]),
-        ("HT-slurm-array-bad-limit", ["0-3%0", "0-3%"]),
-        ("HT-slurm-array-too-many-tasks", ["0-999999"]),
+        ("HT-option-bad-value", ["", "a", "0-", "-1", "0 1", "٣"]),
+        ("HT-option-bad-value", ["3-1", "0-3:0"]),
+        ("HT-option-bad-value", ["0-3%0", "0-3%"]),
+        ("HT-option-bad-value", ["0-999999"]),
     ],
 )
 def test_no_array(code: str, specs: list[str]) -> None:
@@ -136,9 +136,9 @@ def test_a_value_is_refused_with_its_option(asked: dict[str, Any], words: str) -
         ("clusters", "b", "HT-sbatch-option-set-elsewhere", {"option": "clusters"}),
         ("cluster", "b", "HT-sbatch-option-set-elsewhere", {"option": "clusters"}),
         ("job-name", "x", "HT-sbatch-option-set-elsewhere", {"option": "job-name", "instead": "--job-name"}),
-        ("Comment", "x", "HT-sbatch-option-not-long-name", {"option": "Comment"}),
-        ("comment", "a\nb", "HT-sbatch-value-not-one-line", {"option": "comment", "value": "a\nb"}),
-        ("gres", "gpu:1", "HT-sbatch-gpus-set-elsewhere", {"option": "gres"}),
+        ("Comment", "x", "HT-sbatch-option-not-valid", {"option": "Comment"}),
+        ("comment", "a\nb", "HT-sbatch-option-not-valid", {"option": "comment", "value": "a\nb"}),
+        ("gres", "gpu:1", "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
     ],
 )
 def test_further_options_that_are_refused(option: str, value: str, code: str, values: dict[str, str]) -> None:
@@ -151,7 +151,7 @@ def test_more_than_the_cluster_has() -> None:
     small = PLAIN.model_copy(update={"max_nodes": 2, "node": NodeProfile(cores=4)})
     with refused("HT-job-too-many-nodes", nodes=3, profile="plain", max_nodes=2):
         job_request(small, "x", {"nodes": 3})
-    with refused("HT-job-more-ranks-than-cores", tasks=5, profile="plain", cores=4):
+    with refused("HT-job-larger-than-a-node", tasks=5, profile="plain", cores=4):
         job_request(small, "x", {"tasks_per_node": 5})
 
 
@@ -165,9 +165,9 @@ def test_further_options() -> None:
 @pytest.mark.parametrize(
     ("nodes", "gpus", "tasks", "code"),
     [
-        (1, 0, 4, "HT-gpus-none-to-share"),
-        (1, 4, 4, "HT-gpus-enough"),
-        (2, 1, 4, "HT-gpus-shared-on-several-hosts"),
+        (1, 0, 4, "HT-gpus-not-shareable"),
+        (1, 4, 4, "HT-gpus-not-shareable"),
+        (2, 1, 4, "HT-gpus-not-shareable"),
     ],
 )
 def test_tasks_that_share_gpus(nodes: int, gpus: int, tasks: int, code: str) -> None:

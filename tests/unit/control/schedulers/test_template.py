@@ -54,18 +54,18 @@ def test_a_fault_in_it_is_told_with_its_line(text: str, line: int, words: list[s
 
 
 def test_an_undefined_name_is_answered_with_all_names(tmp_path: Path) -> None:
-    with refused("HT-template-fault") as caught:
+    with refused("HT-template-not-valid") as caught:
         rendered("#!/bin/sh\n{{ rundir }}", tmp_path)
     assert all(name in caught.value.hint for name in ScriptVariables.model_fields)
 
 
 def test_no_script_and_no_file(tmp_path: Path) -> None:
-    with refused("HT-template-without-shebang") as caught:
+    with refused("HT-template-not-valid") as caught:
         rendered("echo\n", tmp_path)
     assert "begins with #!" in caught.value.message
-    with refused("HT-template-missing", template=tmp_path / "x"):
+    with refused("HT-template-not-valid", template=tmp_path / "x"):
         render(variables(job_request(PLAIN, "x", {}), PLAIN, run_directory=Path("/"), folder=Path("/")), tmp_path / "x")
-    with refused("HT-template-fault", reason="not_there.j2"):
+    with refused("HT-template-not-valid", reason="not_there.j2"):
         rendered('#!/bin/sh\n{% include "not_there.j2" %}\n', tmp_path)
 
 

@@ -102,4 +102,4 @@ def test_one_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(PROFILE.replace("background", "backgruond"))
     assert main(["submit", "work.py", "--cluster", "mine.yaml"]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-scheduler-unknown"] and "background" in said
+    assert codes(said) == ["HT-choice-unknown"] and "background" in said

@@ -147,7 +147,7 @@ def test_seeds_are_of_recipes_whatever_else_is_missing(monkeypatch: pytest.Monke
         raise HpctrainError("HT-of-test", "there is no launcher")
 
     monkeypatch.setattr(begin, "available_launcher", missing)
-    with refused("HT-series-of-script", title="train.py"):
+    with refused("HT-option-not-usable-here", title="train.py"):
         begin_or_resume(asked(script(""), repeat=2), Heard(), resume=False)
 
 
@@ -173,9 +173,9 @@ def test_a_signal_before_the_ranks_are_started(begun: bool, code: int, monkeypat
 @pytest.mark.parametrize(
     ("further", "code", "values"),
     [
-        ({"run_dir": None}, "HT-run-resume-without-directory", {}),
+        ({"run_dir": None}, "HT-argument-missing", {}),
         ({"run_dir": Path("nothing")}, "HT-run-not-found", {"path": "nothing"}),
-        ({"repeat": 2}, "HT-run-not-series", {"path": "run"}),
+        ({"repeat": 2}, "HT-run-directory-taken", {"path": "run"}),
     ],
 )
 def test_what_cannot_go_on(further: dict[str, Any], code: str, values: dict[str, str]) -> None:

@@ -115,10 +115,10 @@ def test_faults_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
         ("HT-host-silent", "n4"),
         ("HT-host-silent", "n5"),
         ("HT-host-silent", "n6"),
-        ("HT-host-refuses-ssh", "n7"),
+        ("HT-host-not-reached", "n7"),
     ]
     check(raised.value, "HT-host-silent", hosts="n6", reason="port 22: Connection refused")
-    check(raised.value, "HT-host-refuses-ssh", hosts="n7", reason="Host key verification failed.")
+    check(raised.value, "HT-host-not-reached", hosts="n7", reason="Host key verification failed.")
     assert len(raised.value.message.splitlines()) == 4
     assert raised.value.exit_code == 2
     with refused("HT-hosts-unfit") as raised:
@@ -135,7 +135,7 @@ def test_a_host_that_goes_while_it_answers() -> None:
 def test_a_program_that_is_there_and_does_not_load_hpctrain() -> None:
     Path("python").write_text("#!/bin/sh\necho 'No module named {hpctrain}' >&2; exit 1\n")
     Path("python").chmod(0o700)
-    with refused("HT-host-cannot-load-hpctrain", hosts="n[1-2]", reason="No module named {hpctrain}"):
+    with refused("HT-host-other-installation", hosts="n[1-2]", reason="No module named {hpctrain}"):
         ready(plan("n1", "n2", start=Start(python=str(Path("python").absolute()))))
 
 

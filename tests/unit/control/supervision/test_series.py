@@ -84,14 +84,14 @@ def test_a_signal_between_two_runs_begins_no_other(series: Series, number: signa
 
 def test_directory_of_something_else(series: Series, tmp_path: Path) -> None:
     plans = repeated(a_plan(), 2)
-    with refused("HT-series-exists") as caught:
+    with refused("HT-run-directory-taken") as caught:
         create_series(series.path, plans)
     assert "--resume --run-dir" in caught.value.hint
-    with refused("HT-series-directory-not-empty", content="a run"):
+    with refused("HT-run-directory-taken", content="a run"):
         create_series(series.runs[7].path, plans)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with refused("HT-series-directory-not-empty", content="other files"):
+    with refused("HT-run-directory-taken", content="other files"):
         create_series(tmp_path / "mine", plans)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
     with refused("HT-file-unwritable", path=tmp_path / "mine" / "notes.txt"):
@@ -99,15 +99,15 @@ def test_directory_of_something_else(series: Series, tmp_path: Path) -> None:
 
 
 def test_wrong_use(series: Series) -> None:
-    with refused("HT-series-seed-too-large", largest_seed=4294967295):
+    with refused("HT-option-bad-value", largest_seed=4294967295):
         repeated(a_plan(seed=2**32 - 2), 3)
     assert list(repeated(a_plan(seed=2**32 - 2), 2)) == [2**32 - 2, 2**32 - 1]
     script = a_plan().model_copy(update={"recipe": None, "script": Script(path=Path("train.py"))})
-    with refused("HT-series-of-script", title="train.py"):
+    with refused("HT-option-not-usable-here", title="train.py"):
         repeated(script, 2)
     require_count(series, None)
     require_count(series, 3)
-    with refused("HT-series-other-count", seeds=3, count=2):
+    with refused("HT-run-other-settings", seeds=3, count=2):
         require_count(series, 2)
 
 
@@ -116,7 +116,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["run", "digits", "--repeat", "0"]) == 2
     Path("train.py").touch()
     assert main(["run", "train.py", "--repeat", "2"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-series-of-script"]
+    assert codes(capsys.readouterr().err) == ["HT-option-not-usable-here"]
     assert main(["run", "digits", "--repeat", "2", "--dry-run", "--run-dir", "series"]) == 0
     commands = capsys.readouterr().out
     assert commands.count("\nenv ") == commands.count(f"hpctrain.worker.train {tmp_path / 'series' / 'seed-'}") == 2
@@ -145,7 +145,7 @@ def test_a_series_is_no_place_for_another_run(series: Series, capsys: pytest.Cap
     for command in (["run", "digits"], ["run", "digits", "--dry-run"], ["submit", "digits", "--dry-run"]):
         assert main([*command, "--run-dir", str(series.path)]) == 2
         said = capsys.readouterr()
-        assert codes(said.err) == ["HT-series-exists"]
+        assert codes(said.err) == ["HT-run-directory-taken"]
         assert f"--resume --run-dir {series.path}" in said.err
         assert said.out == ""
     assert sorted(series.path.rglob("*")) == before
@@ -157,7 +157,7 @@ def test_commands_for_one_run_name_those_of_a_series(
 ) -> None:
     assert main([command, str(series.path)]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-is-series"]
+    assert codes(said) == ["HT-run-is-several"]
     assert all(str(series.path / f"seed-{seed}") in said for seed in (7, 8, 9))
 
 

@@ -258,7 +258,7 @@ def test_forwarding_tables_join_their_switches() -> None:
     assert len(same.warnings) == len(fabric.warnings)
     strange = DUMP_LFTS.replace("guid 0x000000000000000", "guid 0xf00000000000000").replace("Lid 2", "Lid 99")
     with refused(
-        "HT-fabric-tables-of-others",
+        "HT-fabric-files-do-not-match",
         where="t:4",
         fabric="f",
         switches="f000000000000001, f000000000000002, f000000000000003",
@@ -310,7 +310,7 @@ def test_hosts_of_a_slurm_tree_that_are_left_out_take_their_empty_switches_along
     assert fabric.level.tolist() == [3, 2, 1, 1, 0, 0]
     unmatched, apart = fabric.warnings
     assert unmatched.endswith(" 'x'") and apart.endswith(" login1, login2")
-    with refused("HT-slurm-topology-no-hosts", exception=" but those left out"):
+    with refused("HT-slurm-topology-not-valid", exception=" but those left out"):
         build_fabric(tree, leave_out=("*",))
 
 
@@ -323,12 +323,12 @@ def test_blocks_are_joined_with_a_warning() -> None:
 
 
 def test_groups_that_are_no_tree() -> None:
-    with refused("HT-slurm-topology-undefined", child="s9"):
+    with refused("HT-slurm-topology-not-valid", child="s9"):
         build_fabric([_group("core", switches=("s9",)), _group("s1", hosts=("n1",))])
-    with refused("HT-slurm-topology-no-hosts", exception=""):
+    with refused("HT-slurm-topology-not-valid", exception=""):
         build_fabric([_group("core")])
     plant, *_ = _two_leaves()
-    with refused("HT-fabric-tree-and-cables"):
+    with refused("HT-fabric-files-do-not-match"):
         build_fabric([*plant.records, _group("s1", hosts=("n1",))])
 
 
@@ -344,14 +344,14 @@ def test_files_that_are_no_fabric(tmp_path: Path) -> None:
             read_fabric(file)
         assert caught.value.values["found"].startswith(found)
     file.write_text(DUMP_LFTS)
-    with refused("HT-fabric-tables-alone", where=file) as caught:
+    with refused("HT-option-needs-another", where=file) as caught:
         read_fabric(file)
     assert caught.value.hint.endswith(f"--routes {file}")
     file.write_text(IBNETDISCOVER)
-    with refused("HT-fabric-tables-no-entry", where=f"{file}:1"):
+    with refused("HT-fabric-unknown-format", where=f"{file}:1"):
         read_fabric(file, file)
     (tmp_path / "none").mkdir()
-    with refused("HT-fabric-tables-empty-folder", path=tmp_path / "none"):
+    with refused("HT-fabric-unknown-format", path=tmp_path / "none"):
         read_fabric(file, tmp_path / "none")
     with refused("HT-file-unreadable", path=tmp_path / "nowhere"):
         read_fabric(file, tmp_path / "nowhere")

@@ -28,7 +28,7 @@ def test_a_fabric_has_speeds_where_any_link_has() -> None:
 @pytest.mark.parametrize(("wanted", "meant"), [("GPU2", "gpu2"), ("gpu22", "gpu2"), ("zz", "n[1")])
 def test_a_host_that_is_not_there(wanted: str, meant: str) -> None:
     fabric = replace(two_levels([5], spines=1), hosts=("gpu1", "gpu2", "gpu3", "Login", "n[1"))
-    with refused("HT-fabric-unknown-host", hosts=[wanted]) as caught:
+    with refused("HT-not-in-fabric", hosts=[wanted]) as caught:
         host_numbers(fabric, ["gpu1", wanted])
     assert repr(meant) in caught.value.values["shown"]
     assert caught.value.hint.endswith("5 hosts: Login,gpu[1-3],n[1")
@@ -37,7 +37,7 @@ def test_a_host_that_is_not_there(wanted: str, meant: str) -> None:
 def test_the_list_of_known_hosts_has_an_end() -> None:
     names = tuple(f"{'abcdefgh'[number % 8]}{'x' * (number // 8)}" for number in range(400))
     fabric = replace(two_levels([400], spines=1), hosts=names)
-    with refused("HT-fabric-unknown-host") as caught:
+    with refused("HT-not-in-fabric") as caught:
         host_numbers(fabric, ["node"])
     assert len(caught.value.hint) < 600 and caught.value.hint.endswith("…")
 

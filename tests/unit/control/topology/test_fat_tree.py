@@ -64,10 +64,10 @@ def test_a_fat_tree_is_what_was_asked_for(
 @pytest.mark.parametrize(
     ("arguments", "code", "values"),
     [
-        ({"hosts": 0, "leaf_down": 4, "leaf_up": 4}, "HT-fat-tree-bad-number", {"name": "hosts", "value": 0}),
-        ({"hosts": 4, "leaf_down": 4, "leaf_up": 0}, "HT-fat-tree-bad-number", {"name": "leaf_up", "value": 0}),
-        ({"hosts": 4000, "leaf_down": 8, "leaf_up": 8}, "HT-fat-tree-too-large", {"ports": 500}),
-        ({"hosts": 49152, "leaf_down": 200, "leaf_up": 20}, "HT-fat-tree-too-large", {"adapters": 49152}),
+        ({"hosts": 0, "leaf_down": 4, "leaf_up": 4}, "HT-network-bad-number", {"name": "hosts", "value": 0}),
+        ({"hosts": 4, "leaf_down": 4, "leaf_up": 0}, "HT-network-bad-number", {"name": "leaf_up", "value": 0}),
+        ({"hosts": 4000, "leaf_down": 8, "leaf_up": 8}, "HT-network-bad-number", {"ports": 500}),
+        ({"hosts": 49152, "leaf_down": 200, "leaf_up": 20}, "HT-network-bad-number", {"adapters": 49152}),
     ],
 )
 def test_a_tree_that_infiniband_cannot_have(arguments: dict[str, int], code: str, values: dict[str, object]) -> None:

@@ -80,9 +80,9 @@ def test_ports_of_devices() -> None:
 def test_cores_that_are_not_known() -> None:
     bare = Slot(gpu=0, adapter=None, cores=())
     for render in (lambda hosts: launch_files.open_mpi_rankfile(hosts, LOGICAL), launch_files.cpu_bind):
-        with refused("HT-cores-not-certain", host="n1"):
+        with refused("HT-cores-not-known", host="n1"):
             render([("n1", [bare])])
-    with refused("HT-cores-not-in-node-map", host="n1", core=8):
+    with refused("HT-cores-not-known", host="n1", core=8):
         launch_files.open_mpi_rankfile([("n1", [Slot(gpu=None, adapter=None, cores=(8,))])], LOGICAL)
 
 

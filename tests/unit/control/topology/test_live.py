@@ -192,7 +192,7 @@ def test_gpus_and_nvlinks_of_nvml(machine: Machine, monkeypatch: pytest.MonkeyPa
 
 def test_lstopo_is_asked_where_there_is_no_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with refused("HT-lstopo-missing", path=tmp_path / "sys"):
+    with refused("HT-program-not-found", path=tmp_path / "sys"):
         this_node(tmp_path)
     program = tmp_path / "lstopo"
     program.write_text(
@@ -204,7 +204,7 @@ def test_lstopo_is_asked_where_there_is_no_sys(tmp_path: Path, monkeypatch: pyte
     program.chmod(0o755)
     assert this_node(tmp_path).numa_nodes == (NumaNode(index=0, cores=(0,)),)
     program.write_text("#!/bin/sh\necho no display >&2; exit 7\n")
-    with refused("HT-lstopo-failed", program=program, status=7, said=": no display"):
+    with refused("HT-program-failed", program=program, status=7, said=": no display"):
         this_node(tmp_path)
     program.write_text("#!/bin/sh\nexec /bin/sleep 20\n")
     monkeypatch.setattr(live, "_LSTOPO_SECONDS", 0.2)

@@ -83,7 +83,7 @@ def test_bonds_beside_virtual_functions_take_part() -> None:
 @pytest.mark.parametrize("cut", ["m", "mlx", "mlx5_", "mlx5_1"])
 def test_a_legend_cut_within_a_name_is_an_error(cut: str) -> None:
     text = WITH_ADAPTERS[: WITH_ADAPTERS.index("mlx5_bond_0")] + cut
-    with refused("HT-nvidia-smi-cut-off", where="node.txt:24", line=f"NIC2: {cut}"):
+    with refused("HT-node-file-not-valid", where="node.txt:24", line=f"NIC2: {cut}"):
         nvidia_smi.read(text, "node.txt")
     assert nvidia_smi.read(WITH_ADAPTERS + "user@node:~$ ", "node.txt") == nvidia_smi.read(WITH_ADAPTERS, "node.txt")
 
@@ -184,32 +184,32 @@ def _between(value: str, other: str) -> dict[str, str]:
     [
         (
             lambda text: text[: text.index("NIC2\tNODE")],
-            "HT-nvidia-smi-row-missing",
+            "HT-node-file-not-valid",
             {"where": "node.txt:1", "column": "NIC2"},
         ),
         (
             lambda text: text[: text.index("  NIC2:")],
-            "HT-nvidia-smi-adapter-unnamed",
+            "HT-node-file-not-valid",
             {"where": "node.txt:1", "adapter": "NIC2"},
         ),
         (
             lambda text: text[: text.index("\tSYS\tPIX\tSYS\t8-15")],
-            "HT-nvidia-smi-short-row",
+            "HT-node-file-not-valid",
             {"where": "node.txt:4", "row": "GPU2", "cells": 4, "columns": 7},
         ),
         (
             lambda text: text.replace("PXB\tSYS\tNODE", "OK\tSYS\tNODE"),
-            "HT-nvidia-smi-bad-distance",
+            "HT-node-file-not-valid",
             _between("OK", "NIC0"),
         ),
         (
             lambda text: text.replace("PXB\tSYS\tNODE", "NV2\tSYS\tNODE"),
-            "HT-nvidia-smi-bad-distance",
+            "HT-node-file-not-valid",
             _between("NV2", "NIC0"),
         ),
         (
             lambda text: text.replace(" X \tNV4\tNV4\tNV4", "NV4\tNV4\tNV4\tNV4"),
-            "HT-nvidia-smi-bad-distance",
+            "HT-node-file-not-valid",
             _between("NV4", "GPU0"),
         ),
         (
@@ -220,12 +220,12 @@ def _between(value: str, other: str) -> dict[str, str]:
         # Two places of one name.
         (
             lambda text: text.replace("NIC1: mlx5_10", "NIC1: mlx5_0"),
-            "HT-node-map-name-twice",
+            "HT-node-file-not-valid",
             {"where": "node.txt", "name": "mlx5_0", "count": 2},
         ),
-        (lambda text: text + text, "HT-nvidia-smi-row-twice", {"where": "node.txt:25", "row": "GPU0"}),
-        (lambda text: NCCL_DUMP, "HT-nvidia-smi-no-header", {"where": "node.txt"}),
-        (lambda text: "", "HT-nvidia-smi-no-header", {"where": "node.txt"}),
+        (lambda text: text + text, "HT-node-file-not-valid", {"where": "node.txt:25", "row": "GPU0"}),
+        (lambda text: NCCL_DUMP, "HT-node-file-not-valid", {"where": "node.txt"}),
+        (lambda text: "", "HT-node-file-not-valid", {"where": "node.txt"}),
     ],
 )
 def test_nvidia_smi_that_does_not_fit(change: object, code: str, values: dict[str, object]) -> None:
@@ -270,28 +270,28 @@ def test_nccl_tells_infiniband_by_reductions_in_its_switches() -> None:
 @pytest.mark.parametrize(
     ("change", "code", "values"),
     [
-        (lambda text: text[:900], "HT-xml-bad-syntax", {"where": "topo.xml", "line": 15}),
+        (lambda text: text[:900], "HT-node-file-not-valid", {"where": "topo.xml", "line": 15}),
         (
             lambda text: text.replace('numaid="1"', 'numaid="one"'),
-            "HT-xml-attribute-not-a-number",
+            "HT-node-file-not-valid",
             {"where": "topo.xml:26", "element": "cpu", "name": "numaid", "value": "one"},
         ),
         (
             lambda text: text.replace('target="0000:07:00.0" ', ""),
-            "HT-xml-attribute-missing",
+            "HT-node-file-not-valid",
             {"where": "topo.xml:7", "element": "nvlink", "name": "target"},
         ),
         (
             lambda text: '<system version="1"><cpu numaid="0"/></system>',
-            "HT-nccl-topology-no-devices",
+            "HT-node-file-not-valid",
             {"where": "topo.xml:1"},
         ),
         (
             lambda text: hwloc_export("2.0"),
-            "HT-xml-other-root",
+            "HT-node-file-not-valid",
             {"where": "topo.xml:3", "root": "system", "element": "topology"},
         ),
-        (lambda text: "", "HT-xml-bad-syntax", {"where": "topo.xml", "line": 1}),
+        (lambda text: "", "HT-node-file-not-valid", {"where": "topo.xml", "line": 1}),
     ],
 )
 def test_nccl_that_does_not_fit(change: object, code: str, values: dict[str, object]) -> None:
@@ -300,9 +300,9 @@ def test_nccl_that_does_not_fit(change: object, code: str, values: dict[str, obj
 
 
 def test_masks_that_are_none() -> None:
-    with refused("HT-cores-not-a-mask", where="topo.xml:26", text="00000000,cores"):
+    with refused("HT-cores-not-a-list", where="topo.xml:26", text="00000000,cores"):
         nccl.read(NCCL_DUMP.replace("00f000f0", "cores"), "topo.xml")
-    with refused("HT-cores-not-a-mask", where="node.xml:6"):
+    with refused("HT-cores-not-a-list", where="node.xml:6"):
         hwloc.read(hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), "node.xml")
 
 
@@ -475,7 +475,7 @@ def test_hwloc_counts_direct_nvlinks() -> None:
         "</distances2></topology>"
     )
     assert hwloc.read(text, "node.xml").gpu_gpu == (("X", "NV3"), ("NV3", "X"))
-    with refused("HT-hwloc-nvlink-bandwidths", where="node.xml:1", values=3, ends=2):
+    with refused("HT-node-file-not-valid", where="node.xml:1", values=3, ends=2):
         hwloc.read(text.replace("60000 60000", "60000"), "node.xml")
     # Without bridges in the export nobody knows whether they share one.
     assert hwloc.read(text.replace("NVLinkBandwidth", "other"), "node.xml").gpu_gpu[0][1] == "NODE"
@@ -486,13 +486,13 @@ def test_hwloc_counts_direct_nvlinks() -> None:
     [
         (
             hwloc_export("2.0").replace('version="2.0"', ""),
-            "HT-hwloc-unknown-version",
+            "HT-node-file-not-valid",
             {"where": "node.xml:3", "version": "1"},
         ),
-        (hwloc_export("2.0")[:1500], "HT-xml-bad-syntax", {"where": "node.xml", "line": 18}),
-        (hwloc_export("2.0").replace("NUMANode", "Misc"), "HT-hwloc-no-numa-node", {"where": "node.xml:3"}),
-        (NCCL_DUMP, "HT-xml-other-root", {"where": "node.xml:1", "root": "topology", "element": "system"}),
-        ("\x00\x01PNG", "HT-xml-bad-syntax", {"where": "node.xml", "line": 1}),
+        (hwloc_export("2.0")[:1500], "HT-node-file-not-valid", {"where": "node.xml", "line": 18}),
+        (hwloc_export("2.0").replace("NUMANode", "Misc"), "HT-node-file-not-valid", {"where": "node.xml:3"}),
+        (NCCL_DUMP, "HT-node-file-not-valid", {"where": "node.xml:1", "root": "topology", "element": "system"}),
+        ("\x00\x01PNG", "HT-node-file-not-valid", {"where": "node.xml", "line": 1}),
     ],
 )
 def test_hwloc_that_does_not_fit(text: str, code: str, values: dict[str, object]) -> None:
@@ -507,7 +507,7 @@ def test_entities_are_refused(read: object) -> None:
     for root in ("system", "topology"):
         with pytest.raises(HpctrainError):
             read(f"<!DOCTYPE {root} [{laughs}]><{root}>&l8;</{root}>", "bomb.xml")  # type: ignore[operator]
-    with refused("HT-xml-entity", where="bomb.xml:1", name="l0"):
+    with refused("HT-node-file-not-valid", where="bomb.xml:1", name="l0"):
         nccl.read(f"<!DOCTYPE system [{laughs}]><system>&l8;</system>", "bomb.xml")
 
 
@@ -548,7 +548,7 @@ def test_dgx2() -> None:
     assert {cell for i, row in enumerate(node_map.gpu_gpu) for j, cell in enumerate(row) if i != j} == {"NV6"}
     assert [gpu.numa for gpu in node_map.gpus] == [0] * 8 + [1] * 8
     assert [node.cores for node in node_map.numa_nodes] == [(0, 1), (24, 25)]
-    with refused("HT-ranks-more-than-cores", ranks=16, cores=4):
+    with refused("HT-ranks-too-many", ranks=16, cores=4):
         slots(node_map, 16)
 
 
@@ -590,7 +590,7 @@ def test_any_text_is_read_or_refused(read: object, text: str) -> None:
     try:
         placed = slots(node_map, max(1, len(node_map.gpus)))
     except HpctrainError as error:
-        assert error.code == "HT-ranks-more-than-cores"
+        assert error.code == "HT-ranks-too-many"
     else:
         assert len(placed) == max(1, len(node_map.gpus))
 
@@ -635,5 +635,5 @@ def test_masks_come_back(cpus: set[int]) -> None:
 
 
 def test_the_legend_is_not_taken_for_rows() -> None:
-    with refused("HT-nvidia-smi-no-header", where="node.txt"):
+    with refused("HT-node-file-not-valid", where="node.txt"):
         nvidia_smi.read(LEGEND, "node.txt")

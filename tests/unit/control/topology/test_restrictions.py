@@ -96,7 +96,7 @@ def test_a_list_of_single_cpus_that_was_cut_binds_no_rank() -> None:
     assert variables(node_map, 4) == ("=mlx5_0,mlx5_1", ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_1:1"])
     (warning,) = node_map.warnings
     assert re.findall("node ([0-9])", warning) == ["0", "1"]
-    with refused("HT-cores-not-certain", host="n1"):
+    with refused("HT-cores-not-known", host="n1"):
         cpu_bind([("n1", placed)])
 
 
@@ -193,7 +193,7 @@ def test_colours_and_erasures_of_a_terminal() -> None:
     ],
 )
 def test_matrices_of_other_vendors_are_refused_by_name(tool: str, head: str) -> None:
-    with refused("HT-nvidia-smi-other-tool", where="f", tool=tool):
+    with refused("HT-node-file-not-valid", where="f", tool=tool):
         nvidia_smi.read(f"{head}\n       GPU0   GPU1\nGPU0   0      XGMI\nGPU1   XGMI   0\n", "f")
 
 

@@ -188,5 +188,5 @@ def test_separate_subnets_are_named() -> None:
     fabric = small_fabric([("a m", "leaf0"), ("b m", "leaf1")])
     fabric = replace(fabric, subnet=np.array([0, 1, 0, 1], np.int32))
     assert list(Routes(fabric).faults()) == []
-    with refused("HT-topology-separate-subnets", source="a m", target="b m"):
+    with refused("HT-topology-no-route", source="a m", target="b m"):
         Routes(fabric).paths(np.array([0], np.int32), np.array([1], np.int32))

@@ -147,100 +147,105 @@ def test_a_switch_without_hosts_is_remarked_upon() -> None:
             "HT-hosts-not-a-list",
             {"where": "f:17: nodes", "text": "n[3-4"},
         ),
-        (slurm.read, "", "HT-slurm-topology-no-hosts", {"where": "f"}),
-        (slurm.read, "# nothing\n", "HT-slurm-topology-no-hosts", {"where": "f"}),
-        (slurm.read, "SwitchName=a Nodes=n1\nhello\n", "HT-slurm-topology-bad-line", {"where": "f:2", "line": "hello"}),
+        (slurm.read, "", "HT-slurm-topology-not-valid", {"where": "f"}),
+        (slurm.read, "# nothing\n", "HT-slurm-topology-not-valid", {"where": "f"}),
+        (
+            slurm.read,
+            "SwitchName=a Nodes=n1\nhello\n",
+            "HT-slurm-topology-not-valid",
+            {"where": "f:2", "line": "hello"},
+        ),
         (
             slurm.read,
             "SwitchName=a Nodse=n1\n",
-            "HT-slurm-topology-unknown-key",
+            "HT-slurm-topology-not-valid",
             {"where": "f:1", "kind": "SwitchName", "key": "nodse"},
         ),
         (
             slurm.read,
             "SwitchName=a Nodes=n1 Nodes=n2\n",
-            "HT-slurm-topology-key-twice",
+            "HT-slurm-topology-not-valid",
             {"where": "f:1", "key": "Nodes"},
         ),
         (
             slurm.read,
             "SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2\n",
-            "HT-slurm-topology-name-twice",
+            "HT-slurm-topology-not-valid",
             {"where": "f:2", "name": "a", "first": "f:1"},
         ),
         (
             slurm.read,
             "SwitchName=a Switches=b,c\nSwitchName=b Nodes=n1\n",
-            "HT-slurm-topology-undefined",
+            "HT-slurm-topology-not-valid",
             {"where": "f:1", "name": "a", "child": "c"},
         ),
         (
             slurm.read,
             "SwitchName=a Switches=b\nSwitchName=b Switches=a\n",
-            "HT-slurm-topology-cycle",
+            "HT-slurm-topology-not-valid",
             {"circle": "a - b - a"},
         ),
         (
             slurm.read,
             "SwitchName=a Switches=b Nodes=n1\nSwitchName=b Nodes=n2\n",
-            "HT-slurm-topology-switches-and-hosts",
+            "HT-slurm-topology-not-valid",
             {"where": "f:1", "switch": "a"},
         ),
         (
             slurm.read,
             "SwitchName= Nodes=n1\n",
-            "HT-slurm-topology-bad-line",
+            "HT-slurm-topology-not-valid",
             {"where": "f:1", "line": "SwitchName= Nodes=n1"},
         ),
-        (slurm.read, "BlockName= Nodes=n1\n", "HT-slurm-topology-bad-line", {"where": "f:1"}),
+        (slurm.read, "BlockName= Nodes=n1\n", "HT-slurm-topology-not-valid", {"where": "f:1"}),
         (
             slurm.read,
             "SwitchName=a Nodes=n1 LinkSpeed=fast\n",
-            "HT-slurm-topology-not-a-number",
+            "HT-slurm-topology-not-valid",
             {"where": "f:1", "key": "LinkSpeed", "value": "fast"},
         ),
-        (slurm.read, "SwitchName=a \\", "HT-slurm-topology-line-continues", {"where": "f", "line": 1}),
+        (slurm.read, "SwitchName=a \\", "HT-slurm-topology-cut-off", {"where": "f", "line": 1}),
         (
             slurm.read,
             "BlockName=a Nodes=n1\nBlockSizes=2,3\n",
-            "HT-slurm-topology-block-size",
+            "HT-slurm-topology-not-valid",
             {"where": "f:2", "size": 3},
         ),
         (
             slurm.read,
             "BlockName=a Nodes=n1\nBlockSizes=0,2\n",
-            "HT-slurm-topology-block-size",
+            "HT-slurm-topology-not-valid",
             {"where": "f:2", "size": 2},
         ),
-        (slurm_yaml.read, "", "HT-slurm-topology-empty-file", {"where": "f"}),
+        (slurm_yaml.read, "", "HT-slurm-topology-not-valid", {"where": "f"}),
         (slurm_yaml.read, "a: [", "HT-file-not-yaml", {"where": "f:1"}),
         (slurm_yaml.read, "- topology: a\n  flat: true\n", "HT-topology-no-groups", {"where": "f"}),
         (slurm_yaml.read, "- topology: a\n  ring: {}\n", "HT-topology-no-groups", {"where": "f"}),
         (
             slurm_yaml.read,
             "- topology: a\n  tree:\n    switches: n1\n",
-            "HT-slurm-topology-not-a-list",
+            "HT-slurm-topology-not-valid",
             {"where": "f:3", "items": "switches"},
         ),
         (
             slurm_yaml.read,
             "- topology: a\n  tree: {}\n",
-            "HT-slurm-topology-key-missing",
+            "HT-slurm-topology-not-valid",
             {"where": "f:2", "key": "switches"},
         ),
         (
             slurm_yaml.read,
             YAML.replace("- switch: s2", "- switch: s3"),
-            "HT-slurm-topology-undefined",
+            "HT-slurm-topology-not-valid",
             {"where": "f:12", "name": "core", "child": "s2"},
         ),
         (
             slurm_yaml.read,
             YAML.replace("blocks: [{block: x, nodes: y}]", "blocks: y"),
-            "HT-slurm-topology-not-a-list",
+            "HT-slurm-topology-not-valid",
             {"where": "f:7", "items": "blocks"},
         ),
-        (slurm_yaml.read, YAML.replace("[1]", "[one]"), "HT-slurm-topology-not-a-number", {"where": "f:6"}),
+        (slurm_yaml.read, YAML.replace("[1]", "[one]"), "HT-slurm-topology-not-valid", {"where": "f:6"}),
         (
             slurm_yaml.read,
             "- &a [*a]\n",
@@ -431,9 +436,9 @@ def test_it_is_said_that_one_of_two_kinds_is_taken() -> None:
     (remark,) = (record for record in slurm.read(BOTH, "f") if isinstance(record, Remark))
     assert "block) tree " in remark.text
     assert not [r for r in slurm.read(BOTH, "f", Choice(hosts=("h3",))) if isinstance(r, Remark)]
-    with refused("HT-topology-unknown", name="blok"):
+    with refused("HT-choice-unknown", name="blok"):
         slurm.read(BOTH, "f", Choice(name="blok"))
-    with refused("HT-topology-unknown", where="f", name="block"):
+    with refused("HT-choice-unknown", where="f", name="block"):
         slurm.read(CONF, "f", Choice(name="block"))
 
 
@@ -480,7 +485,7 @@ def test_hosts_of_no_topology_are_not_said_to_be_of_several() -> None:
     [
         (Choice(hosts=("gpu3", "gpu4")), "HT-topology-ambiguous", {"names": "gpu, gpu-ib"}),
         (Choice(name="flat"), "HT-topology-no-groups", {}),
-        (Choice(name="gup"), "HT-topology-unknown", {"name": "gup"}),
+        (Choice(name="gup"), "HT-choice-unknown", {"name": "gup"}),
     ],
 )
 def test_no_topology_to_take(choice: Choice, code: str, values: dict[str, str]) -> None:

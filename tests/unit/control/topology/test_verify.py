@@ -184,12 +184,12 @@ def test_a_pair_that_is_slow_only_together():
 
 def test_a_host_that_the_fabric_lacks():
     flows = [replace(flow, source=End(host="h099", device="m0")) for flow in measured(FABRIC)[:1]]
-    with refused("HT-fabric-unknown-host", hosts=["h099"]):
+    with refused("HT-not-in-fabric", hosts=["h099"]):
         compare(flows, FABRIC)
 
 
 def test_an_adapter_that_the_fabric_lacks():
-    with refused("HT-fabric-unknown-adapter", adapter="h00 mlx5_7") as caught:
+    with refused("HT-not-in-fabric", adapter="h00 mlx5_7") as caught:
         adapter_of(two_levels([1], spines=1, rails=2), End(host="h00", device="mlx5_7"))
     assert caught.value.hint.split()[-3:] == ["m0,", "h00", "m1"]
 

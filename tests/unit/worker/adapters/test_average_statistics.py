@@ -54,5 +54,5 @@ def test_keras_model():
 
 
 def test_what_is_no_model():
-    with refused("HT-call-wrong-object"):
+    with refused("HT-argument-not-valid"):
         ht.average_statistics([1])

@@ -53,7 +53,7 @@ def _used_after(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     ],
 )
 def test_a_change_that_would_be_lost_is_an_error(change: Callable[[Any], Any], function: str) -> None:
-    with refused("HT-batch-changed-in-place", function=function):
+    with refused("HT-batch-not-whole", function=function):
         _on_rows(change)
 
 
@@ -73,7 +73,7 @@ def test_a_function_that_is_not_handed_on_is_an_error() -> None:
         with torch._C.DisableTorchFunctionSubclass():
             return x + 1
 
-    with refused("HT-batch-not-supported-here", function="aten.add.Tensor"):
+    with refused("HT-batch-not-whole", function="aten.add.Tensor"):
         _on_rows(body)
 
 

@@ -100,7 +100,7 @@ def test_a_view_is_sent_without_the_rest_of_its_memory():
 )
 def test_values_of_different_forms_are_refused_on_every_rank(values):
     def gather(comm):
-        with refused("HT-gather-different-forms", first=0) as caught:
+        with refused("HT-gather-not-possible", first=0) as caught:
             ht.gather(values[comm.rank], comm=comm)
         return caught.value.message
 
@@ -163,12 +163,12 @@ def test_what_does_not_count_may_be_anything():
 @pytest.mark.parametrize(
     ("value", "weight", "code"),
     [
-        (1.0, -1, "HT-mean-bad-weight"),
-        (1.0, math.nan, "HT-mean-bad-weight"),
-        (1.0, 0, "HT-mean-no-weight"),
-        ("3", 1, "HT-mean-not-numbers"),
-        (None, 1, "HT-mean-not-numbers"),
-        (torch.tensor([1j]), 1, "HT-mean-not-numbers"),
+        (1.0, -1, "HT-argument-not-valid"),
+        (1.0, math.nan, "HT-argument-not-valid"),
+        (1.0, 0, "HT-argument-not-valid"),
+        ("3", 1, "HT-gather-not-possible"),
+        (None, 1, "HT-gather-not-possible"),
+        (torch.tensor([1j]), 1, "HT-gather-not-possible"),
     ],
 )
 def test_what_has_no_mean(value, weight, code):
@@ -183,7 +183,7 @@ def test_one_process_gets_the_same_forms():
 
 
 def test_sparse_tensors_are_refused():
-    with refused("HT-gather-not-dense"):
+    with refused("HT-gather-not-possible"):
         ht.gather(torch.eye(2).to_sparse())
 
 
@@ -203,7 +203,7 @@ def test_tensorflow_and_keras():
         return ht.gather(x)
 
     # TensorFlow puts an error of its own around what is raised while it traces.
-    with pytest.raises(Exception, match="HT-gather-no-value"):
+    with pytest.raises(Exception, match="HT-gather-not-possible"):
         within(tf.ones(2))
-    with refused("HT-gather-no-value"):
+    with refused("HT-gather-not-possible"):
         ht.gather(tf.ragged.constant([[1], [2, 3]]))

@@ -199,13 +199,13 @@ def test_other_ranks_record_nothing(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("given", "code", "values"),
     [
-        ({}, "HT-log-nothing", {}),
-        ({"loss": "low"}, "HT-log-not-one-number", {"name": "loss"}),
-        ({"loss": [1.0, 2.0]}, "HT-log-not-one-number", {"name": "loss"}),
-        ({"loss": 1.0, "step": -1}, "HT-log-bad-step", {"step": -1}),
-        ({"loss": 1.0, "step": 1.5}, "HT-log-bad-step", {"step": 1.5}),
-        ({"loss": 1.0, "step": True}, "HT-log-bad-step", {"step": True}),
-        ({"loss": 1.0, "step": 2**53}, "HT-log-bad-step", {"step": 2**53}),
+        ({}, "HT-argument-not-valid", {}),
+        ({"loss": "low"}, "HT-not-one-number", {"name": "loss"}),
+        ({"loss": [1.0, 2.0]}, "HT-not-one-number", {"name": "loss"}),
+        ({"loss": 1.0, "step": -1}, "HT-argument-not-valid", {"step": -1}),
+        ({"loss": 1.0, "step": 1.5}, "HT-argument-not-valid", {"step": 1.5}),
+        ({"loss": 1.0, "step": True}, "HT-argument-not-valid", {"step": True}),
+        ({"loss": 1.0, "step": 2**53}, "HT-argument-not-valid", {"step": 2**53}),
     ],
 )
 def test_what_cannot_be_logged(given, code, values):
@@ -214,7 +214,7 @@ def test_what_cannot_be_logged(given, code, values):
 
 
 def test_names_of_what_is_logged_are_text(directory):
-    with refused("HT-log-bad-name", name=0):
+    with refused("HT-argument-not-valid", name=0):
         ht.log({0: 1.0})
     assert steps_and_logs(directory) == []
 
@@ -250,5 +250,5 @@ def test_a_first_attempt_goes_on_from_a_state_of_another_run(directory):
 
 
 def test_a_resumed_step_is_a_count():
-    with refused("HT-log-bad-step", call="ht.resumed_at", step=-1):
+    with refused("HT-argument-not-valid", call="ht.resumed_at", step=-1):
         ht.resumed_at(-1)

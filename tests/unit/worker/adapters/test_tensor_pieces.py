@@ -48,10 +48,10 @@ def test_three_axes_divide_one_dimension_from_right_to_left(rank: int) -> None:
 
 def test_tensors_that_are_no_part_of_a_whole_are_refused(rank: int) -> None:
     mesh = init_device_mesh("cpu", (RANKS,))
-    with refused("HT-tensor-not-added-up", shape=[3]):
+    with refused("HT-tensor-wrong-placements", shape=[3]):
         pieces_of(DTensor.from_local(torch.ones(3), mesh, (Partial(),), run_check=False))
     uneven = DTensor.from_local(torch.ones(3), mesh, (Shard(0),), shape=torch.Size((16,)), stride=(1,), run_check=False)
-    with refused("HT-tensor-wrong-pieces", local=[3], shape=[16]):
+    with refused("HT-tensor-wrong-placements", local=[3], shape=[16]):
         pieces_of(uneven)
 
 

@@ -304,7 +304,7 @@ def test_the_generator_is_where_it_was_when_the_epoch_goes_on():
 def test_a_place_among_other_batches_is_refused_and_the_begin_of_an_epoch_is_not(state, differ):
     one = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
     begun = one.state_dict()
-    with refused("HT-loader-different-batches", epoch=2, differ=differ):
+    with refused("HT-loader-order-not-kept", epoch=2, differ=differ):
         one.load_state_dict({**begun, "epoch": 2, "batches": 1, **state})
     one.load_state_dict({**begun, "epoch": 2, **state})
     assert drawn(one) == epochs_of(12, 4, 3)[2]

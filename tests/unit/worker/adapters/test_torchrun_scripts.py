@@ -170,7 +170,7 @@ def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypat
 
     default_group.init_process_group(original, "gloo", rank=1, world_size=2)
     assert made == [(1, 2)]
-    with refused("HT-call-in-fork"):
+    with refused("HT-call-in-child-process"):
         default_group.init_process_group(original, "gloo")
 
 

@@ -53,7 +53,7 @@ def test_a_wrong_mean_is_refused():
     reduction = by_mpi(MPI.COMM_SELF)(1000)
     check("MPI_Allreduce", reduction, MPI.COMM_SELF)
     off = TimedReduction(buffer=reduction.buffer, call=lambda: reduction.buffer[-1].add_(1))
-    with refused("HT-bench-wrong-mean", name="broken", bytes=4000):
+    with refused("HT-reduction-wrong-result", name="broken", bytes=4000):
         check("broken", off, MPI.COMM_SELF)
     assert reduction.buffer.dtype == torch.float32
 

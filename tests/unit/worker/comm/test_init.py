@@ -56,12 +56,12 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
 
 def test_single_is_refused_among_several_ranks():
     result = init("ht.init('single')", PMI_SIZE="4")
-    assert "PMI_SIZE=4" in result.stderr and codes(result.stderr) == ["HT-backend-for-one-process"]
+    assert "PMI_SIZE=4" in result.stderr and codes(result.stderr) == ["HT-backend-unfit"]
 
 
 def test_an_unknown_backend_names_the_valid_ones():
     result = init("ht.init('horovd')")
-    assert codes(result.stderr) == ["HT-backend-unknown"] and "'horovd'" in result.stderr
+    assert codes(result.stderr) == ["HT-choice-unknown"] and "'horovd'" in result.stderr
     assert all(name in result.stderr for name in ("'horovod'", "mpi", "multi_worker", "param"))
 
 
@@ -78,13 +78,13 @@ def test_the_backend_can_come_from_the_launch_with_its_reason():
 def test_backends_of_mpi_are_refused_under_torchrun(backend):
     result = init(HPCTRAIN_BACKEND=backend, **TORCHRUN)
     command = f"-np 2 --backend {backend}"
-    assert codes(result.stderr) == ["HT-backend-needs-mpi"] and command in result.stderr
+    assert codes(result.stderr) == ["HT-backend-unfit"] and command in result.stderr
 
 
 def test_backends_of_torch_need_torch():
     code = "import sys; sys.modules['torch'] = None; ht.init('gloo')"
     result = init(code, **TORCHRUN)
-    assert codes(result.stderr) == ["HT-backend-no-torch"] and "'gloo'" in result.stderr
+    assert codes(result.stderr) == ["HT-backend-unavailable"] and "'gloo'" in result.stderr
 
 
 @pytest.mark.long
@@ -95,14 +95,14 @@ def test_a_group_that_the_script_made_is_refused():
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1); ht.init('gloo')"
     )
     result = init(code)
-    assert codes(result.stderr) == ["HT-group-made-already"]
+    assert codes(result.stderr) == ["HT-group-made-otherwise"]
 
 
 @pytest.mark.long
 def test_an_interface_that_is_not_there_is_refused():
     pytest.importorskip("torch")
     result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")
-    assert codes(result.stderr) == ["HT-fabric-unknown-interface"]
+    assert codes(result.stderr) == ["HT-interface-not-usable"]
     assert "GLOO_SOCKET_IFNAME=ib7" in result.stderr and "lo" in result.stderr
 
 

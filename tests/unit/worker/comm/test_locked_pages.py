@@ -61,7 +61,7 @@ def test_a_rank_alone_on_its_node_locks_each_page_once(cuda: Cuda) -> None:
         assert buffer.sum() == number * size
     assert len(cuda.pages) == 32
     cuda.full = True
-    with refused("HT-memory-not-pinned", bytes=40):
+    with refused("HT-memory-not-available", bytes=40):
         engine.allreduce(OnGpu(torch.zeros(10)), "more")
     comm.shutdown()
     assert cuda.pages == {}

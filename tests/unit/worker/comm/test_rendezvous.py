@@ -40,7 +40,7 @@ def test_hosts_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> N
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with refused("HT-fabric-no-route", host="n1", other="n2"):
+    with refused("HT-network-unreachable", host="n1", other="n2"):
         addresses.own_address("n1", ["n1", "n2"])
 
 

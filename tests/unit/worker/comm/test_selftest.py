@@ -26,7 +26,7 @@ def rank_1(monkeypatch: pytest.MonkeyPatch) -> SingleCommunicator:
 
 @needs.pytorch
 def test_numbers_that_were_not_reduced_fail(rank_1: SingleCommunicator) -> None:
-    with refused("HT-reduction-wrong-mean", rank=1, size=2, mean=2.0, place=1, expected=1.5):
+    with refused("HT-reduction-wrong-result", rank=1, size=2, mean=2.0, place=1, expected=1.5):
         selftest.main()
 
 

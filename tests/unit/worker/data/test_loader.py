@@ -408,7 +408,7 @@ def test_memory_that_is_not_there_is_a_clear_error(folder):
     with opened(folder, "train", recipe(1)) as source:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
         try:
-            with refused("HT-memory-no-room-for-images"):
+            with refused("HT-memory-not-available"):
                 next(source.stream([np.arange(4)], 0))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

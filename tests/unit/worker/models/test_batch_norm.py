@@ -60,7 +60,7 @@ def test_span_becomes_parts_or_groups(span, ranks, at_once, expected):
     ],
 )
 def test_a_span_that_ranks_cannot_make_is_refused(span, ranks, at_once, numbers):
-    with refused("HT-batch-norm-span-no-groups", span=span) as raised:
+    with refused("HT-batch-norm-span-not-divisible", span=span) as raised:
         extent(BatchNormSettings(span=span), Ranks(ranks), at_once=at_once)
     assert re.findall("[0-9]+", raised.value.values["reason"]) == numbers
 

@@ -86,7 +86,7 @@ def test_a_head_for_other_classes(theirs: tuple[DocumentedResNet, Path], capfd: 
     # Of the same classes it is kept, unless a new one is asked for.
     assert torch.equal(begun(path).fc.weight, theirs[0].fc.weight)
     assert not torch.equal(begun(path, new_head=True).fc.weight, theirs[0].fc.weight)
-    with refused("HT-weights-do-not-fit", missing=[], unexpected=[]) as caught:
+    with refused("HT-weights-of-other-model", missing=[], unexpected=[]) as caught:
         begun(path, classes=4, new_head=False)
     assert [name.partition(" ")[0] for name in caught.value.values["misshaped"]] == ["fc.weight", "fc.bias"]
 
@@ -96,23 +96,25 @@ def test_what_does_not_fit_is_listed(theirs: tuple[DocumentedResNet, Path], tmp_
     state["layer5.weight"] = state.pop("layer1.0.conv1.weight")
     state["bn1.bias"] = torch.zeros(63)
     save_file(state, tmp_path / "w.safetensors")
-    with refused("HT-weights-do-not-fit", missing=["layer1.0.conv1.weight"], unexpected=["layer5.weight"]) as caught:
+    with refused(
+        "HT-weights-of-other-model", missing=["layer1.0.conv1.weight"], unexpected=["layer5.weight"]
+    ) as caught:
         begun(tmp_path / "w.safetensors", classes=4)
     assert [name.partition(" ")[0] for name in caught.value.values["misshaped"]] == ["bn1.bias"]
-    with refused("HT-weights-do-not-fit"):
+    with refused("HT-weights-of-other-model"):
         begun(theirs[1], name="resnet50")
 
 
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        ("pickle", "HT-weights-unknown-format"),
-        ("damaged", "HT-weights-damaged"),
+        ("pickle", "HT-weights-not-usable"),
+        ("damaged", "HT-weights-not-usable"),
         ("not there", "HT-file-unreadable"),
         ("pipe", "HT-file-unreadable"),
-        ("not finite", "HT-weights-not-finite"),
-        ("of integers", "HT-weights-other-type"),
-        ("an empty folder", "HT-weights-no-checkpoint"),
+        ("not finite", "HT-weights-not-usable"),
+        ("of integers", "HT-weights-not-usable"),
+        ("an empty folder", "HT-weights-not-there"),
     ],
 )
 def test_files_that_are_refused(theirs: tuple[DocumentedResNet, Path], tmp_path: Path, kind: str, code: str) -> None:
@@ -156,11 +158,11 @@ def test_a_checkpoint_its_export_and_back(tmp_path: Path) -> None:
         model = begun(source, name="digits_cnn")
         for name, value in trainer.model.state_dict().items():
             assert torch.equal(model.state_dict()[name], value)
-    with refused("HT-weights-of-unknown-network"):
+    with refused("HT-weights-of-other-model"):
         residual_network(tmp_path)
     keras_plan = {**plan, "framework": "keras"}
     other = write_checkpoint(tmp_path, progress_of(1), state, plan=keras_plan)
-    with refused("HT-weights-of-other-framework", framework="keras"):
+    with refused("HT-only-in-pytorch", framework="keras"):
         begun(other, name="digits_cnn")
 
 

@@ -104,7 +104,7 @@ def test_keras_refuses():
     from hpctrain.worker.comm.single import SingleCommunicator
     from hpctrain.worker.train.keras_trainer import KerasTrainer
 
-    with refused("HT-recipe-depth-in-keras"):
+    with refused("HT-only-in-pytorch"):
         KerasTrainer(recipe(), SingleCommunicator("test"))
 
 

@@ -169,19 +169,19 @@ def test_what_cannot_be_traced_is_told() -> None:
         return model(batch).mean()
 
     batch = torch.rand(2, 3)
-    with refused("HT-trace-failed", model="Choosing"):
+    with refused("HT-trace-not-possible", model="Choosing"):
         ht.trace(Choosing(3, 3), batch, mean)
-    with refused("HT-trace-depends-on-input") as growing:
+    with refused("HT-trace-not-possible") as growing:
         ht.trace(Growing(3, 3), batch, mean)
     assert "depends on its input" in growing.value.message
-    with refused("HT-trace-not-linear", samples=4, fewer=2):
+    with refused("HT-trace-not-possible", samples=4, fewer=2):
         ht.trace(torch.nn.Linear(2, 4), batch[:, :2], lambda model, batch: (model(batch) @ model(batch).T).mean())
-    with refused("HT-trace-no-samples") as empty:
+    with refused("HT-trace-not-possible") as empty:
         ht.trace(torch.nn.Linear(3, 3), "batch", mean)
     assert "no tensor with samples" in empty.value.message
-    with refused("HT-trace-nothing-to-train", name="Linear"):
+    with refused("HT-trace-not-possible", name="Linear"):
         ht.trace(torch.nn.Linear(3, 3).requires_grad_(False), batch.requires_grad_(), mean)
-    with refused("HT-trace-not-torch"):
+    with refused("HT-only-in-pytorch"):
         ht.trace(object(), batch, mean)  # type: ignore[type-var]
 
 

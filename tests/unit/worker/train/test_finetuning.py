@@ -142,11 +142,11 @@ def test_patterns(tmp_path: Path) -> None:
     assert (factors["fc.weight"], factors["conv1.weight"]) == (2.0, 1.0)
     assert "fc.bias" not in factors
     for rates in ({"layer5": 0.1}, {"layer1": 0.1}, {"*": 0.5, "fc": 0.1}):
-        with refused("HT-model-pattern-matches-nothing", key="optimizer.rates", pattern=[*rates][-1]):
+        with refused("HT-tuning-pattern-not-valid", key="optimizer.rates", pattern=[*rates][-1]):
             rate_factors(model, rates)
-    with refused("HT-model-pattern-matches-nothing", key="model.frozen", pattern="layr1"):
+    with refused("HT-tuning-pattern-not-valid", key="model.frozen", pattern="layr1"):
         freeze(model, ["layr1"])
-    with refused("HT-model-all-frozen") as caught:
+    with refused("HT-tuning-pattern-not-valid") as caught:
         freeze(model, ["*"])
     assert "nothing is trained" in caught.value.message
 
@@ -157,17 +157,17 @@ def test_a_new_last_layer_is_trained(tmp_path: Path) -> None:
     frozen = ("layer1", "fc")
     TorchTrainer(recipe(path, frozen=frozen), SingleCommunicator("test"))
     for drawn in ({"new_head": True}, {"classes": 5}):
-        with refused("HT-model-frozen-head-is-new", pattern="fc", name="fc.weight"):
+        with refused("HT-tuning-pattern-not-valid", pattern="fc", name="fc.weight"):
             TorchTrainer(recipe(path, frozen=frozen, **drawn), SingleCommunicator("test"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [
-        (["model.new_head=true"], "HT-model-head-without-weights"),
-        (["model.frozen=[layer1]", "mesh.dp_shard=2"], "HT-mesh-with-tuning"),
-        (["optimizer.rates={fc: 2}", "mesh.dp_shard=2"], "HT-mesh-with-tuning"),
-        (["model.init_from=run", "mesh.dp_shard=2"], "HT-mesh-with-tuning"),
+        (["model.new_head=true"], "HT-key-needs-another"),
+        (["model.frozen=[layer1]", "mesh.dp_shard=2"], "HT-keys-exclude-each-other"),
+        (["optimizer.rates={fc: 2}", "mesh.dp_shard=2"], "HT-keys-exclude-each-other"),
+        (["model.init_from=run", "mesh.dp_shard=2"], "HT-keys-exclude-each-other"),
         (["optimizer.rates={fc: 0}"], "HT-file-value"),
     ],
 )
@@ -180,8 +180,8 @@ def test_keys_that_do_not_go_together(overrides: list[str], code: str) -> None:
     ("given", "code"),
     [
         (["--set", "model.init_from=nothing"], "HT-weights-not-there"),
-        (["--set", "model.frozen=['0']", "--framework", "keras"], "HT-framework-unfit"),
-        (["--set", "optimizer.rates={'0': 2}", "--framework", "keras"], "HT-framework-unfit"),
+        (["--set", "model.frozen=['0']", "--framework", "keras"], "HT-only-in-pytorch"),
+        (["--set", "optimizer.rates={'0': 2}", "--framework", "keras"], "HT-only-in-pytorch"),
     ],
 )
 def test_runs_that_do_not_begin(tmp_path: Path, capfd: pytest.CaptureFixture[str], given: list[str], code: str) -> None:

@@ -166,7 +166,7 @@ def test_drop_last(tmp_path):
 
 
 def test_a_batch_that_leaves_no_step_is_refused(tmp_path):
-    with refused("HT-data-too-few-for-batch", batch=11, samples=10):
+    with refused("HT-batch-too-large", batch=11, samples=10):
         run(tmp_path, recipe(batch={"size": 11, "drop_last": True}))
 
 

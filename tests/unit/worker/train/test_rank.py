@@ -123,7 +123,7 @@ def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tupl
 
 def test_a_breakpoint_says_how_to_debug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, record, _ = run_rank(tmp_path, "breakpoint()")
-    assert (code, record["error"]["code"]) == (2, "HT-rank-no-terminal")
+    assert (code, record["error"]["code"]) == (2, "HT-pdb-no-terminal")
     monkeypatch.setenv("PYTHONBREAKPOINT", "0")
     (tmp_path / "off").mkdir()
     assert run_rank(tmp_path / "off", "breakpoint()")[0] == 0

@@ -117,7 +117,7 @@ class Several(SingleCommunicator):
 
 
 def test_what_cannot_go_on_without_a_rank_is_refused() -> None:
-    with refused("HT-recipe-no-fault-tolerance", reason="backend 'horovod' cannot"):
+    with refused("HT-shrink-not-possible", reason="backend 'horovod' cannot"):
         require_fault_tolerance(Several("test"), FaultTolerance(lost_rank="shrink"))
 
 

@@ -94,7 +94,7 @@ def test_a_state_goes_into_another_trainer(tied, averaged):
 
 
 def test_keras_has_no_gpt():
-    with refused("HT-model-torch-only"):
+    with refused("HT-only-in-pytorch"):
         models.build(recipe().model, "keras")
 
 

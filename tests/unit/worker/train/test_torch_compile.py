@@ -104,7 +104,7 @@ def test_on_a_cpu_auto_compiles_nothing_and_on_does():
 
 def test_without_a_compiler_on_is_refused(monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/g++ -O2")
-    with refused("HT-compile-no-compiler", missing="a compiler (/nowhere/g++)"):
+    with refused("HT-compiler-missing", missing="a compiler (/nowhere/g++)"):
         is_compiled(recipe("digits", "compile=on"), COMM, CPU)
 
 
@@ -127,9 +127,9 @@ def test_compiled_code_lies_where_nobody_else_can_write(monkeypatch, tmp_path):
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
-    with refused("HT-cache-open-to-others", folder=folder):
+    with refused("HT-cache-not-safe", folder=folder):
         node_folder("compiled", "", code=True)
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with refused("HT-cache-of-other-user", root=folder):
+    with refused("HT-cache-not-safe", root=folder):
         node_folder("compiled", "", code=True)

@@ -166,7 +166,7 @@ def test_narrow_numbers_learn(framework, precision):
 
 def test_keras_refuses_fp16_in_computing_and_on_the_wire():
     pytest.importorskip("keras")
-    with refused("HT-recipe-fp16-twice"):
+    with refused("HT-only-in-pytorch"):
         make("keras", precision="fp16", communication={"compression": "fp16"})
 
 

@@ -134,7 +134,7 @@ class BatchTensor(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise HpctrainError(
-            "HT-batch-not-supported-here",
+            "HT-batch-not-whole",
             "{function} got a batch of which each rank holds some rows, where PyTorch does not tell hpctrain",
             "give it the whole batch: x = x.whole()",
             exit_code=1,
@@ -233,7 +233,7 @@ def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 def _changed(name: str) -> HpctrainError:
     return HpctrainError(
-        "HT-batch-changed-in-place",
+        "HT-batch-not-whole",
         "{function} would change a batch, of which each rank holds some rows, in another way than row by row",
         "change a copy of the whole batch: x = x.whole()",
         exit_code=1,

@@ -89,7 +89,7 @@ def _refuse_to_pickle(module: nn.Module, _: Any) -> NoReturn:
 
 def _refuse(module: nn.Module, what: str, hint: str) -> NoReturn:
     raise HpctrainError(
-        "HT-model-divided-copy",
+        "HT-model-divided",
         "{model} is divided over the ranks and cannot be {what}",
         hint,
         exit_code=1,

@@ -68,7 +68,7 @@ class Division:
         plan = plan or ParallelPlan()
         if sizes["pp"] > 1:
             raise HpctrainError(
-                "HT-mesh-needs-pipeline",
+                "HT-mesh-not-supported",
                 "the mesh has pp {pp}, but ht.distribute does not cut a model into stages",
                 "pipeline = ht.Pipeline(model, optimizer, loss, mesh=mesh, plan=plan), and pipeline.step(x, y)",
                 pp=sizes["pp"],
@@ -79,7 +79,7 @@ class Division:
         self.divides_model = not (only_data and (self._shares_state or sizes["dp_shard"] == 1))
         if self.divides_model and self._shares_state:
             raise HpctrainError(
-                "HT-plan-zero-of-divided-model",
+                "HT-parallel-plan-not-valid",
                 "zero=1 divides the state of an optimizer of the whole model, but tp or the plan's "
                 "precision divides the model",
                 "choose zero=2 or zero=3, which keep less",
@@ -136,7 +136,7 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
     """
     if sizes["cp"] > 1:
         raise HpctrainError(
-            "HT-mesh-no-context-parallel",
+            "HT-mesh-not-supported",
             "the mesh has cp {cp}: PyTorch's context_parallel computes attention only with the flash, "
             "efficient or cuDNN kernels of NVIDIA GPUs, and is not built in here",
             "leave cp out, or divide long sequences over tp with SequenceParallel in the plan",
@@ -144,7 +144,7 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
         )
     if sizes["tp"] > 1 and not plan.tensor:
         raise HpctrainError(
-            "HT-plan-no-tensor-layers",
+            "HT-parallel-plan-not-valid",
             "the mesh has tp {tp}, but the plan divides no layer",
             'plan=ht.ParallelPlan(tensor={"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})',
             tp=sizes["tp"],

@@ -76,7 +76,7 @@ class Gathered:
         self._passes.check_ended()
         if self._unreduced and any(each.sharded_param.grad is not None for each in self._unreduced):
             raise HpctrainError(
-                "HT-optimizer-step-in-no-sync",
+                "HT-gradients-not-reduced-yet",
                 "optimizer.step() after a backward pass within ht.no_sync(), whose gradients are not reduced",
                 "let the last backward pass before each step be outside of ht.no_sync()",
                 exit_code=1,
@@ -175,7 +175,7 @@ class Gathered:
         self._passes.check_ended()
         if self._changed:
             raise HpctrainError(
-                "HT-gradient-changed-in-no-sync",
+                "HT-gradients-not-reduced-yet",
                 "gradients were changed between backward passes within ht.no_sync(), where they are not reduced yet",
                 "clip after the last pass, outside of ht.no_sync(); zero_grad(), with set_to_none=True, drops them",
                 exit_code=1,

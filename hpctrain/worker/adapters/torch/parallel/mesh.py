@@ -91,7 +91,7 @@ def sizes_of(mesh: DeviceMesh) -> dict[Axis, int]:
     if not isinstance(mesh, DeviceMesh) or mesh.mesh_dim_names != tuple(AXES):
         names = getattr(mesh, "mesh_dim_names", type(mesh).__name__)
         raise HpctrainError(
-            "HT-mesh-wrong-dimensions",
+            "HT-mesh-not-valid",
             "this mesh has the dimensions {names}, not {valid}",
             "mesh = ht.mesh(dp_shard=2, tp=2)",
             names=names,

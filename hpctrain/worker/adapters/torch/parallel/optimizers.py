@@ -127,7 +127,7 @@ def _divided(name: str, value: torch.Tensor, old: torch.Tensor, new: torch.Tenso
         return value
     if value.numel() != 1 and value.shape != old.shape:
         raise HpctrainError(
-            "HT-optimizer-state-not-divisible",
+            "HT-optimizer-not-supported",
             "the optimizer keeps {name!r} of shape {shape} for a parameter of shape {parameter_shape}, "
             "which cannot be divided with it",
             "give ht.distribute a new optimizer, and load a checkpoint after it",
@@ -146,7 +146,7 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
     foreign = next((each for each in parameters_of(optimizer) if id(each) not in known), None)
     if foreign is not None:
         raise HpctrainError(
-            "HT-optimizer-foreign-parameter",
+            "HT-optimizer-other-parameters",
             "{optimizer} updates a parameter of shape {shape} that the model does not have",
             "make the optimizer from model.parameters(), after the model's last layer was added or replaced",
             optimizer=type(optimizer).__name__,
@@ -154,7 +154,7 @@ def _check(optimizer: Optimizer, known: set[int]) -> None:
         )
     if any((kind.__module__.partition(".")[0], kind.__name__) in _NEED_WHOLE for kind in type(optimizer).__mro__):
         raise HpctrainError(
-            "HT-optimizer-needs-whole-parameters",
+            "HT-optimizer-not-supported",
             "{optimizer} computes other numbers from divided parameters than from whole ones",
             "choose another optimizer (docs/optimizers.md), or a mesh of dp_replicate alone",
             optimizer=type(optimizer).__name__,

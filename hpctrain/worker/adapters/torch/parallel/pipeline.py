@@ -382,7 +382,7 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise HpctrainError(
-                "HT-pipeline-batch-norm",
+                "HT-pipeline-not-for-model",
                 "{name!r} normalises over all ranks, and the ranks of other stages do not have it",
                 "use nn.LayerNorm or nn.GroupNorm in a pipeline",
                 name=name,

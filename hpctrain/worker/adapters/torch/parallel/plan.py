@@ -50,7 +50,7 @@ class ParallelPlan:
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
             raise HpctrainError(
-                "HT-plan-unknown-zero-stage", "zero={zero!r} is not a stage of ZeRO", "valid: 1, 2, 3", zero=self.zero
+                "HT-choice-unknown", "zero={zero!r} is not a stage of ZeRO", "valid: 1, 2, 3", zero=self.zero
             )
 
     def check(self, model: nn.Module, tp: int) -> None:
@@ -80,7 +80,7 @@ def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
             known = {re.sub(r"\b[0-9]+\b", "*", name) for name in modules}
             known |= {type(module).__name__ for module in modules.values()}
             raise HpctrainError(
-                "HT-plan-unknown-module",
+                "HT-parallel-plan-not-valid",
                 "{key} of the plan names {module}, which {model} does not have",
                 nearest(_text(item), known),
                 key=key,
@@ -123,7 +123,7 @@ def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> 
     what, width = divided
     if width % tp:
         raise HpctrainError(
-            "HT-plan-width-not-divisible",
+            "HT-model-not-divisible",
             "tp {tp} does not divide {name!r}: {dimension} = {width}",
             f"choose tp among {_divisors(width)}",
             tp=tp,
@@ -137,7 +137,7 @@ def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> 
         heads = _first(parent, _HEADS) or (width // size if (size := _first(parent, _HEAD_SIZES)) else None)
         if heads and heads % tp:
             raise HpctrainError(
-                "HT-plan-heads-not-divisible",
+                "HT-model-not-divisible",
                 "tp {tp} does not divide the {heads} heads of {name!r}",
                 f"choose tp among {_divisors(heads)}",
                 tp=tp,

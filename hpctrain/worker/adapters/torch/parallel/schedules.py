@@ -54,7 +54,7 @@ def schedule_on(pp: int, schedule: str) -> str:
     """
     if schedule not in SCHEDULES:
         raise HpctrainError(
-            "HT-pipeline-unknown-schedule",
+            "HT-choice-unknown",
             "unknown pipeline schedule {schedule!r}",
             nearest(schedule, SCHEDULES),
             schedule=schedule,
@@ -169,7 +169,7 @@ class Schedules:
             return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
         except ValueError as error:
             raise HpctrainError(
-                "HT-pipeline-micro-batches",
+                "HT-pipeline-wrong-micro-batches",
                 "{schedule} refuses {micro_batches} micro-batches: {reason}",
                 f"choose a multiple of pp: micro_batches={2 * pp}",
                 schedule=self._name,

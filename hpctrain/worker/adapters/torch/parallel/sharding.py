@@ -70,7 +70,7 @@ def _check_ties(module: nn.Module, units: list[str]) -> None:
         owners = {next((unit for unit in reversed(units) if name.startswith(f"{unit}.")), "") for name in names}
         if len(owners) > 1:
             raise HpctrainError(
-                "HT-plan-tied-parameter",
+                "HT-parallel-plan-not-valid",
                 "{names} are one parameter, but the plan's shard names only some of the modules that have it",
                 "leave the modules that share it out of shard: they are gathered with the whole model",
                 names=" and ".join(map(repr, names)),

@@ -44,7 +44,7 @@ class Cut:
         if blocks not in children or not isinstance(model.get_submodule(blocks), nn.ModuleDict):
             dicts = [name for name, child in model.named_children() if isinstance(child, nn.ModuleDict)]
             raise HpctrainError(
-                "HT-pipeline-no-blocks",
+                "HT-pipeline-not-for-model",
                 "{model} has no nn.ModuleDict {blocks!r} to cut into pipeline stages",
                 nearest(blocks, dicts)
                 if dicts
@@ -55,7 +55,7 @@ class Cut:
             )
         if bare := next((name for name, _ in model.named_parameters(recurse=False)), None):
             raise HpctrainError(
-                "HT-pipeline-loose-parameter",
+                "HT-pipeline-not-for-model",
                 "{model} has a parameter {parameter!r} of its own, which belongs to no stage",
                 "put it into a module, before or after the blocks",
                 model=type(model).__name__,
@@ -64,7 +64,7 @@ class Cut:
         keys = list(model.get_submodule(blocks))  # type: ignore[call-overload]
         if len(keys) < stages:
             raise HpctrainError(
-                "HT-pipeline-too-few-layers",
+                "HT-model-not-divisible",
                 "{stages} pipeline stages need at least as many layers, but {model}.{blocks} has {layers}",
                 "choose fewer ranks along pp, or a schedule with one stage per rank: gpipe or 1f1b",
                 stages=stages,
@@ -125,7 +125,7 @@ def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
         by_stage = {cut.stage_of(name): name for name in reversed(names)}
         if len(by_stage) > 2:
             raise HpctrainError(
-                "HT-pipeline-tied-parameter",
+                "HT-pipeline-not-for-model",
                 "{names} are one parameter, in {stages} pipeline stages",
                 "give each stage a parameter of its own; two stages can share one",
                 names=", ".join(map(repr, names)),

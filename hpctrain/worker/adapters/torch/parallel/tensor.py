@@ -56,7 +56,7 @@ def _tie_again(model: nn.Module, ties: Sequence[Sequence[str]]) -> None:
 def refuse_tie(first: str, other: str) -> NoReturn:
     """Raise HpctrainError for two modules that share a parameter, which the plan divides in two ways."""
     raise HpctrainError(
-        "HT-plan-tied-parameter",
+        "HT-parallel-plan-not-valid",
         "{first!r} and {other!r} are one parameter, which the plan divides in two ways",
         "divide both along the same dimension (RowwiseParallel of an embedding, ColwiseParallel of a linear layer), or "
         "give each a parameter of its own",

@@ -18,41 +18,49 @@ LLAMA = named("llama3-8b")
 @pytest.mark.parametrize(
     ("settings", "code", "values"),
     [
-        ({"schedule": "2f2b"}, "unknown-choice", {"key": "schedule"}),
-        ({"zero": 4}, "unknown-choice", {"key": "zero", "value": 4}),
-        ({"micro_batch": 0}, "not-positive", {"key": "micro_batch"}),
-        ({"prefetch": -1}, "not-positive", {"key": "prefetch", "least": 0}),
-        ({"asynchronous_tp": True}, "asynchronous-tp", {}),
-        ({"mesh": mesh(dp_shard=4), "zero": 0}, "shards-nothing", {"ranks": 4}),
-        ({"deepspeed_pipeline": True}, "deepspeed-pipeline", {"zero": 3}),
-        ({"deepspeed_pipeline": True, "zero": 1, "schedule": "gpipe"}, "deepspeed-pipeline", {"schedule": "gpipe"}),
-        ({"deepspeed_pipeline": True, "zero": 1, "chunked_loss": True}, "deepspeed-pipeline", {"chunked_loss": "true"}),
-        ({"virtual_stages": 2}, "stages-of-schedule", {"stages": 2}),
-        ({"mesh": mesh(pp=4), "virtual_stages": 2}, "stages-of-schedule", {"schedule": "1f1b"}),
-        ({"mesh": mesh(pp=4), "schedule": "zbv"}, "stages-of-schedule", {"schedule": "zbv"}),
-        ({"mesh": mesh(pp=4), "schedule": "interleaved_1f1b"}, "stages-of-schedule", {"stages": 1}),
+        ({"schedule": "2f2b"}, "HT-choice-unknown", {"key": "schedule"}),
+        ({"zero": 4}, "HT-choice-unknown", {"key": "zero", "value": 4}),
+        ({"micro_batch": 0}, "HT-key-out-of-range", {"key": "micro_batch"}),
+        ({"prefetch": -1}, "HT-key-out-of-range", {"key": "prefetch", "least": 0}),
+        ({"asynchronous_tp": True}, "HT-key-needs-another", {}),
+        ({"mesh": mesh(dp_shard=4), "zero": 0}, "HT-keys-exclude-each-other", {"ranks": 4}),
+        ({"deepspeed_pipeline": True}, "HT-keys-exclude-each-other", {"zero": 3}),
+        (
+            {"deepspeed_pipeline": True, "zero": 1, "schedule": "gpipe"},
+            "HT-keys-exclude-each-other",
+            {"schedule": "gpipe"},
+        ),
+        (
+            {"deepspeed_pipeline": True, "zero": 1, "chunked_loss": True},
+            "HT-keys-exclude-each-other",
+            {"chunked_loss": "true"},
+        ),
+        ({"virtual_stages": 2}, "HT-layout-stages-of-schedule", {"stages": 2}),
+        ({"mesh": mesh(pp=4), "virtual_stages": 2}, "HT-layout-stages-of-schedule", {"schedule": "1f1b"}),
+        ({"mesh": mesh(pp=4), "schedule": "zbv"}, "HT-layout-stages-of-schedule", {"schedule": "zbv"}),
+        ({"mesh": mesh(pp=4), "schedule": "interleaved_1f1b"}, "HT-layout-stages-of-schedule", {"stages": 1}),
     ],
 )
 def test_values_that_are_invalid_by_themselves_are_refused(settings, code, values):
-    with refused(f"HT-layout-{code}", **values):
+    with refused(code, **values):
         Layout(**settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "code", "values"),
     [
-        ({"mesh": mesh(tp=3)}, "not-divisible", {"axis": "tp", "of": "heads", "parts": 32}),
-        ({"mesh": mesh(cp=3)}, "not-divisible", {"axis": "cp", "of": "sequence", "parts": 8192}),
-        ({"mesh": mesh(pp=64)}, "more-stages-than-layers", {"stages": 64, "layers": 32}),
+        ({"mesh": mesh(tp=3)}, "HT-layout-not-divisible", {"axis": "tp", "of": "heads", "parts": 32}),
+        ({"mesh": mesh(cp=3)}, "HT-layout-not-divisible", {"axis": "cp", "of": "sequence", "parts": 8192}),
+        ({"mesh": mesh(pp=64)}, "HT-layout-more-stages-than-layers", {"stages": 64, "layers": 32}),
         (
             {"mesh": mesh(pp=4), "schedule": "interleaved_1f1b", "virtual_stages": 2, "micro_batches": 9},
-            "interleaved-micro-batches",
+            "HT-layout-interleaved-micro-batches",
             {"micro_batches": 9, "rounds": 2, "pp": 4},
         ),
     ],
 )
 def test_layouts_that_do_not_fit_the_transformer_are_refused(settings, code, values):
-    with refused(f"HT-layout-{code}", **values):
+    with refused(code, **values):
         Layout(**settings).check(LLAMA)
 
 
@@ -67,11 +75,11 @@ def test_a_batch_is_cut_into_micro_batches():
     found = Layout.of_batch(LLAMA, 256, mesh=mesh(dp_shard=8, tp=4), micro_batch=2)
     assert (found.micro_batches, found.global_batch, found.ranks) == (16, 256, 32)
     found.check(LLAMA, ranks=32, global_batch=256)
-    with refused("HT-layout-batch", global_batch=250, product=256):
+    with refused("HT-layout-batch-not-divisible", global_batch=250, product=256):
         found.check(LLAMA, global_batch=250)
     with refused("HT-layout-batch-not-divisible", global_batch=260, data_ranks=8, micro_batch=2):
         Layout.of_batch(LLAMA, 260, mesh=mesh(dp_shard=8), micro_batch=2)
-    with refused("HT-mesh-ranks-not-divisible"):
+    with refused("HT-ranks-not-divisible"):
         found.check(LLAMA, ranks=40)
 
 

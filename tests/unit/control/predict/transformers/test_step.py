@@ -160,11 +160,11 @@ def test_more_work_or_less_bandwidth_is_never_faster(
 
 
 def test_a_gpu_without_the_precision_is_refused() -> None:
-    with refused("HT-prediction-gpu-lacks-precision", gpu="a100-sxm-80", precision="fp8"):
+    with refused("HT-prediction-not-possible", gpu="a100-sxm-80", precision="fp8"):
         predict_step(LLAMA, Layout(precision="fp8"), A100)
-    with refused("HT-prediction-gpu-lacks-precision", gpu="v100-sxm", precision="bf16"):
+    with refused("HT-prediction-not-possible", gpu="v100-sxm", precision="bf16"):
         predict_step(LLAMA, Layout(), System.of("v100-sxm", network_bytes_per_s=1e9))
-    with refused("HT-prediction-unknown-software", name="megatron"):
+    with refused("HT-choice-unknown", name="megatron"):
         predict_step(LLAMA, Layout(), A100, software="megatron")
 
 

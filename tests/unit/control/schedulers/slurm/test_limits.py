@@ -44,7 +44,7 @@ def test_what_is_within(asked: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("asked", "code", "limit"),
     [
-        ({"nodes": 9}, "HT-job-more-nodes-than-partition", {"total": 4}),
+        ({"nodes": 9}, "HT-job-too-many-nodes", {"total": 4}),
         ({"nodes": 4}, "HT-job-more-nodes-than-allowed", {"most": 3}),
         ({"nodes": 1}, "HT-job-fewer-nodes-than-allowed", {"least": 2}),
         ({"time": "99:00:00"}, "HT-job-longer-than-allowed", {"longest": "01:00:00"}),
@@ -52,7 +52,7 @@ def test_what_is_within(asked: dict[str, object]) -> None:
         ({"time": "1:00:01"}, "HT-job-longer-than-allowed", {}),
         ({"time": "0"}, "HT-job-longer-than-allowed", {}),
         ({"time": "2-0"}, "HT-job-longer-than-allowed", {}),
-        ({"gpus_per_node": 5}, "HT-job-more-gpus-than-nodes", {"most": 4}),
+        ({"gpus_per_node": 5}, "HT-job-larger-than-a-node", {"most": 4}),
     ],
 )
 def test_what_is_beyond(asked: dict[str, object], code: str, limit: dict[str, object]) -> None:
@@ -65,14 +65,14 @@ def test_what_is_beyond(asked: dict[str, object], code: str, limit: dict[str, ob
     ("asked", "code"),
     [
         ({"cpus_per_task": 13, "tasks_per_node": 8}, None),
-        ({"cpus_per_task": 14, "tasks_per_node": 8}, "HT-job-more-cpus-than-allowed"),
-        ({"tasks_per_node": 105}, "HT-job-more-cpus-than-allowed"),
+        ({"cpus_per_task": 14, "tasks_per_node": 8}, "HT-job-larger-than-a-node"),
+        ({"tasks_per_node": 105}, "HT-job-larger-than-a-node"),
         ({"sbatch": {"mem": "100G"}}, None),
         ({"sbatch": {"mem": "0"}}, None),
-        ({"sbatch": {"mem": "102401"}}, "HT-job-more-memory-than-allowed"),
+        ({"sbatch": {"mem": "102401"}}, "HT-job-larger-than-a-node"),
         ({"sbatch": {"mem": "0.1T"}}, None),
-        ({"sbatch": {"mem": "1TB"}}, "HT-job-more-memory-than-allowed"),
-        ({"sbatch": {"mem-per-cpu": "50g"}, "cpus_per_task": 3}, "HT-job-more-memory-than-allowed"),
+        ({"sbatch": {"mem": "1TB"}}, "HT-job-larger-than-a-node"),
+        ({"sbatch": {"mem-per-cpu": "50g"}, "cpus_per_task": 3}, "HT-job-larger-than-a-node"),
         ({"sbatch": {"mem-per-gpu": "50G"}, "gpus_per_node": 2}, None),
     ],
 )
@@ -95,7 +95,7 @@ def test_without_limits() -> None:
 def test_of_several_partitions_one_is_enough() -> None:
     day = Limits(partition="long", total=8, time="1-00:00:00")
     assert ask(HOUR, day, nodes=8, time="20:00:00") == ()
-    with refused("HT-job-more-nodes-than-partition", partition="long", total=8):
+    with refused("HT-job-too-many-nodes", partition="long", total=8):
         ask(HOUR, day, nodes=9, time="20:00:00")
 
 
@@ -129,7 +129,7 @@ def test_a_qos_may_lift_a_limit(programs: Path, known: str, asked: dict[str, str
         with refused("HT-job-longer-than-allowed", time="99:00:00"):
             ask(time="99:00:00", **asked)
     # Nothing makes nodes.
-    with refused("HT-job-more-nodes-than-partition", total=4):
+    with refused("HT-job-too-many-nodes", total=4):
         ask(nodes=9, **asked)
 
 

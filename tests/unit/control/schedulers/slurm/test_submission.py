@@ -72,7 +72,7 @@ def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: 
         script = Path(capsys.readouterr().out.split()[0], "job.sh").read_text()
         assert script.splitlines().count("#SBATCH --no-kill") == lines
     assert submit("digits", "--cluster", "generic", "--set", "fault_tolerance=shrink", "--launcher", "srun-pmix") == 2
-    assert codes(capsys.readouterr().err) == ["HT-launcher-ends-dead-ranks"]
+    assert codes(capsys.readouterr().err) == ["HT-shrink-not-possible"]
     assert len(programs.calls("sbatch")) == 2
 
 
@@ -130,7 +130,7 @@ def test_what_sbatch_refuses_leaves_nothing_behind(
     programs.add("sbatch", refuse)
     assert submit("digits", "--cluster", "generic", "--chain", "3") == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-slurm-sbatch-refused"] and "Invalid qos" in said
+    assert codes(said) == ["HT-job-refused"] and "Invalid qos" in said
     assert not RUNS.exists()
     cancelled = [call.arguments for call in programs.calls("scancel")]
     assert cancelled == ([["101", "102"]] if accepted else [])
@@ -194,7 +194,7 @@ def test_a_dry_run_lays_the_mesh(programs: Programs, capsys: pytest.CaptureFixtu
     assert submit(*asked, "--mesh", "tp=4", "--dry-run") == 0
     assert "tp 4" in capsys.readouterr().err.partition("warning: ")[2].splitlines()[0]
     assert submit(*asked, "--mesh", "tp=3") == 2
-    assert codes(capsys.readouterr().err) == ["HT-mesh-ranks-not-divisible"]
+    assert codes(capsys.readouterr().err) == ["HT-ranks-not-divisible"]
     assert programs.calls("sbatch")[-1].arguments[0] == "--test-only"
 
 
@@ -214,7 +214,7 @@ def test_a_directory_that_slurm_or_the_job_script_cannot_name(
 ) -> None:
     assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
     (code,) = codes(capsys.readouterr().err)
-    assert code in ("HT-run-directory-unfit-for-logs", "HT-run-directory-not-utf8")
+    assert code in ("HT-run-directory-unfit", "HT-run-directory-unfit")
     assert programs.calls("sbatch") == []
 
 
@@ -266,7 +266,7 @@ def test_a_template_whose_job_runs_nothing_is_refused(programs: Programs, capsys
     Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
     asked = ("digits", "--cluster", "generic", "--nodes", "2", "--verify", "--dry-run")
     assert submit(*asked, "--template", "mine.j2") == 2
-    assert codes(capsys.readouterr().err) == ["HT-template-without-job"]
+    assert codes(capsys.readouterr().err) == ["HT-template-not-valid"]
     assert submit(*asked) == 0
     assert '"verify": true' in capsys.readouterr().err
 
@@ -286,23 +286,23 @@ def test_a_dry_run_needs_no_slurm(
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["--cluster", "nowhere"], "HT-cluster-unknown"),
-        (["--mount", "/a"], "HT-container-options-without-image"),
+        (["--cluster", "nowhere"], "HT-choice-unknown"),
+        (["--mount", "/a"], "HT-option-needs-another"),
         (
             ["--container", "x", "--container-runtime", "pyxis", "--launcher", "mpirun"],
-            "HT-container-pyxis-without-srun",
+            "HT-launcher-not-usable-here",
         ),
         (["--container", "nosuch.sif"], "HT-container-image-missing"),
         (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "HT-container-image-missing"),
-        (["--env", "1=2"], "HT-variable-not-name"),
-        (["--stage", "/nowhere"], "HT-profile-no-node-storage"),
-        (["--pack"], "HT-profile-no-node-storage"),
-        (["--pack", "--container", "docker://a/b"], "HT-pack-with-container"),
+        (["--env", "1=2"], "HT-option-bad-value"),
+        (["--stage", "/nowhere"], "HT-profile-lacks-key"),
+        (["--pack"], "HT-profile-lacks-key"),
+        (["--pack", "--container", "docker://a/b"], "HT-options-exclude-each-other"),
         (
             ["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"],
-            "HT-pack-with-stage-environment",
+            "HT-options-exclude-each-other",
         ),
-        (["--", "x"], "HT-recipe-with-arguments"),
+        (["--", "x"], "HT-option-not-usable-here"),
     ],
 )
 def test_misuse(arguments: list[str], code: str, programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,9 +166,9 @@ def test_distribute_keeps_the_state_of_a_built_optimizer():
 @pytest.mark.parametrize(
     ("optimizer", "settings", "code", "values"),
     [
-        (lambda: "sgd", {}, "HT-optimizer-not-of-keras", {"kind": "builtins.str"}),
-        (keras.optimizers.SGD, {"compression": "fp61"}, "HT-compression-unknown", {"compression": "fp61"}),
-        (keras.optimizers.SGD, {"guard_every": 0}, "HT-guard-bad-interval", {"every": 0}),
+        (lambda: "sgd", {}, "HT-argument-not-valid", {"kind": "builtins.str"}),
+        (keras.optimizers.SGD, {"compression": "fp61"}, "HT-choice-unknown", {"compression": "fp61"}),
+        (keras.optimizers.SGD, {"guard_every": 0}, "HT-argument-not-valid", {"every": 0}),
     ],
 )
 def test_misuse_of_distribute(optimizer, settings, code, values):
@@ -197,25 +197,25 @@ def test_a_keras_model_on_pytorch_is_refused_too():
     ("data", "settings", "code", "values"),
     [
         (({}, {}, {}, {}), {"batch_size": 2}, "HT-shard-wrong-data", {"kind": "tuple"}),
-        ((np.zeros(3), np.zeros(3)), {}, "HT-shard-no-batch-size", {"batch_size": None}),
-        ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, "HT-shard-uneven-arrays", {"lengths": [3, 4]}),
+        ((np.zeros(3), np.zeros(3)), {}, "HT-shard-wrong-data", {"batch_size": None}),
+        ((np.zeros(3), np.zeros(4)), {"batch_size": 2}, "HT-shard-wrong-data", {"lengths": [3, 4]}),
         (
             tf.data.Dataset.from_tensor_slices(([1], [2], [3], [4])).batch(2),
             {},
-            "HT-shard-too-many-values",
+            "HT-shard-wrong-data",
             {"count": 4},
         ),
         (
             adapter.shard(np.zeros(4), batch_size=2, comm=SingleCommunicator("test")).prefetch(1),
             {},
-            "HT-shard-twice",
+            "HT-shard-divided-already",
             {},
         ),
-        (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "HT-shard-no-batches", {}),
+        (tf.data.Dataset.from_tensor_slices(([1], [2])), {}, "HT-shard-wrong-data", {}),
         (
             tf.data.Dataset.from_tensor_slices(([1], [2])).batch(1),
             {"batch_size": 2},
-            "HT-shard-settings-of-arrays",
+            "HT-shard-wrong-data",
             {},
         ),
     ],

@@ -22,7 +22,7 @@ def test_one_process_has_the_strategy_that_changes_nothing() -> None:
 
 def test_ranks_of_another_backend_would_train_alone() -> None:
     comm = SimpleNamespace(strategy=None, size=2, backend="mpi")
-    with refused("HT-backend-no-strategy", backend="mpi", size=2):
+    with refused("HT-backend-unfit", backend="mpi", size=2):
         strategy(comm=comm)
-    with refused("HT-backend-no-coordinator", backend="mpi"):
+    with refused("HT-backend-unfit", backend="mpi"):
         coordinator(comm=comm)

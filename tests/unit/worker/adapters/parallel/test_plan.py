@@ -63,7 +63,7 @@ def test_modules_are_meant_by_class_by_the_name_of_the_class_and_by_name():
     ],
 )
 def test_a_plan_that_names_no_module_is_refused_with_the_nearest(plan, key, module, meant):
-    with refused("HT-plan-unknown-module", key=key, module=module, model="Model") as raised:
+    with refused("HT-parallel-plan-not-valid", key=key, module=module, model="Model") as raised:
         plan.check(Model(), tp=2)
     assert meant in raised.value.hint
 
@@ -78,19 +78,19 @@ def test_a_plan_that_names_no_module_is_refused_with_the_nearest(plan, key, modu
     ],
 )
 def test_tp_that_does_not_divide_widths_is_refused(tensor, tp, name, dimension, width):
-    with refused("HT-plan-width-not-divisible", tp=tp, name=name, dimension=dimension, width=width) as raised:
+    with refused("HT-model-not-divisible", tp=tp, name=name, dimension=dimension, width=width) as raised:
         ht.ParallelPlan(tensor=tensor).check(Model(), tp)
     assert "among 1" in raised.value.hint
 
 
 def test_tp_that_does_not_divide_heads_is_refused():
-    with refused("HT-plan-heads-not-divisible", tp=2, heads=3, name="blocks.0.attention") as raised:
+    with refused("HT-model-not-divisible", tp=2, heads=3, name="blocks.0.attention") as raised:
         ht.ParallelPlan(tensor={"blocks.*.attention.query": ColwiseParallel()}).check(Model(), 2)
     assert "among 1" in raised.value.hint
 
 
 def test_an_unknown_stage_of_zero_is_refused():
-    with refused("HT-plan-unknown-zero-stage", zero=4):
+    with refused("HT-choice-unknown", zero=4):
         ht.ParallelPlan(zero=4)
 
 
@@ -136,9 +136,9 @@ def test_tied_parameters_of_two_stages_are_found():
 @pytest.mark.parametrize(
     ("blocks", "stages", "code", "values"),
     [
-        ("blocks", 4, "HT-pipeline-too-few-layers", {"stages": 4, "layers": 3}),
-        ("layers", 2, "HT-pipeline-no-blocks", {}),
-        ("head", 2, "HT-pipeline-no-blocks", {}),
+        ("blocks", 4, "HT-model-not-divisible", {"stages": 4, "layers": 3}),
+        ("layers", 2, "HT-pipeline-not-for-model", {}),
+        ("head", 2, "HT-pipeline-not-for-model", {}),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(blocks, stages, code, values):
@@ -149,5 +149,5 @@ def test_a_model_that_cannot_be_cut_is_refused(blocks, stages, code, values):
 def test_a_parameter_that_belongs_to_no_stage_is_refused():
     model = Model()
     model.scale = nn.Parameter(torch.ones(3))
-    with refused("HT-pipeline-loose-parameter", parameter="scale"):
+    with refused("HT-pipeline-not-for-model", parameter="scale"):
         Cut.of(model, "blocks", 2)

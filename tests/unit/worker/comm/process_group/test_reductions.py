@@ -63,10 +63,10 @@ def test_a_sum_of_scaled_terms():
 @pytest.mark.parametrize(
     ("operation", "dtype", "code", "name"),
     [
-        (dist.ReduceOp.AVG, torch.bool, "HT-group-wrong-type", "AVG"),
-        (dist.ReduceOp.PREMUL_SUM(0.25), torch.int32, "HT-group-wrong-type", "PREMUL_SUM"),
-        (dist.ReduceOp.BAND, torch.float32, "HT-group-wrong-type", "BAND"),
-        (SimpleNamespace(name="UNUSED"), torch.float32, "HT-group-unknown-reduction", "UNUSED"),
+        (dist.ReduceOp.AVG, torch.bool, "HT-group-bad-argument", "AVG"),
+        (dist.ReduceOp.PREMUL_SUM(0.25), torch.int32, "HT-group-bad-argument", "PREMUL_SUM"),
+        (dist.ReduceOp.BAND, torch.float32, "HT-group-bad-argument", "BAND"),
+        (SimpleNamespace(name="UNUSED"), torch.float32, "HT-group-bad-argument", "UNUSED"),
     ],
 )
 def test_what_cannot_be_reduced(operation, dtype, code, name):
