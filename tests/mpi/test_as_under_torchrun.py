@@ -126,6 +126,22 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_each_rank(tmp_path: Path, words: list
     assert files(tmp_path) == {"saved-0.txt": b"state", "saved-1.txt": b"state"}
 
 
+def test_ctrl_c_ends_a_wait_in_ddp_for_a_rank_that_it_has_interrupted(tmp_path: Path) -> None:
+    """DDP waits in C++, where Python raises no KeyboardInterrupt."""
+    script = tmp_path / "script.py"
+    script.write_text(LOOP.format(halt='print("begun", flush=True); time.sleep(1000)'))
+    with started(tmp_path, [str(script), "-np", "2", "--run-dir", "run"]) as process:
+        log = tmp_path / "run" / "logs" / "rank-1.log"
+        while not (log.exists() and "begun" in log.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        # It would wait for a minute for ranks that are saving their state.
+        output, _ = process.communicate(timeout=40)
+    assert process.returncode == 4, output
+    assert "all ranks have left" in output
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_rank_0_reads_what_the_launcher_was_given(tmp_path: Path, launcher: str) -> None:
     """torchrun itself has all ranks read from one pipe; mpirun gives it to rank 0."""

@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from hpctrain.common.run.plan import Script
 from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker import comm
 from hpctrain.worker.comm import exit_handler, forks
+from hpctrain.worker.comm.timeout import Timeout
 
 # What the exception hook and the exit handlers of a script may take, each. The launcher waits for longer.
 _SECONDS = 10.0
@@ -80,6 +82,8 @@ def _pass_on_interrupt(stop: Path, seconds: float) -> None:
             if stopping.reason_in(stop) == signal.SIGINT.name and not stopping.listens():
                 # Leaving the run waits for ranks that are where this one left them.
                 _interrupted = True
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    Timeout.interrupted = time.monotonic()
                 exit_handler.forget()
                 # To the main thread itself, which may sleep.
                 main = threading.main_thread().ident
