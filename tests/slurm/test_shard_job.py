@@ -116,7 +116,7 @@ def test_what_is_wrong_ends_the_job(slurm: LocalSlurm, slurm_main: Launch, sourc
     said = slurm_main(*command, "--wait")
     assert said.returncode == 1, said.stdout
     log = (run / "logs" / "rank-0.log").read_text()
-    assert re.search(r"on \S+: \S+/ILSVRC2012_img_val\.tar is cut short or damaged", log), log
+    assert re.search(r"on \S+: \S+/ILSVRC2012_img_val\.tar: no tar file, cut short or damaged", log), log
     (job,) = json.loads((run / "submission.json").read_text())["jobs"]
     assert slurm.job(job)["Restarts"] == "0"
     assert not (tmp_path / "out").exists()

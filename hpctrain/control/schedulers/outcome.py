@@ -44,7 +44,9 @@ class LastWords(NamedTuple):
     @property
     def failed(self) -> bool:
         """Whether that error is one that resuming does not get past."""
-        return self.error is not None and self.error.removeprefix("hpctrain: ").startswith("error[")
+        own = (self.error or "").removeprefix("hpctrain: ")
+        # A job whose nodes could not be prepared may get others the next time.
+        return own.startswith("error[") and not own.startswith("error[HT-job-")
 
     def __str__(self) -> str:
         return f"{self.error or self.line} ({self.log})"

@@ -6,6 +6,7 @@ A package of its own adds one by an entry point of the group ``hpctrain.schedule
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,7 @@ class Description:
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """The run directory, as its ranks see it, the jobs' names, first to last, and how to follow them."""
+    """The run directory, as its ranks see it, the jobs' numbers, first to last, and how to follow them."""
 
     directory: Path
     jobs: tuple[str, ...]
@@ -198,10 +199,24 @@ def scheduler(name: str) -> Scheduler:
             nearest(name, [*_BUILT_IN, *added]),
             name=name,
         )
-    loaded: Scheduler = added[name].load()()
+    try:
+        loaded: Scheduler = added[name].load()()
+    except Exception as error:  # whatever another package's module raises
+        raise HpctrainError(
+            "HT-scheduler-unusable",
+            "the scheduler {name!r} of {module} cannot be loaded: {reason}",
+            "mend or uninstall its package",
+            name=name,
+            module=added[name].value,
+            reason=error,
+        ) from error
     return loaded
 
 
 def schedulers() -> list[Scheduler]:
-    """All of them, the default one first."""
-    return [scheduler(name) for name in dict.fromkeys([*_BUILT_IN, *entry_points(group="hpctrain.schedulers").names])]
+    """All that can be loaded, the default one first."""
+    found = []
+    for name in dict.fromkeys([*_BUILT_IN, *entry_points(group="hpctrain.schedulers").names]):
+        with contextlib.suppress(HpctrainError):
+            found.append(scheduler(name))
+    return found

@@ -19,22 +19,27 @@ from hpctrain.worker.comm.after_import import change_after_import
 
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _LOOK_SECONDS = 1.0
+# The classes that start workers, by module.
+_STARTING = {
+    "torch.utils.data.dataloader": "_MultiProcessingDataLoaderIter",
+    "torchdata.stateful_dataloader.stateful_dataloader": "_StatefulMultiProcessingDataLoaderIter",
+}
 
 
 def keep_loader_workers() -> None:
     """Change how workers are started from now on, as soon as the script imports PyTorch."""
-    change_after_import({"torch.utils.data.dataloader": _change})
+    change_after_import(dict.fromkeys(_STARTING, _change))
 
 
 def _change(module: ModuleType) -> None:
-    iterator = module._MultiProcessingDataLoaderIter
+    iterator = getattr(module, _STARTING[module.__name__])
     original = iterator.__init__
 
     @functools.wraps(original)
-    def starting(self: Any, loader: Any) -> None:
+    def starting(self: Any, loader: Any, *further: Any) -> None:
         initialise, loader.worker_init_fn = loader.worker_init_fn, _Initialisation(loader.worker_init_fn)
         try:
-            original(self, loader)
+            original(self, loader, *further)
         finally:
             loader.worker_init_fn = initialise
             for worker in getattr(self, "_workers", ()):

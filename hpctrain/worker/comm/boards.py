@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.settings import stall_seconds
 from hpctrain.worker.comm.deadlocks import Announced, WaitPlace
 from hpctrain.worker.comm.mpi_collectives import duplicate
 from hpctrain.worker.comm.timeout import Timeout
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _TAG = 1
+# How long before it looks for stalled ranks a rank is told of the waits of all others.
+_KNOWN_SECONDS = 10.0
 
 
 class Board(ABC):
@@ -55,10 +58,18 @@ class Board(ABC):
 
 
 class MessageBoard(Board):
-    """A board of which each rank has a copy, that messages keep up to date."""
+    """A board of which each rank has a copy, that messages keep up to date.
 
-    def __init__(self, rank: int, size: int) -> None:
+    Args:
+        near_seconds: waits that have not lasted so long are only told to rank 0, which needs all of them; to tell all
+            ranks takes as many messages as there are pairs of ranks.
+    """
+
+    def __init__(self, rank: int, size: int, near_seconds: float = 0.0) -> None:
         self.rank, self.size = rank, size
+        self._near_seconds = near_seconds
+        # The ranks that know this rank's wait.
+        self._told = range(1)
         self._waits: dict[int, Announced] = {}
         self._error: HpctrainError | None = None
 
@@ -77,20 +88,24 @@ class MessageBoard(Board):
                 self._error = HpctrainError.from_record(message)
 
     def announce(self, wait: Announced | None) -> None:
-        self._tell_all(wait)
+        if wait is not None and wait.seconds >= self._near_seconds:
+            self._told = range(self.size)
+        self._tell(self._told, wait)
+        if wait is None:
+            self._told = range(1)
 
     def read(self) -> dict[int, Announced]:
         return dict(sorted(self._waits.items()))
 
     def end_waits(self, error: HpctrainError) -> None:
-        self._tell_all(error.record())
+        self._tell(range(self.size), error.record())
 
     def error(self) -> HpctrainError | None:
         return self._error
 
-    def _tell_all(self, message: object) -> None:
+    def _tell(self, ranks: Iterable[int], message: object) -> None:
         self.handle(self.rank, message)
-        for rank in range(self.size):
+        for rank in ranks:
             if rank != self.rank:
                 self._send(rank, message)
 
@@ -102,7 +117,7 @@ class MpiBoard(MessageBoard):
         from mpi4py import MPI
 
         self.comm = duplicate(world, timeout, "starting to watch waits")
-        super().__init__(self.comm.rank, self.comm.size)
+        super().__init__(self.comm.rank, self.comm.size, stall_seconds() - _KNOWN_SECONDS)
         self.works = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._status = MPI.Status
         self._sent: list[MPI.Request] = []

@@ -195,12 +195,13 @@ class LivenessWatch:
             self._calling = now
             try:
                 self._exchange(now)
-                waits = self._waiting(now) if long and now >= long.at else None
+                # Begun in time to see which ranks repeat what they have announced.
+                waits = self._waiting(now) if long and now >= long.at - _SILENT_SECONDS - _AGAIN_SECONDS else None
             except RuntimeError:
                 # The connections of the wait itself report what has happened to the other ranks.
                 self._works, waits = False, None
             self._calling = None
-            if long and waits:
+            if long and waits and now >= long.at:
                 long.at = now + max(self._stall, _LOOK_AGAIN_SECONDS)
                 self._name_stalled(long, waits)
         if oldest and oldest.blocked:

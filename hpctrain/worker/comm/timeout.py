@@ -222,7 +222,7 @@ class Timeout:
                     return
             thread = threading.get_ident()
             wait = Wait(what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind))
-            self._waits[thread] = wait
+            self._waits[thread], self.expired = wait, None
             reached = progress()
             try:
                 while not done():

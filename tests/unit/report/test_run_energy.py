@@ -169,4 +169,4 @@ def test_slurms_accounting_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
     directory = write_run(tmp_path / "run", recipe_plan(), [*starts, *run_events()])
     assert f" {energy_line(None, None, 1.5)}\n" in status(directory)
-    assert "Slurm&#39;s accounting" in render(directory)
+    assert "the scheduler&#39;s accounting" in render(directory)

@@ -46,7 +46,6 @@ class JobSettings(FrozenModel):
     requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
     signal: str
     cpus_per_task: int | None = None
-    environment: dict[str, str] = Field(default_factory=dict, description="variables of the cluster profile")
     verify: bool = Field(False, description="compare a few steps with those of one process first")
     container: Container | None = None
     staging: Staging | None = None
@@ -81,6 +80,7 @@ class _Batch:
         self._again = [f"--chdir={directory}", *([f"--array={task}"] if task else []), str(directory / "job.sh")]
         self._child: subprocess.Popen[bytes] | None = None
         self._begun = self._ended = False
+        self._late = self._run.path / "late"
 
     def hear(self, number: int, _frame: Any) -> None:
         # What comes after the training is not why it ended.
@@ -101,7 +101,6 @@ class _Batch:
     def train(self) -> int:
         """Run or resume the training on nodes that are prepared for it; returns its exit status."""
         settings = self._settings
-        os.environ.update(settings.environment)
         if settings.cpus_per_task:
             os.environ["SRUN_CPUS_PER_TASK"] = str(settings.cpus_per_task)
         try:
@@ -129,7 +128,7 @@ class _Batch:
             if status == 0:
                 (verified / "equal").touch()
             elif not self._stops():
-                return status
+                return _of_shell(status)
         if self._stops():
             return RESUMABLE
         # It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint.
@@ -139,7 +138,7 @@ class _Batch:
         self._begun = not (self._stops() and status in killed)
         if not self._begun:
             return RESUMABLE
-        return 128 - status if status < 0 else status
+        return _of_shell(status)
 
     def _follow(self, *arguments: str) -> int:
         # That of the packed environment, if there is one.
@@ -152,12 +151,14 @@ class _Batch:
 
     def go_on(self) -> None:
         """See to it that another job, or this one again, goes on with a run that is not finished."""
+        if self._begun:
+            self._late.unlink(missing_ok=True)
         if self._settings.chain:
             self._how("not finished; the next job of the chain goes on. After the last one")
         elif self._asked == "TERM" or self._cancelled():
             # A cancelled job must not come back, and a preempted one does so by itself.
             self._how(f"job {self._job} was told to end before it was finished. To go on")
-        elif self._late_jobs() >= _MOST_LATE:
+        elif not self._begun and self._late_jobs() >= _MOST_LATE:
             self._how(
                 f"{self._settings.signal} came before hpctrain began, {_MOST_LATE} times in a row: ask for more time "
                 "(--time) or a smaller signal_seconds. To go on"
@@ -178,12 +179,8 @@ class _Batch:
 
     def _late_jobs(self) -> int:
         """How many jobs in a row got their signal before hpctrain began, which itself sees when it gets no further."""
-        file = self._run.path / "late"
-        if self._begun:
-            file.unlink(missing_ok=True)
-            return 0
-        late = [*last_lines(file, _MOST_LATE), self._job]
-        write_whole(file, "".join(f"{job}\n" for job in late).encode(), private=True)
+        late = [*last_lines(self._late, _MOST_LATE), self._job]
+        write_whole(self._late, "".join(f"{job}\n" for job in late).encode(), private=True)
         return len(late)
 
     def _requeued(self) -> bool:
@@ -213,3 +210,8 @@ class _Batch:
         if done.returncode:
             self._say(f"{command[0]} fails: {done.stderr.strip()}")
         return None if done.returncode else done.stdout
+
+
+def _of_shell(status: int) -> int:
+    """A process's exit status as a shell gives it."""
+    return 128 - status if status < 0 else status

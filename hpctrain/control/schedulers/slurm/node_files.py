@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_regular, sha256
 from hpctrain.common.settings import STAGE
+from hpctrain.common.stderr import tell
 from hpctrain.control.schedulers.profiles import slurm_folder
 from hpctrain.control.schedulers.slurm.staging import PackedEnvironment, StagedPaths, Staging
 
@@ -27,7 +29,16 @@ def on_each_node(*command: str | Path) -> bool:
 
 def _srun(*command: str | Path, output: int | None = None) -> subprocess.CompletedProcess[str]:
     tasks = (f"--ntasks={os.environ['SLURM_JOB_NUM_NODES']}", "--ntasks-per-node=1")
-    return subprocess.run(["srun", *tasks, *map(str, command)], stdout=output, text=True, check=False)
+    return _run("srun", *tasks, *command, output=output)
+
+
+def _run(*command: str | Path, output: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; one that cannot be started has the status that a shell gives it, and is named."""
+    try:
+        return subprocess.run([*map(str, command)], stdout=output, text=True, check=False)
+    except OSError as error:
+        tell(f"hpctrain: {command[0]}: {error.strerror}")
+        return subprocess.CompletedProcess(command, 127, "")
 
 
 def expanded(folder: str) -> Path:
@@ -95,10 +106,9 @@ def unpack(pack: PackedEnvironment, say: Callable[[str], None]) -> dict[str, str
     archive, environments = Path(pack.archive), expanded(pack.folder)
     facts = archive.with_name(archive.name.removesuffix(".tar.gz") + ".txt")
     try:
-        digest, size, unpacked = read_regular(facts, _MOST_BYTES).decode().split()
-        # An archive that is used is kept.
-        for path in (archive, facts):
-            os.utime(path)
+        digest, *sizes = read_regular(facts, _MOST_BYTES).decode().split()
+        packed, unpacked = map(int, sizes)
+        archive.stat()
     except (OSError, ValueError) as error:
         raise HpctrainError(
             "HT-job-pack-gone",
@@ -107,10 +117,13 @@ def unpack(pack: PackedEnvironment, say: Callable[[str], None]) -> dict[str, str
             archive=archive,
             host=socket.gethostname(),
         ) from error
+    # An archive that is used is kept, where this job may say so.
+    with contextlib.suppress(OSError):
+        os.utime(archive)
+        os.utime(facts)
     script = read_regular(slurm_folder() / "on_node.sh", _MOST_BYTES).decode()
     node = ("bash", "-c", script, "bash")
-    needed = int(size) + int(unpacked)
-    found = _srun(*node, "find", environments, pack.digest, str(needed), output=subprocess.PIPE)
+    found = _srun(*node, "find", environments, pack.digest, str(packed + unpacked), output=subprocess.PIPE)
     if found.returncode:
         raise _not_there(pack)
     if not found.stdout.strip():
@@ -126,7 +139,7 @@ def _send(
 ) -> None:
     archive, sent = Path(pack.archive), environments / f".sent-{os.environ['SLURM_JOB_ID']}"
     begin = time.monotonic()
-    if subprocess.run(["sbcast", "--force", archive, sent], check=False).returncode:
+    if _run("sbcast", "--force", archive, sent).returncode:
         on_each_node("rm", "-f", "--", sent)
         raise _not_there(pack, f"sbcast could not send {archive} to {sent} on each node")
     arrived = time.monotonic()
@@ -153,13 +166,13 @@ def look_at_image(container: Container) -> None:
         HpctrainError: the image cannot be read or fetched, or srun has no Pyxis.
     """
     if container.runtime == "pyxis":
-        options = subprocess.run(["srun", "--help"], capture_output=True, text=True, check=False).stdout
+        options = _run("srun", "--help", output=subprocess.PIPE).stdout
         if "--container-image" in options:
             return
         why = "srun has no --container-image: Pyxis is not installed on this cluster"
     elif not container.image.startswith("/"):
         # Ranks that find it in the cache need not fetch and convert it all at a time.
-        if subprocess.run(["apptainer", "exec", container.image, "true"], check=False).returncode == 0:
+        if _run("apptainer", "exec", container.image, "true").returncode == 0:
             return
         why = "apptainer cannot run it"
     elif os.access(container.image, os.R_OK):

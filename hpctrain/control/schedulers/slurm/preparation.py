@@ -42,7 +42,6 @@ def prepare(order: Order) -> PreparedJob:
         requeue=request.requeue,
         signal=request.signal,
         cpus_per_task=request.cpus_per_task,
-        environment=cluster.profile.environment,
         verify=content.verify,
         container=container,
         staging=plan_staging(cluster.profile, content.stage, content.stage_environment, container),

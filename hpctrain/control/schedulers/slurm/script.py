@@ -47,6 +47,7 @@ class ScriptVariables(FrozenModel):
     modules: tuple[str, ...] = Field(description="modules to load, in this order")
     setup: tuple[str, ...] = Field(description="lines of bash from the cluster profile, used as they are")
     virtual_environment: str | None = Field(description="folder of the virtual environment to activate, or None")
+    environment: dict[str, str] = Field(description="variables to set, from the cluster profile")
 
 
 def variables(
@@ -61,7 +62,7 @@ def variables(
     """The values for a template.
 
     Args:
-        profile: gives modules and setup lines.
+        profile: gives modules, setup lines and variables.
         run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
         virtual_environment: that the script activates.
         no_kill: the run goes on without a node that fails.
@@ -83,6 +84,7 @@ def variables(
         modules=profile.modules,
         setup=profile.setup,
         virtual_environment=str(virtual_environment) if virtual_environment else None,
+        environment=profile.environment,
     )
 
 

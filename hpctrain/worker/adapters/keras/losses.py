@@ -74,11 +74,13 @@ def whole_batch_losses(distribution: Distribution) -> Iterator[None]:
 
 
 def _kinds_of_losses() -> list[type[keras.losses.Loss]]:
-    """Keras's base class, and the classes below it that reduce in a way of their own."""
+    """Keras's base class, and the script's classes that reduce in a way of their own."""
     kinds = [keras.losses.Loss]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return [kind for kind in dict.fromkeys(kinds) if "__call__" in vars(kind)]
+    # Keras's own that is called in another way adds up the losses of a model, which are each of the whole batch.
+    own = (kind for kind in dict.fromkeys(kinds[1:]) if "__call__" in vars(kind))
+    return [keras.losses.Loss, *(kind for kind in own if not kind.__module__.startswith("keras."))]
 
 
 def _is_unreduced(loss: keras.losses.Loss) -> bool:
@@ -112,7 +114,7 @@ def _compares_samples(loss: keras.losses.Loss) -> bool:
 @contextmanager
 def _values_of(loss: keras.losses.Loss) -> Iterator[list[tf.Tensor]]:
     """A context manager with a list that gets what ``call`` of a loss gives before it is reduced."""
-    call, values = loss.call, []
+    call, values, before = loss.call, list[tf.Tensor](), vars(loss).get("call")
 
     def noting(*given: Any, **named: Any) -> Any:
         values.append(call(*given, **named))
@@ -123,6 +125,8 @@ def _values_of(loss: keras.losses.Loss) -> Iterator[list[tf.Tensor]]:
         yield values
     finally:
         del loss.call
+        if before is not None:
+            loss.call = before
 
 
 def _mask_of(y_pred: Any, values: tf.Tensor) -> tf.Tensor | None:

@@ -72,8 +72,10 @@ class StreamSource(Source):
             if read is None:
                 break
             self.compare(read)
-            if read.part is not None:
-                yield joined(read.part, self.comm), read.after
+            # Workers know only at most how many batches are before theirs, and make somewhat more than are wanted.
+            if number >= wanted.batches:
+                assert read.part is not None
+                yield joined(read.part, self.comm), Place(wanted.epoch, number + 1)
         if number < wanted.batches:
             raise order_not_kept(wanted, number)
 

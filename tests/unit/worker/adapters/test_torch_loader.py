@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info  # noqa: E402
 
 from hpctrain.worker.adapters.torch import shard  # noqa: E402
 from hpctrain.worker.adapters.torch.batch import BatchTensor  # noqa: E402
@@ -354,3 +354,27 @@ def test_a_worker_s_information_has_the_data_set_of_the_script():
 
     list(shard(DataLoader(Noisy(random.Random), num_workers=1, worker_init_fn=begin), comm=rank_of(0, 1)))
     assert seen[0] == 1
+
+
+class Uneven(IterableDataset):
+    """Its first worker has one sample, the second six."""
+
+    def __iter__(self):
+        worker = get_worker_info()
+        return iter([0] if worker.id == 0 else range(1, 7))
+
+
+def test_a_stream_of_uneven_workers_goes_on_after_each_batch():
+    def stream():
+        return shard(DataLoader(Uneven(), batch_size=1, num_workers=2), comm=rank_of(0, 1), seed=1)
+
+    whole, states = [], []
+    source = stream()
+    for batch in source:
+        whole += batch.tolist()
+        states.append(source.state_dict())
+    assert sorted(whole) == [*range(7)]
+    for number, state in enumerate(states[:-1], 1):
+        again = stream()
+        again.load_state_dict(state)
+        assert [row for batch in again for row in batch.tolist()] == whole[number:]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import liveness
 from hpctrain.worker.comm.boards import Board, MessageBoard, StoreBoard
-from hpctrain.worker.comm.deadlocks import WaitPlace, deadlock_error
+from hpctrain.worker.comm.deadlocks import Announced, WaitPlace, deadlock_error
 from hpctrain.worker.comm.liveness import ANNOUNCE_SECONDS, LivenessWatch, Peer
 from hpctrain.worker.comm.stacks import Process
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout, Wait
@@ -29,8 +29,8 @@ KINDS = (REDUCTION, CONTROL, END)
 class Queue(MessageBoard):
     """A board whose messages arrive when the test says so."""
 
-    def __init__(self, rank: int, size: int, queue: deque[tuple[int, int, object]]) -> None:
-        super().__init__(rank, size)
+    def __init__(self, rank: int, size: int, queue: deque[tuple[int, int, object]], near_seconds: float = 0.0) -> None:
+        super().__init__(rank, size, near_seconds)
         self._queue = queue
 
     def _send(self, rank: int, message: object) -> None:
@@ -161,6 +161,29 @@ def test_a_rank_that_looks_seldom_confirms_too(blocked):
         ranks.unwatched = {1} if turn % 5 else set()
         ranks.tick(ANNOUNCE_SECONDS)
     assert len(ranks.errors) == 2
+
+
+def test_a_rank_that_is_stopped_in_its_wait_is_named_at_the_first_look(capsys, monkeypatch):
+    monkeypatch.setattr(liveness, "look_at", lambda process: ("", ""))
+    ranks = Ranks(2)
+    for rank in (0, 1):
+        ranks.wait(rank, CONTROL)
+    for turn in range(140):
+        ranks.unwatched = {1} if turn > 10 else set()
+        ranks.tick(0.5)
+    assert "rank 1 on h1 stalled" in capsys.readouterr().err
+
+
+def test_short_waits_are_told_to_rank_0_alone():
+    queue = deque[tuple[int, int, object]]()
+    board = Queue(1, 4, queue, near_seconds=50.0)
+    place = WaitPlace(kind=CONTROL, what="barrier", passes=0, line="", left="", loop="", blocked=False)
+    wait = Announced(number=1, times=0, place=place, seconds=2.0, leads=True)
+    for told in (wait, None, replace(wait, seconds=60.0), None, wait):
+        board.announce(told)
+    assert [to for _, to, _ in queue] == [0, 0, 0, 2, 3, 0, 2, 3, 0]
+    board.end_waits(HpctrainError("HT-of-test", "no wait can end"))
+    assert [to for _, to, _ in queue][-3:] == [0, 2, 3] and "no wait can end" in str(board.error())
 
 
 def test_a_rank_that_does_not_wait_is_named_by_the_lowest_that_waits(capsys, monkeypatch):

@@ -26,7 +26,6 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.pipelining._utils import validate_tensors_metadata
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
@@ -217,9 +216,7 @@ class _Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self.is_last:
-            # The next stage waits for what this kind's first micro-batch gave. PyTorch compares only when it debugs.
-            outputs = output if isinstance(output, tuple) else (output,)
-            validate_tensors_metadata(f"outputs of stage {self.stage_index}", self._stage_meta.outputs or (), outputs)
+            self._check(output)
         return output
 
     def backward_maybe_with_nosync(
@@ -237,6 +234,27 @@ class _Stage(PipelineStage):
             bwd_kwargs = {**bwd_kwargs, "stage_output": output[0]}
         gradients, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
         return gradients, []
+
+    def _check(self, output: Any) -> None:
+        """Refuse outputs unlike those of this kind's first micro-batch, which the next stage waits for.
+
+        PyTorch compares only when it debugs, and never whether there is a gradient to send back.
+        """
+        outputs = output if isinstance(output, tuple) else (output,)
+        now = [(tuple(part.shape), part.dtype, part.requires_grad) for part in outputs]
+        first = [(tuple(part.shape), part.dtype, part.requires_grad) for part in self._stage_meta.outputs or ()]
+        if now != first:
+            raise HpctrainError(
+                "HT-pipeline-stage-varies",
+                "stage {stage} of the pipeline returned {now} (shape, type, whether it has a gradient) "
+                "for inputs that gave {first} before",
+                "let what a block returns depend on its input's shape and type alone, and freeze layers by "
+                "requires_grad_(False) rather than by detach()",
+                exit_code=1,
+                stage=self.stage_index,
+                now=now,
+                first=first,
+            )
 
 
 def _is_trained(value: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.closures import with_closure
 from hpctrain.worker.adapters.torch.guarding import checksums
@@ -55,7 +56,7 @@ class _Shared:
             # Replaced because the gradients belong to the whole parameters, which the optimizer does not have.
             each.zero_grad = self._zero_grad  # type: ignore[method-assign]
             for name in _own_methods(each):
-                setattr(each, name, self._watched(getattr(each, name)))
+                setattr(each, name, self._watched(name, getattr(each, name)))
         # Set the parts' gradients after each pass, for scripts that clip the optimizer's parameters.
         passes = BackwardPasses(lambda: None, self._take_gradients)
         watch_gradients((whole for _, whole in self._parts), passes.reached)
@@ -97,7 +98,7 @@ class _Shared:
             self._outer = None
             self._give_parameters()
 
-    def _watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method other than step, which may change parameters too: as SAM's first_step, or ScheduleFree's eval."""
 
         @functools.wraps(method)
@@ -112,6 +113,7 @@ class _Shared:
             finally:
                 self._in_method = False
             if self._content() != self._given:
+                self._refuse_empty(name)
                 self._give_parameters()
             return result
 
@@ -121,6 +123,18 @@ class _Shared:
         """A value that a write to a part changes: DTensors count versions, and checksums show writes by ``.data``."""
         own = checksums(local_tensor(part) for part, _ in self._parts)
         return [part._version for part, _ in self._parts], own.tolist()
+
+    def _refuse_empty(self, name: str) -> None:
+        """Refuse parameters that leave ranks without rows, which cannot notice that a method changed them."""
+        if all(parameter.shape[:1].numel() < self._mesh.size() for _, parameter in self._parts):
+            raise HpctrainError(
+                "HT-optimizer-empty-rows",
+                "with zero=1, {name}() of the optimizer changes parameters outside of step(), of which "
+                "some of the {size} ranks have no rows",
+                "choose zero=2 or zero=3, or step(closure)",
+                name=name,
+                size=self._mesh.size(),
+            )
 
     def _take_gradients(self) -> None:
         for part, parameter in self._parts:

@@ -14,7 +14,7 @@ keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
-from hpctrain.worker.adapters.keras import rank_batch  # noqa: E402
+from hpctrain.worker.adapters.keras import losses, rank_batch  # noqa: E402
 from hpctrain.worker.adapters.keras.variables import checksums, guard_of  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
@@ -249,3 +249,15 @@ def test_weights_that_are_not_finite_are_refused_at_the_end(dtype, capsys):
     assert "head/bias" in capsys.readouterr().err
     with refused("HT-parameters-not-finite", step=2):
         guard.require_finite()
+
+
+def test_losses_of_keras_itself_are_computed_on_each_ranks_samples():
+    """What compile makes of them is a loss too, which would gather all that the ranks compute."""
+
+    class Rooted(keras.losses.Loss):
+        def __call__(self, *given):
+            return tf.sqrt(super().__call__(*given))
+
+    kinds = losses._kinds_of_losses()
+    assert {keras.losses.Loss, Rooted} <= set(kinds)
+    assert [kind for kind in kinds if kind.__module__.startswith("keras.")] == [keras.losses.Loss]
