@@ -33,6 +33,10 @@ module load gcc/13.2
 module load openmpi/5.0.3
 ulimit -l unlimited
 
+# The variables of the cluster profile.
+export NCCL_DEBUG=WARN
+export MOTTO='it'"'"'s $HOME'
+
 # The plan's relative paths begin where the job was submitted from.
 cd -- /home/me
 # hpctrain prepares the nodes, runs the training or resumes it, and lets the job go on if that is not finished, as job.json

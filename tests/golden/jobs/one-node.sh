@@ -37,6 +37,10 @@ ulimit -l unlimited
 # shellcheck source=/dev/null
 source '/home/me/my venv/bin/activate'
 
+# The variables of the cluster profile.
+export NCCL_DEBUG=WARN
+export MOTTO='it'"'"'s $HOME'
+
 # The plan's relative paths begin where the job was submitted from.
 cd -- /home/me
 # hpctrain prepares the nodes, runs the training or resumes it, and lets the job go on if that is not finished, as job.json

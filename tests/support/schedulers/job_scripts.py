@@ -38,7 +38,6 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
             chain=request.chain > 1,
             requeue=request.requeue,
             signal=request.signal,
-            environment=profile.environment,
             **settings,
         )
         (directory / SETTINGS).write_text(made.model_dump_json())
