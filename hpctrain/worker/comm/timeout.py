@@ -33,7 +33,7 @@ REDUCTION, CONTROL, END = "reduction", "control", "end"
 COLLECTIVE = "collective"
 # While data is arriving, a wait counts as a new one after this time.
 _RENEWED_SECONDS = 1.0
-# How long a wait that Ctrl-C has made vain goes on, for ranks that are just arriving.
+# How long a wait goes on while the main thread has not taken Ctrl-C.
 _INTERRUPTED_SECONDS = 5.0
 # Requests of MPI that no thread waits for any more.
 _abandoned: list[object] = []
@@ -130,7 +130,7 @@ class Timeout:
             the run; see :mod:`hpctrain.worker.comm.liveness`.
         deadlock: gives the error to raise in every wait once none can end.
         leaving: whether this rank's work is done, and it only waits for the others to end.
-        interrupted: when Ctrl-C came to the ranks, as a KeyboardInterrupt.
+        interrupted: since when a KeyboardInterrupt waits for the main thread to come back to Python.
         expired: the last wait whose limit was over. Others whose time is over at nearly the same time must not take
             this rank for the one that they wait for.
     """
@@ -236,7 +236,7 @@ class Timeout:
                     waited = now - since
                     if check_deaths:
                         self._check_peers()
-                    self._check_interrupt(wait, now)
+                    self._check_interrupt(what, now)
                     if waited > self.seconds:
                         self.expired = wait
                         raise self.out_of_time(what, missing())
@@ -253,18 +253,18 @@ class Timeout:
         if error := self.deadlock():
             raise error
 
-    def _check_interrupt(self, wait: Wait, now: float) -> None:
-        """Raise in a wait from before Ctrl-C, which has ended what the other ranks would have done next.
+    def _check_interrupt(self, what: str, now: float) -> None:
+        """Raise after Ctrl-C where the main thread waits for this one in a library's C++, and so cannot take it.
 
-        The main thread may wait for this one in a library's C++, where Python raises no KeyboardInterrupt.
+        The other ranks have taken it, and do not come any more.
         """
-        if wait.since < self.interrupted < now - _INTERRUPTED_SECONDS:
+        if now - self.interrupted > _INTERRUPTED_SECONDS:
             raise HpctrainError(
                 "HT-run-interrupted",
                 "{who} waited in {call} for ranks that Ctrl-C has interrupted",
                 exit_code=RESUMABLE,
                 who=self._who,
-                call=wait.what,
+                call=what,
             )
 
     def blocking(self, what: str, kind: str = CONTROL) -> Blocking:

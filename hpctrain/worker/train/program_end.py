@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
+import math
 import re
 import signal
 import sys
@@ -15,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run import stopping
@@ -52,6 +55,9 @@ def begin(script: Script, stop: Path, ranks: int) -> None:
     _script = script
     seconds = max(1.0, ranks / _LOOKS)
     threading.Thread(target=_pass_on_interrupt, args=(stop, seconds), name="hpctrain-interrupt", daemon=True).start()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.default_int_handler = _interrupted_handler(signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     comm.leave_errors_to_caller()
     # It runs after what the script registers. Python itself would miss files that only frozen objects hold.
     atexit.register(forks.close_files)
@@ -83,6 +89,7 @@ def _pass_on_interrupt(stop: Path, seconds: float) -> None:
                 # Leaving the run waits for ranks that are where this one left them.
                 _interrupted = True
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                    # Until the handler below runs.
                     Timeout.interrupted = time.monotonic()
                 exit_handler.forget()
                 # To the main thread itself, which may sleep.
@@ -90,6 +97,17 @@ def _pass_on_interrupt(stop: Path, seconds: float) -> None:
                 assert main is not None
                 signal.pthread_kill(main, signal.SIGINT)
                 return
+
+
+def _interrupted_handler(default: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], Any]:
+    """Python's handler of SIGINT, which also notes that the main thread has taken it."""
+
+    @functools.wraps(default)
+    def handling(number: int, frame: FrameType | None) -> Any:
+        Timeout.interrupted = math.inf
+        return default(number, frame)
+
+    return handling
 
 
 def was_interrupted() -> bool:
