@@ -1,7 +1,7 @@
 """Requests to stop this process, by a signal or by a file such as ``RUN_DIR/stop``.
 
-A signal's handler can only be one for the whole process, so this is the process's own state. Nothing heavy is imported
-here: a rank listens before it imports anything else.
+A signal has one handler in a process, so :data:`this_process` is the only object of its class. Nothing heavy is
+imported here: a rank listens before it imports anything else.
 """
 
 from __future__ import annotations
@@ -29,63 +29,99 @@ _MOST_BYTES = 2**12
 # The file may lie on a shared file system.
 _LOOK_SECONDS = 1.0
 
-_reason: str | None = None
-_agreed = False
-_file: Path | None = None
-_also: Callable[[], str | None] | None = None
-_looked = float("-inf")
-_handled: set[signal.Signals] = set()
-_announce: Callable[[], None] | None = None
-_repeated = signal.SIG_DFL
+
+class StopRequests:
+    """What asked a process to stop: the first signal that it listens to, or the file that it watches."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._agreed = False
+        self._file: Path | None = None
+        self._otherwise: Callable[[], str | None] | None = None
+        self._looked = float("-inf")
+        self._handled: set[signal.Signals] = set()
+        self._repeated: signal.Handlers = signal.SIG_DFL
+        self._announce: Callable[[], None] | None = None
+
+    def listen(self, *names: str) -> None:
+        """Make these signals request a stop instead of ending the process; names without ``SIG``. Idempotent.
+
+        A second SIGTERM or SIGINT ends the process: whoever sends it again does not wait for the end of a step.
+        """
+        if not self._handled:
+            # A forked worker is ended by SIGTERM like any other process: it has no step to end.
+            os.register_at_fork(after_in_child=self._forget)
+        before = self.listens()
+        for name in names:
+            number = signal.Signals[f"SIG{name}"]
+            if number not in self._handled:
+                signal.signal(number, self._receive)
+                self._handled.add(number)
+        if self._announce and self.listens() and not before:
+            self._announce()
+
+    def outlast_repeats(self) -> None:
+        """Ignore SIGTERM once it has asked for a stop, in tasks of srun.
+
+        Slurm sends it to them at the begin of a partition's GraceTime and twice at its end, and SIGKILL later. Whoever
+        is in a hurry stops srun, which kills them.
+        """
+        self._repeated = signal.SIG_IGN
+
+    def listens(self) -> bool:
+        """Whether SIGTERM requests a stop of this process."""
+        return signal.SIGTERM in self._handled
+
+    def announce(self, say: Callable[[], None]) -> None:
+        """Call ``say`` once this process :meth:`listens`, unless it already does."""
+        self._announce = say
+
+    def watch(self, file: Path, otherwise: Callable[[], str | None] | None = None) -> None:
+        """Treat the existence of ``file`` as a request to stop; its text is the reason.
+
+        Args:
+            otherwise: gives another reason, or None; called whenever the file is looked for and not there.
+        """
+        self._file, self._otherwise = file, otherwise
+
+    def asked(self, *, look: bool) -> str | None:
+        """The reason for which this process was asked to stop; None if it was not.
+
+        Args:
+            look: also look for the file, at most once a second. One rank of a run is enough.
+        """
+        if self._reason is None and look and self._file and time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            try:
+                self._reason = reason_in(self._file) or f"the file {self._file.name} was made"
+            except OSError:
+                self._reason = self._otherwise() if self._otherwise else None
+        return self._reason
+
+    def agree(self) -> None:
+        """Record that all ranks stop, as if this one had been asked, whichever rank got the signal."""
+        self._agreed = True
+        self._reason = self._reason or "asked on another rank"
+
+    def agreed(self) -> bool:
+        """Whether all ranks know that they are to stop."""
+        return self._agreed
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            # The default action, so that the system also ends a process that waits inside a collective.
+            signal.signal(number, self._repeated if number == signal.SIGTERM else signal.SIG_DFL)
+        if self._reason is None:
+            self._reason = signal.Signals(number).name
+
+    def _forget(self) -> None:
+        for number in self._handled:
+            signal.signal(number, signal.SIG_DFL)
+        self._handled.clear()
 
 
-def listen(*names: str) -> None:
-    """Make these signals request a stop instead of ending the process; names without ``SIG``. Idempotent.
-
-    A second SIGTERM or SIGINT ends the process: whoever sends it again does not wait for the end of a step.
-    """
-    if not _handled:
-        # A forked worker is ended by SIGTERM like any other process: it has no step to end.
-        os.register_at_fork(after_in_child=_forget)
-    before = listens()
-    for name in names:
-        number = signal.Signals[f"SIG{name}"]
-        if number not in _handled:
-            signal.signal(number, _receive)
-            _handled.add(number)
-    if _announce and listens() and not before:
-        _announce()
-
-
-def outlast_repeats() -> None:
-    """Ignore SIGTERM once it has asked for a stop, in tasks of srun.
-
-    Slurm sends it to them at the begin of a partition's GraceTime and twice at its end, and SIGKILL later. Whoever is
-    in a hurry stops srun, which kills them.
-    """
-    global _repeated
-    _repeated = signal.SIG_IGN
-
-
-def listens() -> bool:
-    """Whether SIGTERM requests a stop of this process."""
-    return signal.SIGTERM in _handled
-
-
-def announce(say: Callable[[], None]) -> None:
-    """Call ``say`` once this process :func:`listens`, unless it already does."""
-    global _announce
-    _announce = say
-
-
-def watch(file: Path, also: Callable[[], str | None] | None = None) -> None:
-    """Treat the existence of ``file`` as a request to stop; its text is the reason.
-
-    Args:
-        also: gives another reason, or None; called whenever the file is looked for and not there.
-    """
-    global _also, _file
-    _also, _file = also, file
+this_process = StopRequests()
+"""The requests to this process."""
 
 
 def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
@@ -122,46 +158,3 @@ def reason_in(file: Path) -> str:
     """
     with open_regular(file, links=False) as opened:
         return opened.read(_MOST_BYTES).decode(errors="replace").strip()
-
-
-def asked(*, look: bool) -> str | None:
-    """The reason for which this process was asked to stop; None if it was not.
-
-    Args:
-        look: also look for the file, at most once a second. One rank of a run is enough.
-    """
-    global _looked, _reason
-    if _reason is None and look and _file and time.monotonic() - _looked >= _LOOK_SECONDS:
-        _looked = time.monotonic()
-        try:
-            _reason = reason_in(_file) or f"the file {_file.name} was made"
-        except OSError:
-            _reason = _also() if _also else None
-    return _reason
-
-
-def agree() -> None:
-    """Record that all ranks stop, as if this one had been asked, whichever rank got the signal."""
-    global _agreed, _reason
-    _agreed = True
-    _reason = _reason or "asked on another rank"
-
-
-def stop_agreed() -> bool:
-    """Whether all ranks know that they are to stop."""
-    return _agreed
-
-
-def _receive(number: int, frame: FrameType | None) -> None:
-    global _reason
-    if number in (signal.SIGTERM, signal.SIGINT):
-        # The default action, so that the system also ends a process that waits inside a collective.
-        signal.signal(number, _repeated if number == signal.SIGTERM else signal.SIG_DFL)
-    if _reason is None:
-        _reason = signal.Signals(number).name
-
-
-def _forget() -> None:
-    for number in _handled:
-        signal.signal(number, signal.SIG_DFL)
-    _handled.clear()

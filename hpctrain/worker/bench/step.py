@@ -94,14 +94,14 @@ def loop_overhead(
     batch = np.arange(_GLOBAL_BATCH)
     block = np.ones(BLOCK_BYTES // 4, np.float32)
     blocks = math.ceil(sum(parameter.nbytes for parameter in model.parameters()) / comm.size / BLOCK_BYTES)
-    stopping.watch(folder / "stop")
+    stopping.this_process.watch(folder / "stop")
 
     def each() -> None:
         # The reduction checks this rank's slice in the same way, each block while it is in the cache.
         for _ in range(blocks):
             all_finite(block)
         order = zlib.crc32(batch.astype("<i8").tobytes())
-        stop = stopping.asked(look=comm.rank == 0) is not None
+        stop = stopping.this_process.asked(look=comm.rank == 0) is not None
         loss = float(comm.allreduce(np.array([1.0, float(stop)]), "mean")[0])
         events.emit(
             StepEvent(

@@ -114,11 +114,11 @@ def should_stop() -> bool:
     to ``hpctrain run`` that would end it.
     """
     comm = current()
-    stopping.listen("TERM")
-    own = stopping.asked(look=comm.rank == 0) is not None
+    stopping.this_process.listen("TERM")
+    own = stopping.this_process.asked(look=comm.rank == 0) is not None
     stop = bool(comm.allreduce(np.array([float(own)]), "max")[0])
     if stop:
-        stopping.agree()
+        stopping.this_process.agree()
     return stop
 
 

@@ -47,7 +47,7 @@ def _make(work: str, executor: Any) -> Manifest:
 
 def _map(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     for result in executor.map(partial(naming_host, function), items):
-        if stopping.asked(look=True):
+        if stopping.this_process.asked(look=True):
             print("asked to stop: what is not made yet is left for the next attempt", flush=True)
             sys.exit(stopping.RESUMABLE)
         yield result

@@ -18,14 +18,16 @@ def _listen(directory: Path) -> None:
     try:
         plan = json.loads(read_regular(directory / "plan.json", 2**24, links=False))
         # A script gets SIGTERM as a request to stop only once it has called ht.should_stop.
-        stopping.listen(plan["stop"]["signal"], *(["TERM", "INT", "USR1", "USR2"] if plan["recipe"] else []))
+        stopping.this_process.listen(
+            plan["stop"]["signal"], *(["TERM", "INT", "USR1", "USR2"] if plan["recipe"] else [])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return
 
 
 if __name__ == "__main__":
     if (launcher := detect()) and launcher.name == SRUN:
-        stopping.outlast_repeats()
+        stopping.this_process.outlast_repeats()
     _listen(Path(sys.argv[1]))
     # The interpreter's final collections would visit every object of the framework, for more than a second. The first
     # exit handler is the last to run.

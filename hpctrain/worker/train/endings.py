@@ -36,7 +36,7 @@ def exit_status(stop: SystemExit) -> Ending | None:
         return None
     if isinstance(stop.code, int):
         message = f"exit status {stop.code}"
-        resumable = stop.code == stopping.RESUMABLE and stopping.asked(look=True) is not None
+        resumable = stop.code == stopping.RESUMABLE and stopping.this_process.asked(look=True) is not None
         if stop.code == stopping.RESUMABLE and not resumable:
             message += ", which says that it was stopped, but nobody asked it to stop"
         return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)

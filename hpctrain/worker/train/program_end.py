@@ -85,7 +85,7 @@ def _pass_on_interrupt(stop: Path, seconds: float) -> None:
     global _interrupted
     while not _over.wait(seconds):
         with contextlib.suppress(OSError):
-            if stopping.reason_in(stop) == signal.SIGINT.name and not stopping.listens():
+            if stopping.reason_in(stop) == signal.SIGINT.name and not stopping.this_process.listens():
                 # Leaving the run waits for ranks that are where this one left them.
                 _interrupted = True
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -84,7 +84,7 @@ def run_rank(path: Path) -> int:
             path=path,
         )
     directory = held.work
-    stopping.watch(directory.stop, held.lost)
+    stopping.this_process.watch(directory.stop, held.lost)
     forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
     _take_input(rank)
@@ -101,11 +101,11 @@ def run_rank(path: Path) -> int:
         pid=os.getpid(),
         started=psutil.Process().create_time(),
         status="running",
-        listens=stopping.listens(),
+        listens=stopping.this_process.listens(),
         log_begin=log_begin,
     )
     write_record(directory, record)
-    stopping.announce(lambda: _update(directory, record, listens=True))
+    stopping.this_process.announce(lambda: _update(directory, record, listens=True))
     _report_stalls(directory, record)
 
     def conclude(ending: Ending | None) -> int:
@@ -266,7 +266,7 @@ def _recorded(ending: Ending | None, script: Script | None) -> Ending | None:
     """The ending, after a script's stop was recorded."""
     if script and ending and ending.resumable:
         try:
-            recording.stopped(stopping.asked(look=True) or "asked")
+            recording.stopped(stopping.this_process.asked(look=True) or "asked")
         except HpctrainError as fault:
             return describe(fault)
     return ending
@@ -316,7 +316,7 @@ def _check_script(rank: int, ranks: int) -> None:
         return
     comm.make_last_checks()
     comm.require_distributed(rank, ranks)
-    if rank == 0 and stopping.stop_agreed():
+    if rank == 0 and stopping.this_process.agreed():
         tell(_ENDED_AFTER_STOP)
 
 

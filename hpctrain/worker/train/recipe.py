@@ -85,7 +85,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             events,
             checkpoints=checkpoints,
             dumps=directory.dumps,
-            asked=lambda: stopping.asked(look=comm.rank == 0),
+            asked=lambda: stopping.this_process.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
             begun_ranks=plan.begun_ranks,
             energy=energy,
@@ -95,7 +95,7 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
         with phase(comm, _first_phase(trainer, begun), over=lambda: loop.iteration > begun):
             done = loop.run(begun)
     if not done:
-        stopping.agree()
+        stopping.this_process.agree()
         raise SystemExit(stopping.RESUMABLE)
 
 

@@ -14,7 +14,9 @@ from hpctrain.common.run import stopping
 
 
 def python(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    imports = "import os, signal, sys, time\nfrom pathlib import Path\nfrom hpctrain.common.run import stopping"
+    imports = (
+        "import os, signal, sys, time\nfrom pathlib import Path\nfrom hpctrain.common.run.stopping import this_process"
+    )
     program = f"{imports}\n{text}"
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
@@ -23,8 +25,8 @@ def python(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", ["USR1", "USR2", "TERM", "INT"])
 def test_a_signal_asks_and_does_not_end(name: str) -> None:
     result = python(
-        f"stopping.listen('{name}', '{name}'); print(stopping.asked(look=False))\n"
-        f"os.kill(os.getpid(), signal.SIG{name}); print(stopping.asked(look=False))"
+        f"this_process.listen('{name}', '{name}'); print(this_process.asked(look=False))\n"
+        f"os.kill(os.getpid(), signal.SIG{name}); print(this_process.asked(look=False))"
     )
     assert (result.returncode, result.stdout) == (0, f"None\nSIG{name}\n")
 
@@ -32,8 +34,9 @@ def test_a_signal_asks_and_does_not_end(name: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_one_ends_a_process_even_inside_a_c_call(number: signal.Signals) -> None:
     program = (
-        f"from hpctrain.common.run import stopping; stopping.listen('{number.name[3:]}'); print(flush=True)\n"
-        "while not stopping.asked(look=False): pass\n"
+        "from hpctrain.common.run.stopping import this_process\n"
+        f"this_process.listen('{number.name[3:]}'); print(flush=True)\n"
+        "while not this_process.asked(look=False): pass\n"
         "print(flush=True); import ctypes; libc = ctypes.CDLL(None)\n"
         # As a collective: its own loop begins to wait again after each signal's handler.
         "while True: libc.sleep(600)"
@@ -53,9 +56,9 @@ def test_a_second_one_ends_a_process_even_inside_a_c_call(number: signal.Signals
 
 def test_a_task_of_srun_outlasts_repeats() -> None:
     result = python(
-        "stopping.outlast_repeats(); stopping.listen('TERM', 'INT')\n"
+        "this_process.outlast_repeats(); this_process.listen('TERM', 'INT')\n"
         "for _ in range(3): os.kill(os.getpid(), signal.SIGTERM)\n"
-        "print(stopping.asked(look=False), flush=True); os.kill(os.getpid(), signal.SIGINT)\n"
+        "print(this_process.asked(look=False), flush=True); os.kill(os.getpid(), signal.SIGINT)\n"
         "os.kill(os.getpid(), signal.SIGINT); print('not reached')"
     )
     assert (result.returncode, result.stdout) == (-signal.SIGINT, "SIGTERM\n")
@@ -63,7 +66,7 @@ def test_a_task_of_srun_outlasts_repeats() -> None:
 
 def test_a_forked_worker_is_ended_by_the_first() -> None:
     result = python(
-        "stopping.listen('TERM', 'USR2')\n"
+        "this_process.listen('TERM', 'USR2')\n"
         "ready, say = os.pipe()\n"
         "child = os.fork()\n"
         "if not child: os.write(say, b'.'); time.sleep(30); os._exit(0)\n"
@@ -76,7 +79,8 @@ def test_the_file_asks_only_who_looks(tmp_path: Path) -> None:
     file = tmp_path / "stop"
     file.write_text("the time is over\n")
     result = python(
-        "stopping.watch(Path(sys.argv[1])); print(stopping.asked(look=False)); print(stopping.asked(look=True))",
+        "this_process.watch(Path(sys.argv[1]))\n"
+        "print(this_process.asked(look=False)); print(this_process.asked(look=True))",
         str(file),
     )
     assert result.stdout == "None\nthe time is over\n"
@@ -85,9 +89,9 @@ def test_the_file_asks_only_who_looks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_file_is_looked_for_once_a_second_at_most(tmp_path: Path) -> None:
     result = python(
-        "stopping.watch(Path(sys.argv[1])); begin = time.monotonic(); stopping.asked(look=True)\n"
+        "this_process.watch(Path(sys.argv[1])); begin = time.monotonic(); this_process.asked(look=True)\n"
         "Path(sys.argv[1]).touch()\n"
-        "while not stopping.asked(look=True): pass\n"
+        "while not this_process.asked(look=True): pass\n"
         "print(time.monotonic() - begin >= 1.0)",
         str(tmp_path / "stop"),
     )
