@@ -22,11 +22,11 @@ from pydantic.fields import FieldInfo
 
 from hpctrain.cli.main import app
 from hpctrain.common import settings
-from hpctrain.common.cluster.gpu_models import gpus
+from hpctrain.common.cluster.gpu_models import buses, gpus
 from hpctrain.common.files.checked_yaml import subsection
 from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.control.predict.constants import Constant, buses, constants
+from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
 
 REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pages
 import pytest
 
-from hpctrain.common.cluster.gpu_models import gpus
-from hpctrain.control.predict.constants import buses, constants
+from hpctrain.common.cluster.gpu_models import buses, gpus
+from hpctrain.control.predict.constants import constants
 from support.pages import ROOT, files, is_there, scripts
 
 SVG = "{http://www.w3.org/2000/svg}"

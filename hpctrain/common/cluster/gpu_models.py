@@ -1,13 +1,13 @@
-"""GPUs as their makers' data sheets describe them (``gpus.yaml``)."""
+"""All facts about GPUs (``gpus.yaml``): their data sheets, their generation, and the buses that join them."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
@@ -15,24 +15,37 @@ from hpctrain.common.files.checked_yaml import Section, load_checked
 _OF_A_HOST = 8
 
 Rate = Annotated[float, Field(gt=0)]
+Kind = Literal["measured", "published", "assumed"]
+Generation = Literal["pascal", "volta", "ampere", "ada", "hopper", "blackwell", "cdna"]
+
+
+class Pace(Section):
+    """The factor on the roofline of a GPU for what its data sheet does not say; ``spread`` is of its logarithm."""
+
+    value: Rate
+    spread: Rate
+    kind: Kind
+    source: str
 
 
 class GpuModel(Section):
-    """What a data sheet states. Rates in FLOP/s and bytes/s, power in W."""
+    """A GPU, whose entry has to state each field. Rates in FLOP/s and bytes/s, power in W."""
 
     reported_as: str
+    generation: Generation
     vector_flops: Rate
     conv32_flops: Rate
     half_flops: Rate
-    fp8_flops: Rate | None = None
-    fp4_flops: Rate | None = None
+    bfloat16: bool
+    fp8_flops: Rate | None
+    fp4_flops: Rate | None
     memory_bytes_per_s: Rate
     memory_mib: int
     power_w: Rate
     idle_w: Rate
     bus: str
-    joined: int = _OF_A_HOST
-    bfloat16: bool = True
+    joined: int
+    pace: Pace
     source: str
 
     @property
@@ -46,16 +59,45 @@ class GpuModel(Section):
         return self.joined if self.joined > _OF_A_HOST else 1
 
 
+class Bus(Section):
+    """The bus that joins the GPUs of one node."""
+
+    points: tuple[tuple[Rate, Rate], ...] = Field(
+        min_length=1, description="bytes of an all-reduce and its bus bandwidth in bytes/s, rising"
+    )
+    of: int = Field(ge=2, description="the GPUs that it was measured with")
+    latency: Literal["nvlink", "pcie"]
+    spread: float = Field(ge=0)
+    kind: Kind
+    source: str
+
+
 class _Gpus(Section):
     gpus: dict[str, GpuModel]
+    buses: dict[str, Bus]
+
+    @model_validator(mode="after")
+    def _buses_are_known(self) -> Self:
+        unknown = {each.bus for each in self.gpus.values()} - set(self.buses)
+        if unknown:
+            raise ValueError(f"no entry in buses: {', '.join(sorted(unknown))}")
+        return self
 
 
 @cache
+def _file() -> _Gpus:
+    path = Path(__file__).parent / "gpus.yaml"
+    return load_checked(path.read_text(encoding="utf-8"), path, _Gpus, "file of GPUs", "reinstall hpctrain")
+
+
 def gpus() -> dict[str, GpuModel]:
     """All GPUs that are known, by the names of ``--gpu``."""
-    path = Path(__file__).parent / "gpus.yaml"
-    text = path.read_text(encoding="utf-8")
-    return dict(load_checked(text, path, _Gpus, "file of data sheets", "reinstall hpctrain").gpus)
+    return _file().gpus
+
+
+def buses() -> dict[str, Bus]:
+    """The buses that join the GPUs of a node, by name."""
+    return _file().buses
 
 
 def gpu(name: str) -> GpuModel:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.common.cluster.gpu_models import buses, gpu
 from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.nccl_tuner import TUNER_VERSION, Algorithm, choose_algorithm
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.values import Values

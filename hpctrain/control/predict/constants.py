@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from hpctrain.common.cluster.gpu_models import GpuModel, gpus
+from hpctrain.common.cluster.gpu_models import GpuModel, Kind, buses, gpus
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.bounds import NotNegative, Positive
 
 # Data sheets round, and boards run at other clocks than they state.
 _DATA_SHEET_SPREAD = 0.02
-
-Kind = Literal["measured", "published", "assumed"]
 
 
 class Constant(Section):
@@ -29,44 +27,22 @@ class Constant(Section):
     source: str
 
 
-class Bus(Section):
-    """The bus that joins the GPUs of one node."""
-
-    points: tuple[tuple[Positive, Positive], ...] = Field(
-        min_length=1, description="bytes of an all-reduce and its bus bandwidth in bytes/s, rising"
-    )
-    of: int = Field(ge=2, description="the GPUs that it was measured with")
-    latency: Literal["nvlink", "pcie"]
-    spread: NotNegative
-    kind: Kind
-    source: str
-
-
 class _Constants(Section):
     constants: dict[str, Constant]
-    pace: dict[str, Constant]
-    buses: dict[str, Bus]
 
 
 @cache
 def constants() -> dict[str, Constant]:
     """All constants by name. A GPU's are called ``GPU.FIELD``, and the largest rate of a bus ``bus.NAME``."""
-    made = _load()
-    found = dict(made.constants)
+    found = dict(_load().constants)
     for name, each in gpus().items():
         found |= {f"{name}.{key}": value for key, value in _of_gpu(each).items()}
-        found[f"{name}.pace"] = made.pace[name]
-    for name, bus in made.buses.items():
+        found[f"{name}.pace"] = Constant(unit="", **each.pace.model_dump())
+    for name, bus in buses().items():
         found[f"bus.{name}"] = Constant(
             value=bus.points[-1][1], unit="B/s", spread=bus.spread, kind=bus.kind, source=bus.source
         )
     return found
-
-
-@cache
-def buses() -> dict[str, Bus]:
-    """The buses that join the GPUs of a node, by name."""
-    return dict(_load().buses)
 
 
 def _of_gpu(each: GpuModel) -> Mapping[str, Constant]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from hpctrain.control.predict.constants import Bus
+    from hpctrain.common.cluster.gpu_models import Bus
     from hpctrain.control.predict.network import Network
 
 TUNER_VERSION = (2, 30)

@@ -98,6 +98,8 @@ class Hosts:
             name=CPU,
             flops=flops,
             memory_bytes_per_s=memory / pace,
+            # Its constants are replaced by those of cores below.
+            generation="ampere",
             watts=0.0,
             bus=(),
             joined=self.local,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.common.cluster.gpu_models import Generation, buses, gpu
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.bounds import Positive
-from hpctrain.control.predict.constants import buses
 from hpctrain.control.predict.constants import constants as general_constants
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class Software(Section):
 
 class _ConstantsFile(Section):
     constants: dict[str, FittedConstant]
-    generations: dict[str, str]
     software: dict[str, Software]
 
 
@@ -113,6 +111,7 @@ class System:
 
     Attributes:
         name: of the GPU.
+        generation: of the GPU, by which attention's kernels and clocks differ.
         flops: FLOP/s of matrix products by precision, for those that it has.
         memory_bytes_per_s: that copies reach.
         watts: the limit of its power; 0 for devices that are not held back by it.
@@ -123,6 +122,7 @@ class System:
     """
 
     name: str
+    generation: Generation
     flops: Mapping[str, float]
     memory_bytes_per_s: float
     watts: float
@@ -158,6 +158,7 @@ class System:
         }
         return cls(
             name=name,
+            generation=sheet.generation,
             flops={precision: rate for precision, rate in flops.items() if rate is not None},
             memory_bytes_per_s=sheet.memory_bytes_per_s * general_constants()["memory_efficiency"].value,
             watts=sheet.power_w,

@@ -25,7 +25,6 @@ from hpctrain.control.predict.transformers.rates import (
     Software,
     System,
     software_named,
-    step_file,
 )
 
 if TYPE_CHECKING:
@@ -172,15 +171,10 @@ class _Step:
     # Rates.
 
     @cached_property
-    def generation(self) -> str:
-        """The generation of the GPU, by which attention's kernels differ."""
-        return step_file().generations.get(self.system.name, "ampere")
-
-    @cached_property
     def speed(self) -> float:
         """What a GPU's power leaves of its rate, and what else its kind differs by."""
         held_back: float = self.system.held_back ** self.values["power"]
-        return self.values[f"gpu.{self.generation}"] * held_back
+        return self.values[f"gpu.{self.system.generation}"] * held_back
 
     @cached_property
     def wide_peak(self) -> float:
@@ -251,8 +245,8 @@ class _Step:
             scores = pairs * network.heads * values["score_bytes"] / self.system.memory_bytes_per_s
             forward = flops / (self.wide_rate / values["matmul"] * values["scores"]) + scores
             return forward, 2 * forward
-        share = values[f"attention.{self.generation}"] * values[f"gpu.{self.generation}"]
-        if self.software.cudnn_attention and self.generation == "hopper":
+        share = values[f"attention.{self.system.generation}"] * values[f"gpu.{self.system.generation}"]
+        if self.software.cudnn_attention and self.system.generation == "hopper":
             share *= values["cudnn_attention"]
         width = network.queries // network.heads
         share *= values["narrow_heads"] ** min(1.0, max(0.0, math.log2(128 / width)))

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from hpctrain.common.cluster.gpu_models import gpu_reported_as, gpus
+from hpctrain.common.cluster.gpu_models import GpuModel, gpu_reported_as, gpus
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Calibration, read_calibration
@@ -104,6 +105,13 @@ def test_energy_of_idle_and_of_full_gpus():
     # GPUs at their limit are 70 % of the node.
     assert node_w(1.0) == pytest.approx(8 * 700 / 0.7)
     assert node_w(0.0) == pytest.approx(8 * 700 / 0.7 - 8 * 700 + 8 * 70)
+
+
+def test_a_gpu_without_one_of_its_fields_is_refused():
+    stated = gpus()["l40s"].model_dump()
+    for field in stated:
+        with pytest.raises(ValidationError, match=field):
+            GpuModel.model_validate({key: value for key, value in stated.items() if key != field})
 
 
 @pytest.mark.slow

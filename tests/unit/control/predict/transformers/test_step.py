@@ -196,8 +196,8 @@ def test_every_constant_changes_some_step() -> None:
     eager = Layout(mesh=mesh(dp_replicate=2, dp_shard=2, pp=2, cp=2, tp=2), kernels="eager", sequence_parallel=True)
     both = (replace(eager, attention="materialised"), replace(eager, asynchronous_tp=True, precision="fp8"))
     replicated = Layout(mesh=mesh(dp_shard=16), zero=1)
-    gpus = ("a100-sxm-80", "h100-sxm", "gb200", "mi300x")
-    cases = [(layout, gpu) for layout in (eager, replicated) for gpu in gpus]
+    cases = [(layout, gpu) for layout in (eager, replicated) for gpu in ("a100-sxm-80", "h100-sxm", "gb200", "mi300x")]
+    cases += [(replace(eager, precision="fp16"), gpu) for gpu in ("p100", "v100-sxm", "l40s")]
     cases += [(layout, "h100-sxm") for layout in both] + [(replace(eager, precision="fp4"), "gb200")]
 
     def times(values: Mapping[str, float]) -> list[float]:
