@@ -6,10 +6,9 @@ shape. An array that is whole lies under its name alone, unless that ends as suc
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,10 +21,8 @@ _NUMBER = "[0-9]{1,18}"
 _RANGE = f"{_NUMBER}:{_NUMBER}"
 _KEY = re.compile(rf"(.*)\[((?:{_RANGE}(?:,{_RANGE})*)?) of ((?:{_NUMBER}(?:,{_NUMBER})*)?)\]", re.DOTALL)
 
-# Meshes have five dimensions, each of which divides an array once.
-_MOST_CUTS = 32
-# One takes a microsecond.
-_MOST_COMPARED = 10**6
+# Pieces of a mesh make a grid with about as many cells as there are pieces.
+_MOST_CELLS = 10**7
 
 
 class Box(NamedTuple):
@@ -125,7 +122,7 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
     Raises:
         HpctrainError: names the array, and what has the pieces that are at fault.
     """
-    arrays: dict[str, dict[Box, str]] = {}
+    arrays: dict[str, list[tuple[Box, str]]] = {}
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     for (name, shape, box), where in places:
         first, there = shapes.setdefault(name, (shape, where))
@@ -140,87 +137,47 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
                 shape=list(shape),
                 where=where,
             )
-        boxes = arrays.setdefault(name, {})
-        if box in boxes:
-            raise HpctrainError(
-                "HT-checkpoint-damaged",
-                "{name!r} {box} is both in {there} and in {where}",
-                exit_code=1,
-                name=name,
-                box=box,
-                there=boxes[box],
-                where=where,
-            )
-        boxes[box] = where
+        arrays.setdefault(name, []).append((box, where))
     for name, boxes in arrays.items():
         _check_array(name, shapes[name][0], boxes)
 
 
-def _check_array(name: str, shape: tuple[int, ...], boxes: Mapping[Box, str]) -> None:
-    if two := _overlapping(name, boxes):
-        there, where = (f"{box} in {boxes[box]}" for box in two)
+def _check_array(name: str, shape: tuple[int, ...], boxes: Sequence[tuple[Box, str]]) -> None:
+    """Count in how many boxes each cell of the grid is that all their edges make together."""
+    import numpy as np
+
+    edges = [
+        sorted({0, size, *(edge for box, _ in boxes for edge in (box.offsets[axis], box.ends[axis]))})
+        for axis, size in enumerate(shape)
+    ]
+    lengths = [len(along) - 1 for along in edges]
+    if math.prod(lengths) > _MOST_CELLS:
         raise HpctrainError(
             "HT-checkpoint-damaged",
-            "pieces of {name!r} overlap: {there}, and {where}",
+            "{name!r} has {count} pieces that lie as those of no mesh",
             exit_code=1,
             name=name,
-            there=there,
-            where=where,
+            count=len(boxes),
         )
-    size, held = math.prod(shape), sum(box.size for box in boxes)
-    if held < size:
-        found = ", ".join(f"{box} in {where}" for box, where in sorted(boxes.items())[:4])
-        further = f" and {len(boxes) - 4} more" if len(boxes) > 4 else ""
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{missing} of the {size} elements of {name!r}, of shape {shape}, are missing: there is only "
-            "{found}{further}",
-            exit_code=1,
-            missing=size - held,
-            size=size,
-            name=name,
-            shape=list(shape),
-            found=found,
-            further=further,
-        )
-
-
-def _overlapping(name: str, boxes: Collection[Box]) -> tuple[Box, Box] | None:
-    """Two boxes of one array with a common element; None without.
-
-    Meshes cut arrays from end to end, along one dimension after the other. Boxes that such cuts part have nothing in
-    common, so that the others alone, which overlap or were made by hand, are compared with each other.
-
-    Raises:
-        HpctrainError: so many are left that it would take too long.
-    """
-    groups = [[box for box in boxes if box.size]]
-    begins = zip(*(box.offsets for box in groups[0]), strict=True)
-    divided = [axis for axis, offsets in enumerate(begins) if len(set(offsets)) > 1]
-    for axis in itertools.islice(itertools.cycle(divided), _MOST_CUTS):
-        groups = [part for group in groups for part in _parted(group, axis) if len(part) > 1]
-    pairs = (pair for group in groups for pair in itertools.combinations(group, 2))
-    for one, other in itertools.islice(pairs, _MOST_COMPARED):
-        if one.common(other):
-            return one, other
-    if next(pairs, None):
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{name!r} has pieces that lie as those of no mesh, too many to compare them: {count}",
-            exit_code=1,
-            name=name,
-            count=sum(map(len, groups)),
-        )
-    return None
-
-
-def _parted(boxes: Iterable[Box], axis: int) -> list[list[Box]]:
-    """The boxes of each part of the array, where it is cut along a dimension wherever no box lies across."""
-    parts: list[list[Box]] = []
-    reached = -1
-    for box in sorted(boxes, key=lambda box: box.offsets[axis]):
-        if (begin := box.offsets[axis]) >= reached:
-            parts.append([])
-        parts[-1].append(box)
-        reached = max(reached, begin + box.lengths[axis])
-    return parts
+    numbers = [{edge: number for number, edge in enumerate(along)} for along in edges]
+    times = np.zeros(lengths, np.int32)
+    for box, _ in boxes:
+        bounds = zip(numbers, box.offsets, box.ends, strict=True)
+        times[tuple(slice(number[begin], number[end]) for number, begin, end in bounds)] += 1
+    if (times == 1).all():
+        return
+    cell = np.unravel_index(np.argmax(times != 1), times.shape)
+    offsets = tuple(along[number] for along, number in zip(edges, cell, strict=True))
+    ends = tuple(along[number + 1] for along, number in zip(edges, cell, strict=True))
+    part = Box(offsets, tuple(end - begin for begin, end in zip(offsets, ends, strict=True)))
+    held = [(box, where) for box, where in boxes if box.common(part)] or boxes
+    raise HpctrainError(
+        "HT-checkpoint-damaged",
+        "{name!r}, of shape {shape}: {part} is there {times} times, and not once: {pieces}",
+        exit_code=1,
+        name=name,
+        shape=list(shape),
+        part=part,
+        times=int(times[cell]),
+        pieces=", ".join(f"{box} in {where}" for box, where in held[:4]),
+    )

@@ -155,11 +155,11 @@ def test_ranks_that_lack_elements_save_nothing(tmp_path: Path) -> None:
     held: Held = [HALVES[0], {"model.w": [Box((3, 0), (1, 6))]}]
     with refused(
         "HT-checkpoint-damaged",
-        missing=6,
-        size=24,
         name="model.w",
         shape=[4, 6],
-        found="[0:2, 0:6] in rank 0, [3:4, 0:6] in rank 1",
+        part=[[2, 0], [1, 6]],
+        times=0,
+        pieces="[0:2, 0:6] in rank 0, [3:4, 0:6] in rank 1",
     ):
         save(tmp_path, {"model.w": ARRAY}, held)
     assert newest_whole(tmp_path).iteration == 0
@@ -175,12 +175,12 @@ WHOLE = ({key(0, 2): ARRAY[:2]}, {key(2, 4): ARRAY[2:]})
 @pytest.mark.parametrize(
     "shares, code, values, ranks",
     [
-        (({key(0, 2): ARRAY[:2]}, {}), "HT-checkpoint-damaged", {"missing": 12, "size": 24}, [0]),
-        ((WHOLE[0], {key(2, 3): ARRAY[2:3]}), "HT-checkpoint-damaged", {"missing": 6, "size": 24}, [0, 1]),
+        (({key(0, 2): ARRAY[:2]}, {}), "HT-checkpoint-damaged", {"part": [[2, 0], [2, 6]], "times": 0}, [0]),
+        ((WHOLE[0], {key(2, 3): ARRAY[2:3]}), "HT-checkpoint-damaged", {"part": [[3, 0], [1, 6]], "times": 0}, [0, 1]),
         ((WHOLE[0], {key(1, 4): ARRAY[1:]}), "HT-checkpoint-damaged", {}, [0, 1]),
         (
             (WHOLE[0], {**WHOLE[1], key(0, 2): ARRAY[:2]}),
-            *("HT-checkpoint-damaged", {"box": [[0, 0], [2, 6]]}, [0, 1]),
+            *("HT-checkpoint-damaged", {"part": [[0, 0], [2, 6]], "times": 2}, [0, 1]),
         ),
         ((WHOLE[0], {key(2, 4): ARRAY[3:]}), "HT-checkpoint-damaged", {}, [1]),
         (
