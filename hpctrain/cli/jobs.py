@@ -10,18 +10,17 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.control.schedulers.scheduler import Order, scheduler
-from hpctrain.report.output import answer, tell, terminal
+from hpctrain.report.output import answer, tell
 
 # The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130
 
 
-def order_job(order: Order, *, dry_run: bool = False, wait: bool = False, repeated: bool = False) -> None:
+def order_job(order: Order, *, dry_run: bool = False, wait: bool = False) -> None:
     """Print what would be submitted, on stdout for other programs to read; or submit it, and print directory and jobs.
 
     Args:
         wait: follow the run to its end, and exit as it does.
-        repeated: its tasks are repeated runs, of which a table is printed at the end.
 
     Raises:
         HpctrainError: the order cannot be met, or the scheduler refuses.
@@ -39,14 +38,7 @@ def order_job(order: Order, *, dry_run: bool = False, wait: bool = False, repeat
     tell(submitted.advice)
     directory = RunDirectory(submitted.directory)
     if wait:
-        from hpctrain.control.supervision.repeats import array_series
-        from hpctrain.report.repeats import read_repeats, table
-
-        code = _wait(directory, order.request.tasks)
-        if repeated and (series := array_series(directory.path)):
-            terminal().print(table(read_repeats(series)))
-            tell(f"report: hpctrain report {shell_word(directory.path)}")
-        raise typer.Exit(code)
+        raise typer.Exit(_wait(directory, order.request.tasks))
 
 
 def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:

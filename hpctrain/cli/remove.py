@@ -28,7 +28,7 @@ _ALIVE, _ENDED = ("running", "waiting", "damaged"), ("done", "failed")
 
 def remove(
     targets: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN…]", help="Directories or jobs of runs, of arrays or series.")
+        list[str] | None, typer.Argument(metavar="[RUN…]", help="Directories or jobs of runs, of arrays.")
     ] = None,
     older_than: Annotated[
         float | None,
@@ -96,12 +96,10 @@ def _refusal(path: Path, rows: Sequence[RunRow], problem: str | None) -> Hpctrai
     Args:
         problem: why Slurm does not answer, whose jobs may be those of any run that is not known to have ended.
     """
-    from hpctrain.control.supervision.repeats import read_series
-
     directory = RunDirectory(path)
-    if not rows or not (directory.plan.exists() or directory.submission.exists() or read_series(path)):
+    if not rows or not (directory.plan.exists() or directory.submission.exists()):
         hint = "name the directories that `hpctrain run` or `hpctrain submit` made"
-        return HpctrainError("HT-run-not-found", "{place} is no run, array or series", hint, place=path)
+        return HpctrainError("HT-run-not-found", "{place} is no run or array", hint, place=path)
     for row in rows:
         if row.state in _ALIVE or (problem and row.state not in _ENDED):
             hint = f"hpctrain cancel {shell_word(row.run_dir)} ends it"

@@ -46,13 +46,12 @@ def report(
     If the run was predicted, its measured figures are set beside the prediction.
     """
     from hpctrain.common.errors import HpctrainError
+    from hpctrain.common.files.printable import shell_word
     from hpctrain.common.run.directory import RunDirectory
-    from hpctrain.control.schedulers.find_run import LAST, find_run, last_run_or_series
-    from hpctrain.control.supervision.repeats import array_series, read_series
+    from hpctrain.control.schedulers.find_run import LAST, find_run, last_run
     from hpctrain.report.page import keep_prediction, read_summary, write_report
-    from hpctrain.report.repeats import read_repeats, write_repeats_report
 
-    run_dir = last_run_or_series() if target == LAST else Path(target)
+    run_dir = last_run() if target == LAST else Path(target)
     if not os.path.isdir(run_dir):  # noqa: PTH112 - Path.is_dir raises for over-long names
         run_dir = find_run(target).directory.path
     if tracking is not None:
@@ -68,16 +67,13 @@ def report(
 
         raise typer.Exit(send_later(run_dir, tracking, lambda text: tell(f"hpctrain: {text}")))
     directory = RunDirectory(run_dir)
-    if series := read_series(run_dir) or array_series(run_dir):
-        if prediction:
-            raise HpctrainError(
-                "HT-run-is-several",
-                "{path} holds repeated runs, and --prediction is for one",
-                f"name it: {run_dir / 'seed-S'}",
-                path=run_dir,
-            )
-        answer(read_repeats(series).model_dump_json(indent=2) if as_json else write_repeats_report(series))
-        return
+    if directory.submission.exists() and not directory.plan.exists():
+        raise HpctrainError(
+            "HT-run-is-several",
+            "{path} is an array of jobs, and a report is of one run",
+            f"name a task: {shell_word(run_dir)}/task-N; hpctrain compare sets several side by side",
+            path=run_dir,
+        )
     if prediction:
         keep_prediction(directory, prediction)
     if as_json:

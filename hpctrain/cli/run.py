@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +11,11 @@ import typer
 from hpctrain.cli import completion
 from hpctrain.cli.host_options import HostsWithSlots
 from hpctrain.cli.option_groups import given, with_groups
-from hpctrain.cli.run_options import PredictedGpu, Repeat, StartOptions, StopOptions, WorkOptions, require_gpu
+from hpctrain.cli.run_options import PredictedGpu, StartOptions, StopOptions, WorkOptions, require_gpu
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
+from hpctrain.common.run.plan import HostOptions, Script, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 
 
@@ -63,16 +60,8 @@ def run(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe, script or plan.json.")
     ] = False,
-    repeat: Repeat = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
-    ] = False,
-    pdb: Annotated[
-        bool,
-        typer.Option(
-            "--pdb",
-            help="Debug a script: breakpoint() and errors of rank 0 open Python's debugger here; the others wait.",
-        ),
     ] = False,
     gpu: PredictedGpu = None,
     start: StartOptions,
@@ -111,32 +100,21 @@ def run(
         framework=training.framework,
         run_dir=_directory(run_dir, resume=resume),
         submitted=submitted,
-        repeat=repeat,
         dry_run=dry_run,
     )
     # Imported last: without them, a misspelt recipe is reported in two thirds of the time.
     from hpctrain.cli.run_output import Terminal
     from hpctrain.control.supervision.begin import begin_or_resume
 
-    with _lent(request) if pdb else contextlib.nullcontext():
-        code = begin_or_resume(request, Terminal(request.work, gpu), resume=resume)
-    raise typer.Exit(code)
+    raise typer.Exit(begin_or_resume(request, Terminal(request.work, gpu), resume=resume))
 
 
 def _directory(name: str | None, *, resume: bool) -> Path | None:
     if resume and name == "last" and not os.path.lexists(name):
-        from hpctrain.control.schedulers.find_run import last_run_or_series
+        from hpctrain.control.schedulers.find_run import last_run
 
-        return last_run_or_series()
+        return last_run()
     return None if name is None else Path(name)
-
-
-def _lent(request: TrainingRequest) -> AbstractContextManager[None]:
-    from hpctrain.cli.lent_terminal import lent_terminal
-
-    begun = request.run_dir and RunDirectory(request.run_dir).plan
-    work = request.work or (begun and begun.exists() and read_model(begun, Plan).script)
-    return lent_terminal(to_script=isinstance(work, Script), dry_run=request.dry_run)
 
 
 def _work(work: str | None, arguments: list[str], training: WorkOptions, *, resume: bool) -> Recipe | Script | None:

@@ -23,7 +23,6 @@ from hpctrain.common.recipes.mesh import AXES
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
 from hpctrain.common.run.plan import THREADS, Script
-from hpctrain.common.run.request import MOST_SEEDS
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import has_credentials, is_secret
 
@@ -40,16 +39,6 @@ Restarts = Annotated[
         help="Restarts in a row without progress after a run fails; 3 by default, 0 for scripts that are not "
         "elastic: a script with some counts as resumable whenever it is interrupted.",
         rich_help_panel=_STOP,
-    ),
-]
-
-Repeat = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        max=MOST_SEEDS,
-        help="Run the recipe with N seeds, starting at its own; mean and deviation.",
     ),
 ]
 

@@ -26,14 +26,13 @@ from hpctrain.control.planning.mesh import mesh_lines
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.start import command_for
-from hpctrain.report.output import answer, say, tell, terminal
+from hpctrain.report.output import answer, say, tell
 
 if TYPE_CHECKING:
     from hpctrain.common.run.events import Event
     from hpctrain.control.supervision.audience import Summary
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.interrupts import Interrupts
-    from hpctrain.control.supervision.repeats import Series
 
 
 class Terminal:
@@ -139,12 +138,6 @@ class Terminal:
         if not failure and plan.script and plan.ranks > 1 and note_script(plan.script.path):
             tell(f"`hpctrain verify` in place of `hpctrain run` proves that {plan.ranks} ranks compute as one process")
         tell(f"report: hpctrain report {shell_word(directory.path)}")
-
-    def series_ended(self, series: Series) -> None:
-        from hpctrain.report.repeats import record_repeats, table
-
-        terminal().print(table(record_repeats(series)))
-        tell(f"report: hpctrain report {shell_word(series.path)}")
 
 
 def print_metrics(plan: Plan, summary: Summary) -> None:

@@ -13,11 +13,9 @@ from hpctrain.cli import completion
 from hpctrain.cli.host_options import JobHosts
 from hpctrain.cli.jobs import order_job
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import JobStart, Repeat, Restarts, WorkOptions
+from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
 from hpctrain.cli.work import read_tasks, require_work
-from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.plan import Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.order import container_options, find_cluster, host_options, requested
@@ -48,7 +46,6 @@ def submit(
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default hpctrain-runs/NAME-TIME.")
     ] = None,
-    repeat: Repeat = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print script, placement and environment; submit and write nothing.")
     ] = False,
@@ -58,28 +55,15 @@ def submit(
 
     Prints the run directory and the job IDs.
     """
-    if run_dir:
-        # Imported only for a directory that was named, because it loads all that runs a series.
-        from hpctrain.control.supervision.repeats import require_no_series
-
-        require_no_series(run_dir)
     require_work(work)
     asked = job.asked()
-    if repeat is not None:
-        if job.array is not None:
-            raise HpctrainError(
-                "HT-options-exclude-each-other",
-                "--array and --repeat exclude each other: --repeat makes an array of its own",
-                f"--array with --set seed=%a chooses the seeds; hpctrain submit {shell_word(work)} --repeat {repeat}",
-            )
-        asked["array"] = f"0-{repeat - 1}"
     require_options(asked)
     found = find_cluster(cluster, job.partition)
     request = requested(found, Path(work).stem, asked)
     # The command line takes precedence over the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     placed = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
-    works = read_tasks(work, training, arguments or [], request.tasks, repeat=repeat is not None)
+    works = read_tasks(work, training, arguments or [], request.tasks)
     training_request = TrainingRequest(
         work=None,
         backend=training.backend,
@@ -96,12 +80,12 @@ def submit(
         content=script.content(),
         options={
             *_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}),
-            *_given({"repeat": repeat, "wait": wait or None}),
+            *_given({"wait": wait or None}),
         },
         image=start.container,
         run_dir=run_dir,
     )
-    order_job(order, dry_run=dry_run, wait=wait, repeated=repeat is not None)
+    order_job(order, dry_run=dry_run, wait=wait)
 
 
 def _given(values: Mapping[str, object]) -> set[str]:

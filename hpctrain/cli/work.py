@@ -151,18 +151,15 @@ def print_notes(*recipes: Recipe) -> Recipe:
 
 
 def read_tasks(
-    work: str, training: WorkOptions, arguments: Sequence[str], tasks: Sequence[int], *, repeat: bool = False
+    work: str, training: WorkOptions, arguments: Sequence[str], tasks: Sequence[int]
 ) -> dict[int | None, Recipe | Script]:
     """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
-
-    Args:
-        repeat: whether each task is the recipe with a seed of its own, for ``--repeat``.
 
     Raises:
         HpctrainError: the work cannot be read, ``%a`` stands where there are no tasks, or every task would do
             the same training.
     """
-    if (repeat or not tasks) and any(each.partition("=")[2] == "%a" for each in training.overrides or ()):
+    if not tasks and any(each.partition("=")[2] == "%a" for each in training.overrides or ()):
         raise HpctrainError(
             "HT-option-needs-another",
             "%a in --set is the number of a task, and there is no --array",
@@ -170,11 +167,6 @@ def read_tasks(
         )
     if not tasks:
         return {None: read_work(work, training, arguments)}
-    if repeat:
-        from hpctrain.control.supervision.repeats import with_seeds
-
-        read = read_work(work, training, arguments)
-        return dict(enumerate(with_seeds(read if isinstance(read, Recipe) else work, len(tasks))))
     if work.endswith(".py"):
         script = read_work(work, training, arguments)
         assert isinstance(script, Script)

@@ -216,7 +216,6 @@ COLUMNS = Setting[int | None](
     set_by="internal",
 )
 STDIN = _internal("HPCTRAIN_STDIN", "HOST:FILE", "The standard input of hpctrain run, which is rank 0's too.")
-DEBUGGER = _internal("HPCTRAIN_DEBUGGER", "HOST:TERMINAL", "The terminal on which rank 0 is debugged.")
 # The adapted CMake files of Horovod read the last three: see hpctrain/control/horovod/adapt.py.
 FINGERPRINT = _internal("HPCTRAIN_FINGERPRINT", "JSON", "What a Horovod is built for, which the built package records.")
 MPI_PREFIX = _internal(

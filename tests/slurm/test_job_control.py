@@ -162,20 +162,6 @@ def test_cancel_lets_the_ranks_save_their_state(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "resumable"
 
 
-@pytest.mark.long
-def test_repeated_runs_and_their_mean(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
-    """The seeds are tasks of an array, from the recipe's own on."""
-    asked = ("submit", "digits", "--smoke", "--set", "seed=7", "--cluster", "generic", "--time", "5", "--repeat", "2")
-    done = slurm_main(*asked, "--run-dir", "run", "--wait")
-    assert done.returncode == 0, done.stdout + log_of(tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "submission.json").read_text())["request"]["array"] == "0-1"
-    found = json.loads(slurm_main("report", "run", "--json").stdout)
-    assert ([run["status"] for run in found["runs"]], found["seeds"]) == (["done", "done"], [7, 8])
-    # The table with the mean and the spread is printed too.
-    assert f"{found['mean']:.4f} ± {found['deviation']:.4f}" in done.stdout
-    slurm.wait_idle()
-
-
 def test_a_job_that_fails_before_the_run_begins(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
     """Its log has the reason, which is shown."""
     (tmp_path / "mine.yaml").write_text(f"{PROFILE}setup: ['echo no-such-module is not there >&2; exit 7']\n")

@@ -40,7 +40,7 @@ import warm_start
 # Beside the framework what its ranks import anyway, the later parts of it that take long among them. Of hpctrain what
 # both halves share: the ranks' half is imported by each rank, because faults are injected into it as it is imported.
 _OF_RANKS = (
-    *("numpy", "pydantic.json_schema", "yaml", "psutil", "safetensors.numpy", "xxhash", "mpi4py", "pdb"),
+    *("numpy", "pydantic.json_schema", "yaml", "psutil", "safetensors.numpy", "xxhash", "mpi4py"),
     *("sklearn.datasets", "sklearn.model_selection", "tensorboard.summary.writer.event_file_writer"),
     *("hpctrain.common.recipes.load", "hpctrain.common.run.plan", "hpctrain.common.run.events"),
 )

@@ -120,11 +120,7 @@ def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[
         (
             ["submit", "digits", "--cluster", "cpu", "--dry-run"],
             "",
-            {
-                "hpctrain.common.run.events.kinds",
-                "hpctrain.control.resuming.attempts",
-                "hpctrain.control.supervision.repeats",
-            },
+            {"hpctrain.common.run.events.kinds", "hpctrain.control.resuming.attempts"},
         ),
     ],
 )

@@ -9,7 +9,6 @@
     RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher
                                  makes the file at a signal, and removes it when it begins an attempt; `hpctrain
                                  cancel` makes it for a job
-    RUN_DIR/prompt               is there while rank 0 shows the prompt of a debugger
     RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
                                  hpctrain.worker.train.non_finite
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts

@@ -14,9 +14,6 @@ from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.backend import require_backend
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
 
-MOST_SEEDS = 1000
-"""How many runs a series can have."""
-
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "keras")
 
 
@@ -37,7 +34,6 @@ class TrainingRequest:
         accept_changes: resume with another recipe or script than the run was begun with, or with an edited plan.
         run_dir: the run directory; None for a new one.
         submitted: a plan's file, with which a resumed run begins where its directory holds none.
-        repeat: the number of seeds; None for a single run.
         dry_run: start nothing and write nothing.
         with_data: a recipe needs its data; False to place ranks alone.
     """
@@ -55,7 +51,6 @@ class TrainingRequest:
     accept_changes: bool = False
     run_dir: Path | None = None
     submitted: Path | None = None
-    repeat: int | None = None
     dry_run: bool = False
     with_data: bool = True
 

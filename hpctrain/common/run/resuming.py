@@ -16,7 +16,7 @@ def resume_command(directory: RunDirectory, *options: str) -> str:
     """The command that resumes a run: for one that was submitted, the command that submits it again.
 
     Args:
-        directory: a run's, an array's, that of one task of an array, or of repeated runs.
+        directory: a run's, an array's, or that of one task of an array.
         options: for ``hpctrain run``; with any, the run goes on where the command is typed.
     """
     job, task = directory, array_task(directory)

@@ -24,9 +24,6 @@ _ANSWER_SECONDS = 30.0
 # Names the newest run.
 LAST = "last"
 
-# The most seeds of a series that an error lists.
-_LISTED_SEEDS = 5
-
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRun:
@@ -86,19 +83,6 @@ def last_run() -> Path:
     return path.parent if array_task(RunDirectory(path)) is not None else path
 
 
-def last_run_or_series() -> Path:
-    """The directory of the :func:`last_run`, or of the series of seeds that it is one of.
-
-    Raises:
-        HpctrainError: there is none.
-    """
-    # Imported here because it loads the code that starts runs, which nothing else here needs.
-    from hpctrain.control.supervision.repeats import read_series
-
-    path = last_run()
-    return path.parent if read_series(path.parent) else path
-
-
 def find_run(target: str) -> FoundRun:
     """The run of a directory, of a job (``12``, ``12_3``), or the :func:`last_run` (``last``).
 
@@ -119,25 +103,9 @@ def find_run(target: str) -> FoundRun:
     tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
     if not tasks and not there:
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
-        _refuse_series(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
         raise HpctrainError("HT-run-not-found", "{place} holds no run", hint, place=called)
     return FoundRun(directory=found, task=task, tasks=tasks)
-
-
-def _refuse_series(path: Path) -> None:
-    # Imported here because it loads the code that starts runs, which nothing else here needs.
-    from hpctrain.control.supervision.repeats import read_series
-
-    if series := read_series(path):
-        runs = [str(run.path) for run in series.runs.values()]
-        shown = ", ".join(runs[:_LISTED_SEEDS]) + (f" … {runs[-1]}" if len(runs) > _LISTED_SEEDS else "")
-        raise HpctrainError(
-            "HT-run-is-several",
-            "{path} holds repeated runs of one recipe, a directory for each seed",
-            f"name one of them: {shown}; hpctrain report {shell_word(path)} covers all",
-            path=path,
-        )
 
 
 def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hpctrain.control.resuming.attempts import Attempt
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.interrupts import Interrupts
-    from hpctrain.control.supervision.repeats import Series
 
 Summary = dict[str, Any]
 """The content of ``summary.json``."""
@@ -83,6 +82,3 @@ class Output(Protocol):
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
         """Report the end of a run; ``failure`` is None where it is done."""
-
-    def series_ended(self, series: Series) -> None:
-        """Report the results of a series, after its last run or the first that failed."""

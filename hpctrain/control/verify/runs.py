@@ -23,7 +23,6 @@ from hpctrain.control.supervision.audience import Audience, ReadyRun, Summary
 from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.repeats import Series
 from hpctrain.control.verify.causes import as_ddp, cause
 from hpctrain.control.verify.differences import Comparison, RankSteps, compare, precision
 from hpctrain.control.verify.verdict import StepDifference, StepLosses, Verdict
@@ -85,9 +84,6 @@ class _Quiet:
         return self._summarise(directory, plan, status)
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        pass
-
-    def series_ended(self, series: Series) -> None:
         pass
 
 

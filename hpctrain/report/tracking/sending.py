@@ -17,7 +17,6 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.tracking import Tracker, parse_trackers
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, kept
-from hpctrain.control.supervision.repeats import read_series
 from hpctrain.control.supervision.trackers import MLFLOW_SERVER, require_trackers
 from hpctrain.report.tracking.redaction import secrets, without
 
@@ -212,7 +211,7 @@ class Trackers:
 
 
 def send_later(run_dir: Path, names: str, notice: Say) -> int:
-    """Send all of a run or a series to trackers; returns the exit status: 0 if they now have it, else 1.
+    """Send all of a run to trackers; returns the exit status: 0 if they now have it, else 1.
 
     Args:
         names: the trackers' names, with commas between them.
@@ -223,14 +222,8 @@ def send_later(run_dir: Path, names: str, notice: Say) -> int:
     """
     trackers = parse_trackers(names)
     require_trackers(trackers)
-    series = read_series(run_dir)
-    runs = [run for run in series.runs.values() if run.events.exists()] if series else [RunDirectory(run_dir)]
-    for run in runs:
-        if not run.events.exists():
-            raise HpctrainError("HT-run-no-events", "{path} holds no events", "is this a run directory?", path=run_dir)
-    sent = [
-        _send(name, run, parts(kept(EventsFile(run.events)), _PART), notice, whole=True)
-        for run in runs
-        for name in trackers
-    ]
+    run = RunDirectory(run_dir)
+    if not run.events.exists():
+        raise HpctrainError("HT-run-no-events", "{path} holds no events", "is this a run directory?", path=run.path)
+    sent = [_send(name, run, parts(kept(EventsFile(run.events)), _PART), notice, whole=True) for name in trackers]
     return 0 if all(sent) else 1

@@ -47,10 +47,9 @@ from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train import program_end
-from hpctrain.worker.train.debugger import look_at, use_debugger
 from hpctrain.worker.train.endings import Ending, describe, exit_status, record_fields
 from hpctrain.worker.train.place import bind_rank
-from hpctrain.worker.train.program_end import finish, from_script, limited, show, was_interrupted
+from hpctrain.worker.train.program_end import finish, limited, show, was_interrupted
 from hpctrain.worker.verify.recorder import record_steps
 
 _ENDED_AFTER_STOP = (
@@ -211,7 +210,6 @@ def _attempt(
         record_steps(plan, directory, rank)
         script = plan.script
         if script:
-            use_debugger(rank, directory.path / "prompt")
             if rank == 0:
                 recording.begin(directory.events)
             try:
@@ -250,7 +248,6 @@ def _ending_by(
     ending = _after_interrupt(describe(error))
     with limited(lambda: conclude(ending)):
         show(error)
-    look_at(error, from_script(error))
     return _recorded(ending, script)
 
 

@@ -206,19 +206,18 @@ def _runs() -> Iterable[bytes]:
 
 
 def _run_files(content: bytes, folder: Path) -> None:
-    """The content as a plan, a summary, a submission, the record of a rank and the seeds of a series."""
+    """The content as a plan, a summary, a submission and the record of a rank."""
     from hpctrain.common.run.directory import RunDirectory, read_model
     from hpctrain.common.run.plan import Plan
     from hpctrain.common.run.records import read_records
     from hpctrain.control.schedulers.outcome import summary_status
     from hpctrain.control.schedulers.submission import Submission
-    from hpctrain.control.supervision.repeats import read_series
     from hpctrain.report.page import read_summary, settings
 
     clear(folder)
     directory = RunDirectory(folder)
     directory.ranks.mkdir()
-    for path in (directory.plan, directory.summary, directory.submission, directory.rank(0), folder / "repeats.json"):
+    for path in (directory.plan, directory.summary, directory.submission, directory.rank(0)):
         path.write_bytes(content)
 
     def show_plan() -> None:
@@ -231,7 +230,6 @@ def _run_files(content: bytes, folder: Path) -> None:
         lambda: summary_status(directory),
         lambda: read_model(directory.submission, Submission),
         lambda: read_records(directory),
-        lambda: read_series(folder),
     ):
         with contextlib.suppress(HpctrainError):
             read()

@@ -62,7 +62,6 @@ _FILES = {
     "stopped": ("plan.json", "events.jsonl", "ranks/rank-1.json", "checkpoints/*/state.json"),
     "done": ("summary.json", "submission.json", "prediction.json"),
     "array": ("submission.json",),
-    "series": ("repeats.json",),
 }
 # Where a key of a file of JSON is: the line, if it has many, and the keys above it.
 Place = tuple[int | None, tuple[str | int, ...]]
@@ -213,7 +212,7 @@ def _in_child(work: Callable[[], Iterator[str]], report: Path) -> None:
 def bases(trained: Path, folder: Path) -> list[Path]:
     """Directories of runs, made of one that is done."""
     folder.mkdir()
-    done, stopped, array, series = (folder / name for name in ("done", "stopped", "array", "series"))
+    done, stopped, array = (folder / name for name in ("done", "stopped", "array"))
     shutil.copytree(trained, done)
     directories.add_rare_events(done)
     shutil.copytree(done, stopped)
@@ -232,10 +231,7 @@ def bases(trained: Path, folder: Path) -> list[Path]:
     array.mkdir()
     RunDirectory(array).submission.write_text(submission)
     shutil.copytree(trained, array / "task-1")
-    series.mkdir()
-    shutil.copytree(trained, series / "seed-1")
-    (series / "repeats.json").write_text(json.dumps({"recipe": "digits", "seeds": [1]}))
-    return [stopped, done, array, series]
+    return [stopped, done, array]
 
 
 def campaign(trained: Path, folder: Path, share: int, seed: int, say: Callable[[str], None]) -> tuple[int, list[str]]:

@@ -110,7 +110,7 @@ def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFix
         ("hpctrain predict ying", ["ying2018"]),
         ("hpctrain recipes show ying", ["ying2018"]),
         ("hpctrain run train", []),
-        ("hpctrain run --repe", ["--repeat"]),
+        ("hpctrain run --overs", ["--oversubscribe"]),
         ("hpctrain submit --cluster dgx", ["dgx-h100"]),
         ("hpctrain run digits --backend g", ["gloo"]),
         ("hpctrain submit digits --cluster dgx", ["dgx-h100"]),

@@ -61,11 +61,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
             for *wrong, code in (
                 ("--set", "seed=%a", "HT-option-needs-another"),
-                ("--repeat", "2", "--set", "seed=%a", "HT-option-needs-another"),
-                ("--repeat", "2", "--array", "0-3", "HT-options-exclude-each-other"),
-                ("--repeat", "2", "--chain", "2", "HT-options-exclude-each-other"),
                 ("--verify", "HT-ranks-too-few"),
-                ("--repeat", "2", "--set", "seed=4294967295", "HT-option-bad-value"),
             )
         ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
@@ -145,7 +141,6 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
     [
         pytest.param(["run"], marks=needs.pytorch),
         ["run", "--dry-run"],
-        pytest.param(["run", "--repeat", "2"], marks=needs.pytorch),
         pytest.param(["submit", "--cluster", "generic"], marks=needs.pytorch),
     ],
 )
@@ -190,11 +185,10 @@ def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     few = replace(machine.this_machine(), host="n1", cores=2, processors=4)
     monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", lambda: few)
-    for work in (["digits"], ["digits", "--repeat", "2"]):
-        assert main(["run", *work, "-np", "5", "--dry-run"]) == 2
-        said = capsys.readouterr().err
-        assert codes(said) == ["HT-ranks-too-many"] and "n1" in said and "(4 hardware" in said
-        assert "-np 2" in said and "--oversubscribe" in said
+    assert main(["run", "digits", "-np", "5", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-ranks-too-many"] and "n1" in said and "(4 hardware" in said
+    assert "-np 2" in said and "--oversubscribe" in said
     # As many as hardware threads are slow, and no more than a warning; whoever counts slots has counted.
     Path("hosts").write_text("n1 slots=5\n")
     for allowed in (["-np", "4"], ["-np", "5", "--oversubscribe"], ["--hosts", "n1:5"], ["--hostfile", "hosts"]):

@@ -11,7 +11,6 @@ from hpctrain.cli.main import main
 from hpctrain.cli.report import report
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.report.summary import summarise
-from support.refusals import codes
 from support.report.predicted_plans import figure, record, row, written
 from support.report.written_runs import recipe_plan
 
@@ -67,9 +66,3 @@ def test_a_foreign_prediction_changes_nothing(
         said = capsys.readouterr().err
         assert str(file) in said and "hpctrain predict" in said
     assert sorted(finished.path.rglob("*")) == before
-
-
-def test_a_series_has_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "repeats.json").write_text('{"seeds": [1, 2]}')
-    assert main(["report", str(tmp_path), "--prediction", "plan.json"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-run-is-several"]

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS, RunDirectory, write_json
-from hpctrain.control.schedulers.find_run import last_run, last_run_or_series
-from hpctrain.control.supervision.repeats import create_series
+from hpctrain.control.schedulers.find_run import last_run
 from hpctrain.report.runs import RunRow, list_runs, runs_text
 from support.refusals import codes, refused
 from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
@@ -83,7 +82,7 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
         assert main(arguments) == 0, arguments
         capsys.readouterr()
     assert (newest / "report.html").exists() and not (runs / "done" / "report.html").exists()
-    assert last_run() == last_run_or_series() == Path("hpctrain-runs/half")
+    assert last_run() == Path("hpctrain-runs/half")
     os.utime(runs / "done" / "events.jsonl", (2_100_000_000, 2_100_000_000))
     assert main(["run", "--resume", "--run-dir", "last", "--dry-run"]) == 0
     assert "hpctrain-runs/done" in capsys.readouterr().out
@@ -92,10 +91,6 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
     shutil.copytree(runs / "half", "last")
     assert main(["report", "./last"]) == 0
     assert Path("last/report.html").exists() and not (runs / "done" / "report.html").exists()
-    seed = create_series(Path("hpctrain-runs/seeds"), {1: recipe_plan()}).runs[1]
-    os.utime(seed.plan, (2_200_000_000, 2_200_000_000))
-    assert (last_run(), last_run_or_series()) == (seed.path, Path("hpctrain-runs/seeds"))
-    shutil.rmtree(runs / "seeds")
     shutil.rmtree(runs / "done")
     (runs / "array").mkdir()
     newest.rename(runs / "array" / "task-1")

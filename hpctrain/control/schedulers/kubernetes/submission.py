@@ -57,7 +57,6 @@ _INSTEAD = {
     "--partition": "name the nodes' labels in the profile, node_selector, or a queue of Kueue",
     "--qos": "name a queue of Kueue in the profile",
     "--sbatch": "change the manifests that --dry-run prints, and apply them",
-    "--repeat": "submit each run separately",
     "--stage": "put the data on a volume of the profile",
     "--stage-environment": "put it into the image",
     "--template": "change the manifests that --dry-run prints, and apply them",

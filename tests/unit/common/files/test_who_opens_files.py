@@ -63,7 +63,7 @@ _ALLOWED = {
     },
     "a folder, to hold it": {"control.launchers.open_mpi_folder", "common.run.open_directory"},
     "images that the benchmark was given": {"worker.bench.other_loaders"},
-    "the user's own terminal, or what the user's command reads": {"worker.train.debugger", "worker.train.rank"},
+    "the user's own terminal, or what the user's command reads": {"worker.train.rank"},
     "the null device": {
         "cli.program",
         "cli.verify",

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hpctrain.common.cluster.machine import Machine
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script
@@ -23,9 +22,7 @@ from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.begin import begin_or_resume
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.repeats import Series
 from hpctrain.report.summary import summarise
-from support import needs
 from support.refusals import refused
 
 
@@ -37,7 +34,6 @@ class Heard:
         self.ready: list[tuple[ReadyRun, RunDirectory]] = []
         self.lines: list[str] = []
         self.failures: list[Failure | None] = []
-        self.series: list[Series] = []
         self.begun_in: list[tuple[int, Path]] = []
 
     def notice(self, text: str) -> None:
@@ -59,9 +55,6 @@ class Heard:
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: dict[str, Any]) -> None:
         assert json.loads(directory.summary.read_text()) == summary
         self.failures.append(failure)
-
-    def series_ended(self, series: Series) -> None:
-        self.series.append(series)
 
 
 @pytest.fixture(autouse=True)
@@ -94,15 +87,6 @@ def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
 
 
-@needs.pytorch
-def test_each_run_of_a_series_is_begun_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begin, "_resume_series", lambda request, series, output: 0)
-    heard = Heard()
-    asked_for = TrainingRequest(work=load_recipe("digits", ["seed=5"]), ranks=1, run_dir=Path("series"), repeat=2)
-    assert begin_or_resume(asked_for, heard, resume=False) == 0
-    assert heard.begun_in == [(1, Path("series/seed-5")), (1, Path("series/seed-6"))]
-
-
 def test_a_run_that_fails_says_so_and_its_code_is_the_ranks() -> None:
     heard = Heard()
     assert begin_or_resume(asked(script("raise SystemExit(3)")), heard, resume=False) == 1
@@ -130,25 +114,14 @@ def test_a_script_that_damages_the_events_is_done_all_the_same() -> None:
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
 
 
-@pytest.mark.parametrize("repeat", [None, 2])
-def test_a_dry_run_starts_and_writes_nothing(repeat: int | None) -> None:
+def test_a_dry_run_starts_and_writes_nothing() -> None:
     heard = Heard()
-    request = TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single", repeat=repeat, dry_run=True)
+    request = TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single", dry_run=True)
     assert begin_or_resume(request, heard, resume=False) == 0
-    found = [run.plan.recipe.seed for run, _ in heard.ready if run.plan.recipe]
-    assert found == [*range(found[0], found[0] + (repeat or 1))]
+    assert len(heard.ready) == 1
     assert {run.launcher for run, _ in heard.ready} == {None}
-    assert heard.lines == heard.failures == heard.series == []
+    assert heard.lines == heard.failures == []
     assert not any(Path().iterdir())
-
-
-def test_seeds_are_of_recipes_whatever_else_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(plan: Plan, machine: Machine) -> None:
-        raise HpctrainError("HT-of-test", "there is no launcher")
-
-    monkeypatch.setattr(begin, "available_launcher", missing)
-    with refused("HT-option-not-usable-here", title="train.py"):
-        begin_or_resume(asked(script(""), repeat=2), Heard(), resume=False)
 
 
 @pytest.mark.parametrize(("begun", "code"), [(True, 4), (False, 1)])
@@ -175,7 +148,6 @@ def test_a_signal_before_the_ranks_are_started(begun: bool, code: int, monkeypat
     [
         ({"run_dir": None}, "HT-argument-missing", {}),
         ({"run_dir": Path("nothing")}, "HT-run-not-found", {"path": "nothing"}),
-        ({"repeat": 2}, "HT-run-directory-taken", {"path": "run"}),
     ],
 )
 def test_what_cannot_go_on(further: dict[str, Any], code: str, values: dict[str, str]) -> None:

@@ -12,7 +12,6 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.supervision.trackers import require_trackers
 from support.refusals import codes
-from support.report.written_runs import recipe_plan, run_events, write_run
 
 SCRIPT = "import hpctrain as ht\nht.init()\nht.log(loss=0.5, step=1)\n"
 
@@ -44,11 +43,10 @@ def test_tensorboard_is_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     "command",
     [
         ["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run"],
-        ["run", "digits", "--backend", "single", "-np", "1", "--run-dir", "run", "--repeat", "2"],
         ["submit", "train.py", "--cluster", "cpu", "--run-dir", "run"],
         ["report", "."],
     ],
-    ids=["run", "repeat", "submit", "report"],
+    ids=["run", "submit", "report"],
 )
 def test_a_missing_package_is_named(
     package: str, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -96,11 +94,3 @@ def test_a_job_goes_on_where_its_tracker_gets_nothing(capfd: pytest.CaptureFixtu
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", ".", "--tracking", "tensorboard"]) == 2
     assert codes(capsys.readouterr().err) == ["HT-run-no-events"]
-
-
-def test_each_run_of_a_series_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("series").mkdir()
-    Path("series/repeats.json").write_text('{"recipe": "digits", "seeds": [1, 2]}')
-    runs = [write_run(Path(f"series/seed-{seed}"), recipe_plan(), run_events()) for seed in (1, 2)]
-    assert main(["report", "series", "--tracking", "tensorboard"]) == 0
-    assert all(list(each.tensorboard.iterdir()) for each in runs)
