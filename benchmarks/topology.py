@@ -7,9 +7,9 @@
 ``subsets`` draws random sets of hosts, as a scheduler on a busy cluster hands them out, and prints means over them of
 crossings, of the worst link's load and of the predicted bandwidth of all-reduces: for hosts in random order, sorted by
 name, depth-first over the switch tree, and placed. ``mesh`` lays tp 8 x pp 4 x dp_shard 16 over as many sets of 64
-hosts with 8 ranks each, and prints what is sent over leaves in a step of the model that ``topology place --mesh`` has
-by default. ``growth`` generates fat trees of three levels with 8 rails a host, and times a process that reads the
-listing of one, builds the fabric, places its hosts from a random order and writes a hostfile.
+hosts with 8 ranks each, and prints what is sent over leaves in a step of the model of ``topology place --mesh``.
+``growth`` generates fat trees of three levels with 8 rails a host, and times a process that reads the listing of one,
+builds the fabric, places its hosts from a random order and writes a hostfile.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 
 import numpy as np
 
-from hpctrain.cli.mesh_model import asked_work
 from hpctrain.common.cluster.launch_files import open_mpi_hostfile
 from hpctrain.common.cluster.node_map import Slot
+from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.mesh_traffic import ORDERS as MESH_ORDERS
 from hpctrain.common.recipes.mesh_traffic import LaidMesh
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.mesh_layout import lay
+from hpctrain.control.topology.mesh_layout import lay, published_work
 from hpctrain.control.topology.placement import PlacementReport, report
 
 ORDERS = ("given", "name", "tree", "placed")
@@ -92,8 +92,7 @@ def row(size: int, title: str, reports: list[PlacementReport], value: str, unit:
 def mesh(path: Path, routes: Path | None) -> None:
     fabric = read_fabric(path, routes)
     choose, hosts = random.Random(0), usual_hosts(fabric)
-    work = asked_work("tp=8,pp=4,dp_shard=16", None, 512)
-    assert work is not None
+    work = published_work(parse_mesh("tp=8,pp=4,dp_shard=16").at(512))
     print(
         f"{path.name}: {DRAWS} random sets of 64 of {len(hosts)} hosts with {len(fabric.adapters(hosts[0]))} adapters\n"
     )

@@ -13,7 +13,6 @@ import typer
 
 from hpctrain.cli.host_options import NamedHosts
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.utf8 import json_text
@@ -118,7 +117,6 @@ def allreduce(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds for sizes up to 16 MiB; larger sizes get fewer, at least 7.")
     ] = 20,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot time against size.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time an all-reduce with each engine, interleaved: hpctrain's own (mpi), MPI_Allreduce, Horovod, torch.distributed
@@ -130,7 +128,6 @@ def allreduce(
     from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
 
     wanted = parse_sizes(sizes)
-    require_places(filter(None, [plot]))
     options = HostOptions(**hosts.given())
     if link_gbit and not (options.hosts or options.hostfile):
         raise HpctrainError(
@@ -157,54 +154,10 @@ def allreduce(
         rows += own
         left_out |= measured["left_out"]
         loads.append(measured["load"])
-    if plot:
-        from hpctrain.report.allreduce_plot import plot as draw
-
-        save({plot: draw(rows)})
     if as_json:
         answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows, "left_out": left_out}))
         return
     _print_tables(*tables, left_out=left_out, load=max(loads))
-
-
-@app.command()
-def collectives(
-    ranks: Annotated[
-        list[int] | None, typer.Option("-np", metavar="N", min=2, help="Number of ranks (2); repeatable.")
-    ] = None,
-    *,
-    sizes: Annotated[
-        str, typer.Option(metavar="LIST", help="Bytes of the whole tensor; K, M and G are powers of 1024.")
-    ] = "1K,64K,1M,64M",
-    rounds: Annotated[int, typer.Option(min=1, help="Steps, and rounds for sizes up to 16 MiB.")] = 20,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of 64 tokens per rank in the step.")] = 8,
-    as_json: AsJson = False,
-) -> None:
-    """Time the collectives of torch.distributed over Gloo and over hpctrain's own process group, and a step of the
-    transformer under FSDP2 over each, interleaved.
-    """
-    from hpctrain.control.programs.bench import measure, parse_sizes
-    from hpctrain.report.benchmarks import Row, collectives_rows, collectives_table
-
-    wanted = ",".join(map(str, parse_sizes(sizes)))
-    rows: list[Row] = []
-    tables = []
-    loads = []
-    for number in dict.fromkeys(ranks or [2]):
-        measured = measure("collectives", number, wanted, str(rounds), str(batch))
-        seconds = {
-            name: {int(nbytes): groups for nbytes, groups in by_size.items()}
-            for name, by_size in measured["seconds"].items()
-        }
-        own = collectives_rows(seconds, number)
-        title = f"torch.distributed on {number} ranks" + (", oversubscribed" if measured["oversubscribed"] else "")
-        tables.append(collectives_table(own, title))
-        rows += own
-        loads.append(measured["load"])
-    if as_json:
-        answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows}))
-        return
-    _print_tables(*tables, left_out={}, load=max(loads))
 
 
 @app.command()

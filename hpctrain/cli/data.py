@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,6 @@ import typer
 
 from hpctrain.cli.host_options import HostNames
 from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.shard_places import EngineOptions, ShardJob, make_at, wrong_options
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -23,6 +23,7 @@ from hpctrain.report.output import answer
 if TYPE_CHECKING:
     from hpctrain.common.files.objects import Objects
     from hpctrain.common.shards.manifest import Shrinking
+    from hpctrain.common.shards.work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
@@ -37,6 +38,22 @@ Shards = Annotated[
 Ranks = Annotated[
     int | None,
     typer.Option("-np", metavar="N", min=1, help="Ranks that share the work, on this machine or on the hosts."),
+]
+
+
+class Engine(StrEnum):
+    """The programs that divide the work."""
+
+    ranks = "ranks"
+    spark = "spark"
+
+
+EngineOption = Annotated[Engine, typer.Option("--engine", help="Ranks of MPI, or a job of Spark.")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="Of Spark: spark://HOST:PORT, yarn, local[*]; by default as configured."
+    ),
 ]
 
 _NAMED = 10
@@ -111,8 +128,8 @@ def shard(
     ] = None,
     *,
     hosts: HostNames,
-    engine: EngineOptions,
-    job: ShardJob,
+    engine: EngineOption = Engine.ranks,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
@@ -120,7 +137,7 @@ def shard(
     from hpctrain.common.shards.manifest import ShardManifest
 
     if megabytes and samples:
-        raise wrong_options("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
+        raise _wrong_options("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
     sharding = ShardRequest(
         source=source,
         folder=folder,
@@ -132,9 +149,8 @@ def shard(
         shrinking=_shrinking(short_side, quality),
         validation_share=validation_share,
     )
-    manifest = make_at(sharding, ranks, hosts, engine, job, as_json=as_json)
-    if not isinstance(manifest, ShardManifest):
-        return
+    manifest = _make(sharding, ranks, hosts, engine, master)
+    assert isinstance(manifest, ShardManifest)
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]
     if as_json:
@@ -151,6 +167,26 @@ def shard(
         answer(f"  and {len(broken) - _NAMED} more, in {folder / 'manifest.json'}")
 
 
+def _wrong_options(problem: str, hint: str = "") -> HpctrainError:
+    return HpctrainError("HT-data-options", "{problem}", hint, problem=problem)
+
+
+def _make(work: Work, ranks: int | None, hosts: HostNames, engine: Engine, master: str | None) -> Manifest:
+    from hpctrain.common.run.plan import HostOptions
+    from hpctrain.control.programs.shard import on_ranks
+
+    if engine is Engine.spark:
+        from hpctrain.control.programs.spark import on_spark
+
+        if ranks is not None or hosts.given():
+            problem = "--engine spark has executors, and -np and --hosts are for ranks"
+            raise _wrong_options(problem, "Spark's configuration sets the number and size of the executors")
+        return on_spark(work, master)
+    if master is not None:
+        raise _wrong_options("--master is for a Spark cluster", "--engine spark uses it")
+    return on_ranks(work, ranks, HostOptions(**hosts.given()))
+
+
 def _shrinking(short_side: int | None, quality: int | None) -> Shrinking | None:
     from hpctrain.common.shards.manifest import Shrinking
 
@@ -158,13 +194,13 @@ def _shrinking(short_side: int | None, quality: int | None) -> Shrinking | None:
         return Shrinking(short_side=short_side, quality=quality or _QUALITY)
     if quality is not None:
         problem = "--quality is for photographs that --short-side shrinks; others keep their bytes"
-        raise wrong_options(problem, "add --short-side PIXELS, for example 400")
+        raise _wrong_options(problem, "add --short-side PIXELS, for example 400")
     return None
 
 
 def _bytes_of(option: str, megabytes: float) -> int:
     if not math.isfinite(megabytes):
-        raise wrong_options(f"{option} {megabytes} is not a size", f"for example {option} {_USUAL_MB}")
+        raise _wrong_options(f"{option} {megabytes} is not a size", f"for example {option} {_USUAL_MB}")
     return int(megabytes * (1 << 20))
 
 
@@ -196,8 +232,8 @@ def prepare_text(
     ] = _USUAL_MB,
     *,
     hosts: HostNames,
-    engine: EngineOptions,
-    job: ShardJob,
+    engine: EngineOption = Engine.ranks,
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into 16-bit tokens, or continue doing so; remakes shards that are missing or damaged."""
@@ -213,9 +249,8 @@ def prepare_text(
         seed=seed,
         part_bytes=_bytes_of("--part-mb", megabytes),
     )
-    manifest = make_at(wanted, ranks, hosts, engine, job, as_json=as_json)
-    if not isinstance(manifest, TextManifest):
-        return
+    manifest = _make(wanted, ranks, hosts, engine, master)
+    assert isinstance(manifest, TextManifest)
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
     counts = {name: {"tokens": split.tokens, "documents": split.documents} for name, split in splits.items()}
     if as_json:
@@ -273,7 +308,7 @@ def stage(
     source = _source(shards)
     if holds_text(source):
         hint = f"cp -r {shell_word(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
-        raise wrong_options(f"{shards} holds tokens, and only images are staged", hint)
+        raise _wrong_options(f"{shards} holds tokens, and only images are staged", hint)
     done = copy(source, to, wait_seconds=wait, check=check)
     if as_json:
         answer(json_text(asdict(done)))

@@ -34,7 +34,6 @@ _COMMANDS = {
     "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
     "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),
     "compare": ("hpctrain.cli.compare", "compare", "Set runs side by side: metrics, and settings that differ."),
-    "remove": ("hpctrain.cli.remove", "remove", "Delete the directories of runs that have ended."),
     "checkpoint": ("hpctrain.cli.checkpoint", "app", "See, check and export the checkpoints of a run."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),
@@ -78,7 +77,6 @@ _OTHER_WORDS = {
     "list": "status",
     "ps": "status",
     "stop": "cancel",
-    "rm": "remove",
 }
 
 # Their first word is a recipe, whose name is completed without importing the command.

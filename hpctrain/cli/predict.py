@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from hpctrain.cli import completion
 from hpctrain.cli.host_options import NodeFile, Switches
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
-from hpctrain.cli.predicted_layout import require_written, script_differences, written
 from hpctrain.cli.prediction_options import (
     PredictedTraining,
     PredictionOptions,
@@ -47,9 +46,6 @@ from hpctrain.report.prediction import (
     prediction_record,
     prediction_table,
 )
-
-if TYPE_CHECKING:
-    from hpctrain.control.predict.prediction import Prediction
 
 # A transformer in a few words is longer than a title should be.
 _LONG_NAME = 40
@@ -91,8 +87,8 @@ def predict(
             framework=training.framework,
         )
     asked = _asked(work, training, options, arguments or ())
-    files = _files(options, asked)
-    require_places(files)
+    if options.plot:
+        _require_plot(options.plot)
     found = predict_request(
         asked,
         PredictionRequest(
@@ -106,10 +102,10 @@ def predict(
     )
     for warning in (*found.warnings, *memory_warnings(found)):
         tell(f"hpctrain: warning: {warning}")
-    if options.write and options.write.suffix == ".py" and (layout := found.rows[-1].layout):
-        for difference in script_differences(layout):
-            tell(f"hpctrain: warning: {options.write} is not as predicted: {difference}")
-    save({file: content(found) for file, content in files.items()})
+    if options.plot:
+        from hpctrain.report.prediction_plot import prediction_plot
+
+        save({options.plot: prediction_plot(found)})
     if as_json:
         answer_json(prediction_record(found))
         return
@@ -119,31 +115,13 @@ def predict(
     answer("\n".join(prediction_notes(found, explain=options.explain)))
 
 
-def _files(
-    options: PredictionOptions, asked: Training | LanguageTraining
-) -> Mapping[Path, Callable[[Prediction], bytes]]:
-    """The files to write, and what makes the content of each.
-
-    Raises:
-        HpctrainError: a file is of a kind that is not written.
-    """
-    found: dict[Path, Callable[[Prediction], bytes]] = {}
-    if plot := options.plot:
-        if plot.suffix not in (".png", ".html"):
-            raise HpctrainError(
-                "HT-format-unknown",
-                "--plot {plot}: no picture is written in this format",
-                "name it .png or .html",
-                plot=plot,
-            )
-        require("report")
-        from hpctrain.report.prediction_plot import prediction_page, prediction_plot
-
-        found[plot] = prediction_page if plot.suffix == ".html" else prediction_plot
-    if file := options.write:
-        require_written(file, asked)
-        found[file] = lambda made: written(asked, made.rows[-1], file)
-    return found
+def _require_plot(file: Path) -> None:
+    if file.suffix != ".png":
+        raise HpctrainError(
+            "HT-format-unknown", "--plot {plot}: no picture is written in this format", "name it .png", plot=file
+        )
+    require("report")
+    require_places([file])
 
 
 def _asked(

@@ -115,14 +115,7 @@ class PredictionOptions:
     ] = False
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png|FILE.html", help="Plot throughput and efficiency."),
-    ] = None
-    write: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.yaml|FILE.py",
-            help="Write the mesh of the last number of nodes: as a recipe, or as the lines of a script.",
-        ),
+        typer.Option(metavar="FILE.png", help="Plot throughput and efficiency."),
     ] = None
 
 

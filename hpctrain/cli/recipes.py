@@ -16,7 +16,6 @@ from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.compatibility import used_values
-from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
@@ -47,42 +46,19 @@ def list_recipes(as_json: AsJson = False) -> None:
 @app.command()
 def show(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME]",
-            help="A published recipe, or the path of a recipe file.",
-            autocompletion=completion.recipes,
-        ),
-    ] = None,
+        str,
+        typer.Argument(help="A published recipe, or the path of a recipe file.", autocompletion=completion.recipes),
+    ],
     overrides: Overrides = None,
     world: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Also show batch, rate and momentum of a run on N ranks by epoch."),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Plot batch, rate and momentum over the run; also .svg and .pdf."),
-    ] = None,
-    diff: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="A B", help="Show only the values in which two recipes differ.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
-    if diff is not None:
-        if name or overrides or world or plot:
-            raise HpctrainError(
-                "HT-options-exclude-each-other",
-                "--diff A B shows how two recipes differ, and nothing else",
-                "leave the rest out",
-            )
-        _show_differences(diff, as_json=as_json)
-    elif name is None:
-        raise HpctrainError(
-            "HT-argument-missing", "which recipe?", "hpctrain recipes show digits; `hpctrain recipes list` lists them"
-        )
-    elif overrides or world or plot:
-        _show_run(print_notes(load_recipe(name, overrides or [])), world, plot, as_json=as_json)
+    if overrides or world:
+        _show_run(print_notes(load_recipe(name, overrides or [])), world, as_json=as_json)
     else:
         _show_values(load_entry(name), as_json=as_json)
         if variants := variant_names(name):
@@ -190,33 +166,15 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
         answer(yaml.safe_dump(used_values(entry), sort_keys=False, allow_unicode=True).rstrip())
 
 
-def _show_run(recipe: Recipe, world: int | None, file: Path | None, *, as_json: bool) -> None:
-    from hpctrain.report.pictures import picture_format
-    from hpctrain.report.schedule import at_world, plot, schedule, table
+def _show_run(recipe: Recipe, world: int | None, *, as_json: bool) -> None:
+    from hpctrain.report.schedule import at_world, schedule, table
 
-    # Everything is checked before anything is written or printed.
-    found = schedule(at_world(recipe, world)) if world or file else {}
-    if file is not None:
-        kind = picture_format(file)
-        require_places([file])
-        save({file: plot(at_world(recipe, world), kind)})
+    # Everything is checked before anything is printed.
+    found = schedule(at_world(recipe, world)) if world else {}
     if not (as_json and world):
         _show_values(recipe, as_json=as_json)
     if world:
         _print(found if as_json else table(found))
-
-
-def _show_differences(names: tuple[str, str], *, as_json: bool) -> None:
-    from hpctrain.report.recipes import difference_table
-
-    one, other = names
-    found = differences(load_recipe(one), load_recipe(other))
-    if as_json:
-        _print({key: {one: first, other: second} for key, (first, second) in found.items()})
-    elif found:
-        _print(difference_table(names, found))
-    else:
-        answer("no differences")
 
 
 def _print(what: Any) -> None:

@@ -25,12 +25,6 @@ def report(
             show_default=False,
         ),
     ] = "last",
-    prediction: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Output of `hpctrain predict`, with --json, to keep in RUN_DIR and to compare with."
-        ),
-    ] = None,
     tracking: Annotated[
         str | None,
         typer.Option(
@@ -49,19 +43,17 @@ def report(
     from hpctrain.common.files.printable import shell_word
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.control.schedulers.find_run import LAST, find_run, last_run
-    from hpctrain.report.page import keep_prediction, read_summary, write_report
+    from hpctrain.report.page import read_summary, write_report
 
     run_dir = last_run() if target == LAST else Path(target)
     if not os.path.isdir(run_dir):  # noqa: PTH112 - Path.is_dir raises for over-long names
         run_dir = find_run(target).directory.path
     if tracking is not None:
-        if as_json or prediction:
-            other = "--json" if as_json else "--prediction"
+        if as_json:
             raise HpctrainError(
                 "HT-options-exclude-each-other",
-                "--tracking sends a run, and {option} is about its report",
+                "--tracking sends a run, and --json is about its report",
                 "give them in separate commands",
-                option=other,
             )
         from hpctrain.report.tracking.sending import send_later
 
@@ -74,8 +66,6 @@ def report(
             f"name a task: {shell_word(run_dir)}/task-N; hpctrain compare sets several side by side",
             path=run_dir,
         )
-    if prediction:
-        keep_prediction(directory, prediction)
     if as_json:
         answer_json(read_summary(directory))
         return

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.host_options import NamedHosts, NodeFile, TopologyName
-from hpctrain.cli.mesh_model import LaidMeshOption, ModelOption, laid_mesh
+from hpctrain.cli.host_options import NamedHosts, TopologyName
 from hpctrain.cli.option_groups import with_groups
 from hpctrain.cli.output_files import require_places, save
-from hpctrain.cli.placement_files import KINDS, parse_write, placement_file
 from hpctrain.cli.run_options import StartOptions
 from hpctrain.cli.tables import AsJson
 from hpctrain.common.errors import HpctrainError, nearest
@@ -124,14 +122,17 @@ def place(
             "--gpus-per-node",
             min=1,
             max=_MOST_RANKS,
-            help="Ranks per host of --mesh, and in the files of --write.",
+            help="Ranks per host of --mesh, and slots of a host in --hostfile.",
         ),
     ] = 1,
-    mesh: LaidMeshOption = None,
-    model: ModelOption = None,
-    node: NodeFile = None,
-    write: Annotated[
-        list[str] | None, typer.Option(metavar="KIND=FILE", help=f"Write {', '.join(KINDS)}; repeatable.")
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh", metavar="AXIS=RANKS,…", help="Lay this mesh over the hosts, such as tp=8,pp=4,dp_shard=16."
+        ),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option("--hostfile", metavar="FILE", help="Write the order as Open MPI's hostfile.")
     ] = None,
     as_json: AsJson = False,
     svg: Svg = None,
@@ -139,22 +140,18 @@ def place(
 ) -> None:
     """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
     from hpctrain.common.cluster.host_list import expand_hosts
-    from hpctrain.control.planning.place_hosts import on_rails
-    from hpctrain.control.topology.node_file import node_map_of
+    from hpctrain.common.cluster.launch_files import open_mpi_hostfile
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
 
-    files = [parse_write(each) for each in write or []]
-    require_places([*(file for _, file in files), *filter(None, (svg, png))])
+    require_places(filter(None, (hostfile, svg, png)))
     names = expand_hosts(hosts, "--hosts")
     fabric = reading.read(fabric_files, names)
     _warn(fabric.warnings)
     found = report(fabric, host_numbers(fabric, names))
-    laid = laid_mesh(fabric, found, mesh, model, ranks_per_host)
+    laid = _laid(fabric, found, mesh, ranks_per_host)
     _warn([laid.traffic.warning] if laid and laid.traffic.warning else [])
     order = [fabric.hosts[host] for host in (laid.order if laid else found.placed.order)]
-    node_map = node_map_of(node) if node else None
-    _warn(node_map.warnings if node_map else ())
     if found.short:
         rest = "rail that all have takes" if found.rails == 1 else f"{found.rails} rails that all have take"
         _warn([f"{', '.join(found.short)}: fewer adapters than the other hosts; only the {rest} part"])
@@ -162,10 +159,8 @@ def place(
         flows = f"{found.placed.unknown} of {len(order) * found.rails} flows of the placed ring"
         missing = "have a switch without a forwarding table on their way: loads and bandwidth are those of the others"
         _warn([f"{flows} {missing}"])
-    rails = on_rails(fabric, found.placed.order)
-    contents = {
-        file: placement_file(kind, order, ranks_per_host, node_map, rails=rails).encode() for kind, file in files
-    }
+    slots = range(ranks_per_host)
+    contents = {hostfile: open_mpi_hostfile((host, slots) for host in order).encode()} if hostfile else {}
     if svg or png:
         rings = [_ring(_title(name, found), fabric, getattr(found, name).order) for name in ("given", "placed")]
         contents |= _drawings(fabric, rings, svg, png)
@@ -224,6 +219,18 @@ def verify(
     if names and not faults and incomparable(flows, fabric):
         _warn(["two hosts cannot be compared: a link slow in both directions goes unnoticed; add a third host"])
     raise typer.Exit(3 if faults else 0)
+
+
+def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_host: int) -> Laid | None:
+    """The mesh over placed hosts; None without one."""
+    if mesh is None:
+        return None
+    from hpctrain.common.recipes.mesh import parse_mesh
+    from hpctrain.control.topology.mesh_layout import lay, published_work
+
+    given = found.given.order
+    work = published_work(parse_mesh(mesh).at(ranks_per_host * len(given)))
+    return lay(fabric, given, found.placed.order, dict.fromkeys(given, ranks_per_host), work)
 
 
 def _require_no_hosts(options: HostOptions) -> None:

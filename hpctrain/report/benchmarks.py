@@ -20,7 +20,6 @@ LIMIT = "no communication"
 LOADER, DECODING = "hpctrain", "decoding alone"
 SAVE, WAITS = "torch.save", "hpctrain, training waits"
 DISK = ("disk, one file", "disk, a file a rank")
-GLOO, PROCESS_GROUP = "gloo", "hpctrain"
 HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 
 
@@ -139,40 +138,6 @@ def allreduce_rows(
                 }
             )
     return rows
-
-
-def collectives_rows(seconds: Mapping[str, Mapping[int, Seconds]], ranks: int) -> list[Row]:
-    """The rows of ``bench collectives``, one per collective, size and process group.
-
-    Args:
-        seconds: the seconds of each round by collective, then by bytes, then by process group.
-    """
-    return [
-        {
-            "collective": collective,
-            "bytes": nbytes,
-            "ranks": ranks,
-            "group": group,
-            "median_s": statistics.median(times),
-            "ratio_to_gloo": ratio(groups, group, GLOO),
-        }
-        for collective, sizes in seconds.items()
-        for nbytes, groups in sizes.items()
-        for group, times in groups.items()
-    ]
-
-
-def collectives_table(rows: Sequence[Row], title: str) -> Table:
-    """The table of :func:`collectives_rows` for one number of ranks: medians, and hpctrain's ratio to Gloo."""
-    from rich.table import Table
-
-    table = Table("collective", "size", GLOO, PROCESS_GROUP, "to gloo", title=title)
-    pairs = {(row["collective"], row["bytes"], row["group"]): row for row in rows}
-    for collective, nbytes in dict.fromkeys((row["collective"], row["bytes"]) for row in rows):
-        gloo, own = (pairs[collective, nbytes, group] for group in (GLOO, PROCESS_GROUP))
-        times = (time_text(gloo["median_s"]), time_text(own["median_s"]), ratio_text(own["ratio_to_gloo"]))
-        table.add_row(collective, size_text(nbytes), *times)
-    return table
 
 
 def step_table(rows: Sequence[Row], title: str) -> Table:

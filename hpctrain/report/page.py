@@ -22,17 +22,17 @@ from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import flat
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.directory import RunDirectory, read_model, write_json
+from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import Moment, OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.submission import scheduler_of
-from hpctrain.report.comparison import Comparison, compare, comparison_keys
+from hpctrain.report.comparison import Comparison, compare
 from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
 from hpctrain.report.plots import MOST_NAMES, curves, overlap, verified
-from hpctrain.report.predicted import PredictedRow, own_prediction, read_prediction
+from hpctrain.report.predicted import PredictedRow, own_prediction
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.summary import Summary, summarise_record
@@ -82,20 +82,6 @@ def read_comparison(directory: RunDirectory) -> tuple[Comparison | None, str]:
     plan = read_model(directory.plan, Plan)
     predicted, fault = own_prediction(directory, plan)
     return compare(Record.read(directory), plan, predicted) if predicted else None, fault or ""
-
-
-def keep_prediction(directory: RunDirectory, file: Path) -> None:
-    """Make a prediction that of a run: put it into its directory, and into the summary that the run left.
-
-    Raises:
-        HpctrainError: the directory holds no run or cannot be written, or the file is no prediction for the run.
-    """
-    plan = read_model(directory.plan, Plan)
-    content, predicted = read_prediction(file, plan)
-    write_whole(directory.prediction, content, private=True, elsewhere=_ELSEWHERE)
-    if directory.summary.exists():
-        compared = comparison_keys(compare(Record.read(directory), plan, predicted))
-        write_json(directory.summary, read_summary(directory) | compared)
 
 
 def render(directory: RunDirectory) -> str:

@@ -1,17 +1,14 @@
-"""The picture of a prediction: throughput and efficiency over nodes, with their intervals; as PNG, or in a page."""
+"""The picture of a prediction: throughput and efficiency over nodes, with their intervals."""
 
 from __future__ import annotations
 
-import io
-from html import escape
 from typing import TYPE_CHECKING
 
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter, NullLocator, ScalarFormatter
-from rich.console import Console
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.report.pictures import BLUE, GREY, ORANGE, picture
-from hpctrain.report.prediction import candidate_table, mesh_text, prediction_notes, prediction_table, yardstick
+from hpctrain.report.prediction import mesh_text, yardstick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,40 +21,11 @@ if TYPE_CHECKING:
 # Meshes of a search in one picture.
 _MESHES = 15
 
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 80em }}
-pre, svg {{ max-width: 100%; height: auto; overflow: auto }}
-</style>
-{picture}
-{{code}}
-</html>
-"""
 
-
-def prediction_page(prediction: Prediction) -> bytes:
-    """An HTML file with the picture, the table, and what the intervals come from."""
-    console = Console(record=True, file=io.StringIO(), width=200)
-    console.print(prediction_table(prediction))
+def prediction_plot(prediction: Prediction) -> bytes:
+    """The picture as the content of a PNG file."""
     if prediction.candidates:
-        console.print(candidate_table(prediction))
-    console.print("\n".join(prediction_notes(prediction, explain=True)), highlight=False, markup=False)
-    svg = prediction_plot(prediction, "svg").decode()
-    page = _PAGE.format(title=escape(prediction.name), picture=svg[svg.index("<svg") :])
-    # Rich fills its text into this one by str.format, so the page's own braces are kept out of it.
-    code = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-    return page.replace("{code}", code).encode()
-
-
-def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
-    """The picture as the content of a file of this kind, ``png`` or ``svg``."""
-    if prediction.candidates:
-        return _mesh_plot(prediction, kind)
+        return _mesh_plot(prediction)
     nodes = [row.nodes for row in prediction.rows]
     with picture(9.6, 4.0) as (figure, content):
         rate, share = figure.subplots(1, 2)
@@ -81,10 +49,10 @@ def prediction_plot(prediction: Prediction, kind: str = "png") -> bytes:
         figure.suptitle(
             f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node", parse_math=False
         )
-        return content(kind)
+        return content("png")
 
 
-def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
+def _mesh_plot(prediction: Prediction) -> bytes:
     """Throughput and memory of the fastest meshes, side by side."""
     shown = prediction.candidates[:_MESHES]
     names = [_mesh_label(row) for row in shown]
@@ -108,7 +76,7 @@ def _mesh_plot(prediction: Prediction, kind: str) -> bytes:
         figure.suptitle(
             f"{prediction.name} on {shown[0].gpus} {prediction.node.gpu}: the fastest meshes that fit", parse_math=False
         )
-        return content(kind)
+        return content("png")
 
 
 def _mesh_label(row: Row) -> str:

@@ -1,8 +1,8 @@
-"""Tables of recipes, and of the differences between two."""
+"""Tables of recipes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.entries import Listed
@@ -82,17 +82,3 @@ def _results(entry: Recipe | Listed) -> str:
         return name + row_text(rows[0].model_copy(update={"remark": ""}))
     values = [row.value for row in rows]
     return f"{name}{min(values):g} to {max(values):g} ({len(rows)})"
-
-
-def difference_table(names: tuple[str, str], found: Mapping[str, tuple[Any, Any]]) -> Table:
-    """The table of :func:`hpctrain.common.recipes.difference.differences` between the recipes with these names."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", *names):
-        table.add_column(Text(heading), overflow="fold")
-    for key, values in found.items():
-        table.add_row(key, *(Text("—" if value is None else str(value)) for value in values))
-    return table

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.schedule import LearningRate, learning_rate
+from hpctrain.common.optim.schedule import learning_rate
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Data, Optimizer
-from hpctrain.report.pictures import BLUE, picture
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from rich.table import Table
 
 # ILSVRC 2012 (Russakovsky et al. 2015, arXiv 1409.0575, table 2).
@@ -22,10 +19,6 @@ _IMAGENET = 1_281_167
 _DIGITS = 1_797
 # The tokens of OpenWebText (nanoGPT at 3adf61e1, data/openwebtext/prepare.py, line 77), and of a window of its recipe.
 _OPENWEBTEXT, _CONTEXT = 9_035_582_198, 1024
-# A picture cannot show more.
-_POINTS = 2000
-# Values whose ratio exceeds _WIDE get a logarithmic axis, which ends at _LOWEST of the highest.
-_WIDE, _LOWEST = 100, 1e-4
 
 
 def training_samples(data: Data) -> int:
@@ -122,40 +115,3 @@ def table(found: dict[str, Any]) -> Table:
     for epoch, (rate, kept) in enumerate(zip(found["learning_rate"], found["momentum"], strict=True)):
         rows.add_row("end" if epoch == found["epochs"] else str(epoch), f"{rate:.6g}", f"{kept:g}")
     return rows
-
-
-def plot(recipe: Recipe, kind: str = "png") -> bytes:
-    """Plot batch, rate and momentum by a recipe of :func:`at_world`, in a format of
-    :func:`hpctrain.report.pictures.picture_format`."""
-    rate = learning_rate(recipe, training_samples(recipe.data))
-    curves: dict[str, Callable[[float], float]] = {
-        "batch": lambda iteration: recipe.global_batch,
-        "learning rate": rate,
-        "momentum": lambda iteration: momentum(recipe.optimizer),
-    }
-    iterations = _iterations(rate)
-    epochs = [iteration / rate.iterations_per_epoch for iteration in iterations]
-    with picture(6.4, 6.4) as (figure, content):
-        panels = figure.subplots(3, 1, sharex=True, height_ratios=(1, 2.5, 1))
-        for panel, (label, value) in zip(panels, curves.items(), strict=True):
-            _draw(panel, label, epochs, [value(iteration) for iteration in iterations])
-        panels[0].set_title(f"{recipe.name}: {rate.iterations_per_epoch} iterations an epoch", parse_math=False)
-        panels[-1].set_xlabel("epoch")
-        return content(kind)
-
-
-def _iterations(rate: LearningRate) -> list[int]:
-    """The iterations to plot: evenly spread, and on both sides of each epoch's begin, where rates jump."""
-    each, last = rate.iterations_per_epoch, rate.epochs * rate.iterations_per_epoch
-    spread = range(0, last + 1, max(1, last // _POINTS))
-    edges = (edge for begin in range(each, last + 1, each) for edge in (begin - 1, begin))
-    return sorted({0, last, *spread, *edges})
-
-
-def _draw(panel: Axes, label: str, epochs: list[float], values: list[float]) -> None:
-    panel.plot(epochs, values, color=BLUE, linewidth=1.6)
-    panel.set(ylabel=label, xlim=(0, epochs[-1]), ylim=(0, 1.08 * max(values) or 1))
-    positive = [value for value in values if value > 0]
-    if positive and max(positive) > _WIDE * min(positive):
-        panel.set_yscale("log", nonpositive="mask")
-        panel.set_ylim(max(min(positive), _LOWEST * max(positive)) / 1.5, 1.5 * max(positive))

@@ -17,10 +17,8 @@ from hpctrain.control.predict.transformers.memory import memory
 from support.launching import Launch
 
 
-def test_allreduce_of_all_engines(hpctrain: Launch, tmp_path: Path):
-    result = hpctrain(
-        "bench", "allreduce", "-np", "2", "--sizes", "4,1M", "--rounds", "1", "--json", "--plot", "times.png"
-    )
+def test_allreduce_of_all_engines(hpctrain: Launch):
+    result = hpctrain("bench", "allreduce", "-np", "2", "--sizes", "4,1M", "--rounds", "1", "--json")
     assert result.returncode == 0, result.stdout
     measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
     assert measured["left_out"] == {}
@@ -30,22 +28,6 @@ def test_allreduce_of_all_engines(hpctrain: Launch, tmp_path: Path):
     for row in rows.values():
         assert row["ranks"] == 2
         assert 0 < row["median_s"] < 60
-    assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.thorough
-def test_collectives_over_both_groups(hpctrain: Launch):
-    result = hpctrain("bench", "collectives", "-np", "2", "--sizes", "1K", "--rounds", "1", "--batch", "1", "--json")
-    assert result.returncode == 0, result.stdout
-    measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
-    names = {(row["collective"], row["group"]) for row in measured["rows"]}
-    collectives = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "FSDP2 step")
-    assert names == {(collective, group) for collective in collectives for group in ("gloo", "hpctrain")}
-    for row in measured["rows"]:
-        assert row["ranks"] == 2
-        assert row["bytes"] == (41_075_712 if row["collective"] == "FSDP2 step" else 1024)
-        assert 0 < row["median_s"] < 60
-        assert (row["ratio_to_gloo"] == 1) == (row["group"] == "gloo")
 
 
 @pytest.mark.long

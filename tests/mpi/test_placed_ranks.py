@@ -20,7 +20,6 @@ from support.launching import AS_ROOT, Launch
 PROGRAM = Path(__file__).parent / "programs" / "where.py"
 HOST = socket.gethostname()
 CORES = [core for node in this_node().numa_nodes for core in node.cores]
-LOGICAL = launch_files.logical_cores([node.cores for node in this_node().numa_nodes])
 
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="one core: there is nowhere else to land")
 
@@ -29,7 +28,7 @@ def mpirun(tmp_path: Path, *options: str) -> dict[int, dict[str, object]]:
     """What each rank found."""
     mpi = find_mpi()
     if not mpi.flavour.startswith("open-mpi"):
-        pytest.skip(f"rankfiles are Open MPI's, and this is {mpi.name}")
+        pytest.skip(f"hostfiles with slots are Open MPI's, and this is {mpi.name}")
     out = tmp_path / "found"
     out.mkdir()
     command = [str(mpi.mpirun), *options, sys.executable, str(PROGRAM), str(out)]
@@ -46,22 +45,6 @@ def found(out: Path) -> dict[int, dict[str, object]]:
 
 def slots(*cores: tuple[int, ...]) -> list[Slot]:
     return [Slot(gpu=None, adapter=None, cores=each) for each in cores]
-
-
-@pytest.mark.parametrize("cores", [[(CORES[1],), (CORES[0],)], [tuple(CORES[:2])]], ids=["crossed", "both"])
-def test_ranks_land_where_the_rankfile_says(tmp_path: Path, cores: list[tuple[int, ...]]) -> None:
-    placed = [(HOST, slots(*cores))]
-    rankfile, hostfile = tmp_path / "ranks", tmp_path / "hosts"
-    rankfile.write_text(launch_files.open_mpi_rankfile(placed, LOGICAL))
-    hostfile.write_text(launch_files.open_mpi_hostfile(placed))
-    version_5 = find_mpi().flavour == "open-mpi-5"
-    options = ["--map-by", f"rankfile:file={rankfile}"] if version_5 else ["--rankfile", str(rankfile)]
-    ranks = mpirun(tmp_path, "-np", str(len(cores)), "--hostfile", str(hostfile), *options)
-    # A core is its first thread in a node map; a rank may use all of its threads.
-    assert len(ranks) == len(cores)
-    for rank, each in enumerate(cores):
-        assert set(each) <= set(ranks[rank]["cores"])
-        assert not set(ranks[rank]["cores"]) & (set(CORES) - set(each))
 
 
 def test_a_hostfile_gives_as_many_ranks_as_it_has_slots(tmp_path: Path) -> None:

@@ -166,11 +166,6 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
 @pytest.mark.parametrize(
     ("missing", "command", "told"),
     [
-        (
-            "matplotlib",
-            ["recipes", "show", "digits", "--plot", "rate.png"],
-            "matplotlib is not installed in this Python",
-        ),
         ("matplotlib", ["topology", "show", "topology.conf", "--png", "fabric.png"], "pip install 'hpctrain[report]'"),
         ("simplejpeg", ["data", "fake", "set"], "pip install 'hpctrain[imagenet]'"),
         ("PIL", ["data", "shard", ".", "shards"], "pip install 'hpctrain[imagenet]'"),

@@ -1,4 +1,4 @@
-"""A placement in the formats of launchers and libraries: rankfile, hostfiles, CPU masks, environment. Pure.
+"""A placement in the formats of launchers and libraries: hostfiles and environment. Pure.
 
 A placement is a list of hosts in the order of their ranks, each with a slot a rank: ranks count through the first
 host's slots, then the second's.
@@ -6,49 +6,12 @@ host's slots, then the second's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from itertools import chain
+from collections.abc import Iterable, Sequence, Sized
 
 from hpctrain.common.cluster.node_map import Slot
-from hpctrain.common.errors import HpctrainError
 
-Placed = Sequence[tuple[str, Sequence[Slot]]]
-# The same, for callers that only count the slots.
+# Only the number of slots matters.
 HostRanks = Iterable[tuple[str, Sized]]
-
-
-def open_mpi_rankfile(hosts: Placed, logical: Mapping[int, int]) -> str:
-    """Open MPI's rankfile, versions 4 and 5: host and cores of each rank.
-
-    Args:
-        logical: hwloc's number of each core, by the operating system's: Open MPI 5 counts cores by hwloc's order only.
-            See :func:`logical_cores`.
-
-    Raises:
-        HpctrainError: a slot without cores, or with a core that ``logical`` lacks.
-    """
-    lines: list[str] = []
-    for host, slots in hosts:
-        for slot in slots:
-            _require_cores(host, slot)
-            if missing := sorted(set(slot.cores) - set(logical)):
-                raise HpctrainError(
-                    "HT-cores-not-known", "{host}: core {core} is not in its node map", host=host, core=missing[0]
-                )
-            cores = ",".join(str(number) for number in sorted(logical[core] for core in slot.cores))
-            lines.append(f"rank {len(lines)}={host} slot={cores}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def logical_cores(numa_nodes: Sequence[Sequence[int]]) -> dict[int, int]:
-    """hwloc's number of each core. It counts NUMA node by NUMA node, beginning with the one with the lowest core.
-
-    Args:
-        numa_nodes: for each NUMA node, the operating system's number of each core's first hardware thread.
-    """
-    # Memory without cores, such as a GPU's own, is a NUMA node too.
-    nodes = sorted(sorted(node) for node in numa_nodes if node)
-    return {core: number for number, core in enumerate(chain.from_iterable(nodes))}
 
 
 def open_mpi_hostfile(hosts: HostRanks) -> str:
@@ -64,27 +27,6 @@ def hydra_hostfile(hosts: HostRanks) -> str:
 def slurm_hostfile(hosts: HostRanks) -> str:
     """What ``SLURM_HOSTFILE`` names for ``srun --distribution=arbitrary``: the host of each task."""
     return "".join(f"{host}\n" for host, ranks in hosts for _ in range(len(ranks)))
-
-
-def cpu_bind(hosts: Placed) -> str:
-    """The srun option that binds each task to its slot's cores.
-
-    Raises:
-        HpctrainError: a slot without cores, or hosts that differ: srun uses one list of masks on every host.
-    """
-    first_host, first = hosts[0]
-    for host, slots in hosts:
-        for slot in slots:
-            _require_cores(host, slot)
-        if [slot.cores for slot in slots] != [slot.cores for slot in first]:
-            raise HpctrainError(
-                "HT-cores-differ-between-hosts",
-                "the ranks of {host} and {first_host} have different cores, but srun takes one list for all hosts",
-                "start with mpirun and a rankfile",
-                host=host,
-                first_host=first_host,
-            )
-    return "--cpu-bind=mask_cpu:" + ",".join(f"{sum(1 << core for core in slot.cores):#x}" for slot in first)
 
 
 def network_variables(*, interface: str | None = None, rails: bool = False) -> dict[str, str]:
@@ -134,13 +76,3 @@ def slot_variables(slot: Slot) -> dict[str, str]:
     """
     ports = [device if ":" in device else f"{device}:1" for device in slot.devices]
     return {"UCX_NET_DEVICES": ",".join(ports)} if ports else {}
-
-
-def _require_cores(host: str, slot: Slot) -> None:
-    if not slot.cores:
-        raise HpctrainError(
-            "HT-cores-not-known",
-            "{host}: the cores of its ranks are not known for certain",
-            "give a node map that lists cores and their threads: lstopo --of xml writes one",
-            host=host,
-        )

@@ -82,23 +82,11 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["report", "n" * 300], "File name too long"),
         (["report", "n" * 300, "--json"], "File name too long"),
-        (["data", "shard", ".", "out", "--cluster", "kubernetes", "--dry-run"], "HT-option-not-usable-here"),
         *(
             (["data", "shard", ".", "out", *wrong], f"[HT-data-options]: {said}")
             for *wrong, said in (
-                ("--nodes", "2", "--nodes is for a Slurm job"),
-                ("--cluster", "generic", "-np", "2", "the ranks of a job"),
-                ("--cluster", "generic", "--json", "--json prints what was made"),
                 ("--master", "local[2]", "--master is for a Spark cluster"),
-                ("--engine", "spark", "-np", "2", "--engine spark has executors, and -np is"),
-                (
-                    "--engine",
-                    "spark",
-                    "--tasks-per-node",
-                    "2",
-                    "--dry-run",
-                    "--engine spark has executors, and --tasks",
-                ),
+                ("--engine", "spark", "-np", "2", "--engine spark has executors"),
                 ("--shard-mb", "1", "--shard-samples", "2", "--shard-mb and --shard-samples"),
             )
         ),

@@ -1,22 +1,17 @@
-"""Rows, texts and the picture of benchmarks, from times made up for the test."""
+"""Rows and texts of benchmarks, from times made up for the test."""
 
 from __future__ import annotations
 
 import io
 
-import numpy as np
 import pytest
-from matplotlib import image
 from rich.console import Console
 
-from hpctrain.report.allreduce_plot import plot
 from hpctrain.report.benchmarks import (
     allreduce_rows,
     allreduce_table,
     checkpoint_rows,
     checkpoint_table,
-    collectives_rows,
-    collectives_table,
     ratio,
     size_text,
     step_rows,
@@ -144,30 +139,3 @@ def test_sizes_read_as_they_were_meant(size, text):
 )
 def test_times_have_three_digits(seconds, text):
     assert time_text(seconds) == text
-
-
-@pytest.mark.long
-def test_the_picture_has_a_panel_for_each_number_of_ranks():
-    rows = [row for ranks in (2, 4) for row in allreduce_rows(allreduce_seconds(), ranks, oversubscribed=ranks > 2)]
-    both, one = (image.imread(io.BytesIO(plot(part))) for part in (rows, rows[:20]))
-    assert both.shape[1] == 2 * one.shape[1]
-    # something was drawn in each half, and not the same: the titles differ
-    left, right = np.split(both, 2, axis=1)
-    assert left.std() > 0.05
-    assert right.std() > 0.05
-
-
-def test_collectives_are_set_beside_gloo():
-    seconds = {"all_gather": {1024: {"gloo": [2.0, 4.0, 6.0], "hpctrain": [1.0, 3.0, 2.0]}}}
-    rows = collectives_rows(seconds, 2)
-    assert [(row["group"], row["median_s"]) for row in rows] == [("gloo", 4.0), ("hpctrain", 2.0)]
-    assert [row["ratio_to_gloo"] for row in rows] == [1.0, 0.5]
-    assert {(row["collective"], row["bytes"], row["ranks"]) for row in rows} == {("all_gather", 1024, 2)}
-    table = collectives_table(rows, "on 2 ranks")
-    assert [list(column.cells) for column in table.columns] == [
-        ["all_gather"],
-        ["1 KiB"],
-        ["4000 ms"],
-        ["2000 ms"],
-        ["0.50"],
-    ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import json
 import math
 import re
@@ -11,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from hpctrain.cli.main import main
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.report.schedule import at_world, momentum, plot, schedule, training_samples
+from hpctrain.report.schedule import at_world, momentum, schedule, training_samples
 from support.refusals import codes, refused
 
 
@@ -101,20 +98,6 @@ def test_table_ends_with_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.splitlines()[-2].split() == ["end", "0", "0.9"]
 
 
-@pytest.mark.slow
-def test_picture() -> None:
-    """Three panels, each with a curve in the one colour; the rate's falls to the panel's foot."""
-    file = plot(at_world(load_recipe("goyal2017"), 256))
-    pixels = np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)
-    curve = (np.abs(pixels - (0x00, 0x72, 0xB2)).sum(axis=2) < 30).any(axis=1)
-    starts = np.flatnonzero(np.diff(curve.astype(int)) == 1)
-    assert len(starts) == 3
-    heights = [np.flatnonzero(~curve[start + 1 :])[0] for start in starts]
-    # Batch and momentum are constant.
-    assert heights[0] < 10 > heights[2]
-    assert heights[1] > 300
-
-
 def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "goyal2017", "--world", "100000"]) == 2
     said = capsys.readouterr()
@@ -128,39 +111,3 @@ def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     message = capsys.readouterr().err
     assert codes(message) == ["HT-batch-too-large"]
     assert "1024 emulated" in message and "batch.emulated_ranks=31" in message
-
-
-def test_rates_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
-    """Each of Goyal's steps, a tenth of the one before, falls by as much; a cosine is drawn as it is."""
-    pixels = np.asarray(Image.open(io.BytesIO(plot(at_world(load_recipe("goyal2017"), 256)))).convert("RGB"))
-    curve = np.abs(pixels.astype(int) - (0x00, 0x72, 0xB2)).sum(axis=2) < 30
-    rows = np.flatnonzero(curve[230:710].sum(axis=1) > 90) + 230
-    levels = [rows[0], *(after for before, after in itertools.pairwise(rows) if after > before + 5)]
-    assert len(levels) == 4
-    assert np.ptp(np.diff(levels)) <= 2
-
-
-@pytest.mark.long
-def test_pictures_of_other_kinds(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, begin in (("a.svg", b"<?xml"), ("a.PDF", b"%PDF")):
-        assert main(["recipes", "show", "digits", "--plot", str(tmp_path / name)]) == 0
-        assert (tmp_path / name).read_bytes().startswith(begin)
-    capsys.readouterr()
-    for name in ("a.jpg", "a"):
-        assert main(["recipes", "show", "digits", "--plot", str(tmp_path / name)]) == 2
-        said = capsys.readouterr()
-        assert codes(said.err) == ["HT-format-unknown"]
-        assert said.out == ""
-        assert not (tmp_path / name).exists()
-
-
-@pytest.mark.slow
-def test_picture_of_the_command(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "schedule.png"
-    assert main(["recipes", "show", "digits", "--world", "2", "--plot", str(file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["global_batch"] == 64
-    assert file.read_bytes().startswith(b"\x89PNG")
-    assert main(["recipes", "show", "digits", "--plot", str(tmp_path / "no" / "schedule.png")]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-output-not-writable"]
-    assert main(["recipes", "show", "goyal2017", "--plot", str(tmp_path / "goyal.png")]) == 2
-    assert not (tmp_path / "goyal.png").exists()

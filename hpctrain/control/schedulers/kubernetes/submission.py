@@ -43,7 +43,6 @@ _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it r
 _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
 # By option of Slurm: what to do on Kubernetes instead.
 _INSTEAD = {
-    "data --cluster": "make shards in a job of Slurm, or where the volume is mounted",
     "--account": "name a namespace in the profile",
     "--array": "submit each run separately",
     "--chain": "leave it out: a Job resumes by itself",

@@ -40,7 +40,6 @@ _ALLOWED = {
     "of this very command, in a temporary folder of its own": {
         "worker.bench.allreduce",
         "worker.bench.checkpoint",
-        "worker.bench.collectives",
         "worker.bench.loader",
         "worker.bench.raw_decode",
         "worker.bench.step",

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.common.recipes.mesh import AXES, Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.network import stated_network
@@ -210,8 +210,21 @@ def test_logits_in_chunks_take_no_more_than_a_chunk():
     assert chunked.logits < 2**25 * 16 < whole.logits
 
 
+def recipe_overrides(layout):
+    """The values of a recipe that a layout stands for."""
+    found = [f"mesh.{axis}={layout[axis]}" for axis in AXES if axis != "cp"]
+    # A pipeline cuts what a rank computes at once into its micro-batches.
+    parts = layout["micro_batches"] if layout["pp"] > 1 else 1
+    found += [f"batch.size={layout['global_batch']}", "batch.per_rank=null", "batch.emulated_ranks=null"]
+    found += [f"batch.micro_batch={layout['micro_batch'] * parts}"]
+    if layout["pp"] > 1:
+        found += [f"pipeline.schedule={layout['schedule']}", f"pipeline.micro_batches={parts}"]
+    kept = layout["zero"] == 3 and not layout["reshard"] and layout["pp"] == 1
+    zero = (2 if kept else max(1, int(layout["zero"]))) if layout["dp_shard"] > 1 else 3
+    return [*found, f"sharding.zero={zero}", f"sharding.recompute={str(layout['recomputation'] == 'full').lower()}"]
+
+
 def test_what_a_recipe_is_searched_for_can_be_run():
-    from hpctrain.cli.predicted_layout import recipe_overrides
     from hpctrain.common.recipes.load import override_recipe
     from hpctrain.common.recipes.requirements import require_recipe
 
@@ -303,7 +316,6 @@ def test_an_epoch_without_a_whole_batch_has_no_time():
 
 
 def test_a_batch_of_each_rank_is_searched_and_written_as_one_batch():
-    from hpctrain.cli.predicted_layout import recipe_overrides
     from hpctrain.common.recipes.load import override_recipe
 
     each = ["batch.size=null", "batch.per_rank=8"]

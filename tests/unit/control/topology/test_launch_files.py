@@ -12,12 +12,8 @@ import pytest
 
 from hpctrain.common.cluster import launch_files
 from hpctrain.common.cluster.node_map import Slot
-from support.refusals import refused
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "launch_files"
-# Two NUMA nodes whose cores the firmware numbers in turns, as it does on many machines with two sockets.
-NUMA_NODES = [range(0, 8, 2), range(1, 8, 2)]
-LOGICAL = launch_files.logical_cores(NUMA_NODES)
 SLOTS = (
     Slot(gpu=0, adapter="mlx5_0", cores=(0, 2), devices=("mlx5_0",)),
     Slot(gpu=1, adapter="mlx5_1", cores=(4, 6), devices=("mlx5_1",)),
@@ -32,11 +28,9 @@ def variables(values: dict[str, str]) -> str:
 
 
 TEXTS = {
-    "open-mpi.rankfile": launch_files.open_mpi_rankfile(HOSTS, LOGICAL),
     "open-mpi.hostfile": launch_files.open_mpi_hostfile(HOSTS),
     "hydra.hostfile": launch_files.hydra_hostfile(HOSTS),
     "slurm.hostfile": launch_files.slurm_hostfile(HOSTS),
-    "srun-cpu-bind.txt": launch_files.cpu_bind(HOSTS) + "\n",
     "network.env": variables(launch_files.network_variables(interface="ib0", rails=True)),
     "host.env": variables(launch_files.host_variables(SLOTS)),
     "slot.env": variables(launch_files.slot_variables(SLOTS[2])),
@@ -55,11 +49,6 @@ def test_every_golden_file_has_its_case() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(TEXTS)
 
 
-def test_hwloc_counts_cores_node_by_node() -> None:
-    assert LOGICAL == {0: 0, 2: 1, 4: 2, 6: 3, 1: 4, 3: 5, 5: 6, 7: 7}
-    assert launch_files.logical_cores([(4, 5), (), (0, 1), (2, 3)]) == {core: core for core in range(6)}
-
-
 def test_nothing_is_said_of_what_is_not_there() -> None:
     bare = Slot(gpu=None, adapter=None, cores=())
     assert launch_files.host_variables([bare]) == launch_files.slot_variables(bare) == {}
@@ -75,17 +64,3 @@ def test_ports_of_devices() -> None:
     slot = Slot(gpu=None, adapter="mlx4_0", cores=(), devices=("mlx4_0:2", "mlx5_0"))
     assert launch_files.host_variables([slot]) == {"NCCL_IB_HCA": "=mlx4_0:2,mlx5_0"}
     assert launch_files.slot_variables(slot) == {"UCX_NET_DEVICES": "mlx4_0:2,mlx5_0:1"}
-
-
-def test_cores_that_are_not_known() -> None:
-    bare = Slot(gpu=0, adapter=None, cores=())
-    for render in (lambda hosts: launch_files.open_mpi_rankfile(hosts, LOGICAL), launch_files.cpu_bind):
-        with refused("HT-cores-not-known", host="n1"):
-            render([("n1", [bare])])
-    with refused("HT-cores-not-known", host="n1", core=8):
-        launch_files.open_mpi_rankfile([("n1", [Slot(gpu=None, adapter=None, cores=(8,))])], LOGICAL)
-
-
-def test_srun_has_one_list_of_masks() -> None:
-    with refused("HT-cores-differ-between-hosts", host="n2", first_host="n1"):
-        launch_files.cpu_bind([("n1", SLOTS[:1]), ("n2", SLOTS[1:2])])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.adapter_kinds import link_layer_of_name, verbs_devices
-from hpctrain.common.cluster.launch_files import cpu_bind, host_variables, slot_variables
+from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, Slot, checked, slots
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.hardware import Hardware
@@ -96,8 +96,6 @@ def test_a_list_of_single_cpus_that_was_cut_binds_no_rank() -> None:
     assert variables(node_map, 4) == ("=mlx5_0,mlx5_1", ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1", "mlx5_1:1"])
     (warning,) = node_map.warnings
     assert re.findall("node ([0-9])", warning) == ["0", "1"]
-    with refused("HT-cores-not-known", host="n1"):
-        cpu_bind([("n1", placed)])
 
 
 @pytest.mark.parametrize(

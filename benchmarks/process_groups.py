@@ -1,8 +1,10 @@
 """Times collectives of torch.distributed over Gloo and over hpctrain's own process group, and what is built on them.
 
-``python collectives.py OUT.json SIZES ROUNDS BATCH`` on every rank; SIZES in bytes of the whole tensor, joined by
-commas. Both groups run in one process and take turns. Each one's results are compared with the closed form before it
-is measured. A step of the small transformer under FSDP2, with every block sharded, is timed too.
+    hpctrain run benchmarks/process_groups.py -np 2 --backend mpi -- OUT.json 1024,65536,1048576,67108864 20 8
+
+SIZES in bytes of the whole tensor, joined by commas, then rounds, and rows of 64 tokens per rank in the step. Both
+groups run in one process and take turns. Each one's results are compared with the closed form before it is measured. A
+step of the small transformer under FSDP2, with every block sharded, is timed too.
 """
 
 from __future__ import annotations
