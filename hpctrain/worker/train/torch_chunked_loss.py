@@ -18,8 +18,12 @@ from hpctrain.worker.data.samples import BROKEN
 
 # Of logits, labels and smoothing.
 OfLogits = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-# The logits of a chunk: 134 MB in float32.
+# The logits of a chunk in the CPU's memory: 134 MB in float32.
 _LOGITS = 2**25
+# On a GPU each chunk launches kernels, and reads and writes the sum of the weight's gradients, so that eight chunks of
+# any size are better than many small ones (https://github.com/linkedin/Liger-Kernel/pull/1414). Rows in a multiple of
+# the tile of a matrix product leave no tile half empty, and chunks of one size are compiled once.
+_LOGITS_ON_GPU, _MOST_CHUNKS, _TILE = 2**27, 8, 256
 
 
 def chunked_loss(
@@ -65,10 +69,18 @@ def _rows(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, tor
 def _chunks(hidden: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Equal parts of the rows and of others like them, each with the weight in the rows' type."""
     weight = weight.to(hidden.dtype)
-    parts = -(-len(hidden) * len(weight) // _LOGITS)
-    size = -(-len(hidden) // max(1, parts))
+    size = chunk_rows(len(hidden), len(weight), on_gpu=hidden.is_cuda)
     for rows in zip(*(each.split(size) for each in (hidden, *others)), strict=True):
         yield *rows, weight
+
+
+def chunk_rows(rows: int, classes: int, *, on_gpu: bool) -> int:
+    """How many rows a chunk has; the last one may have fewer."""
+    if not on_gpu:
+        return -(-rows // max(1, -(-rows * classes // _LOGITS)))
+    chunks = min(_MOST_CHUNKS, max(1, -(-rows * classes // _LOGITS_ON_GPU)))
+    even = (count for count in range(chunks, _MOST_CHUNKS + 1) if rows % (count * _TILE) == 0)
+    return -(-rows // (next(even, chunks) * _TILE)) * _TILE
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -92,7 +104,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 each, logits = of_logits(rows @ whole.T, own, smoothing)
                 losses.append(each)
                 torch.mm(logits, whole, out=gradient)
-                of_weight += logits.T @ rows
+                _add_product(of_weight, logits.T, rows)
         ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype))
         return torch.cat(losses).sum()
 
@@ -100,6 +112,16 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         needed = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         return *(each * gradients[0] if asked else None for each, asked in needed), None, None, None
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add a product to a sum. Into a wider type only NVIDIA's GPUs add it without rounding it first."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda and torch.version.hip is None:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
 
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
@@ -122,5 +144,10 @@ def chunk_gradient(logits: torch.Tensor, labels: torch.Tensor, smoothing: float)
     wide = wide.sub_(total[:, None]).exp_()
     if smoothing:
         wide = wide.sub_(smoothing / wide.shape[1])
-    wide = wide.scatter_add_(1, labels.clamp(min=0)[:, None], (smoothing - 1) * torch.ones_like(known)).mul_(known)
+    if torch.compiler.is_compiling():
+        # One pass over the logits. For a scatter, the compiler would write them in float32 and read them again.
+        is_label = torch.arange(wide.shape[1], device=wide.device) == labels[:, None]
+        wide = (wide - torch.where(is_label, 1 - smoothing, 0.0)) * known
+    else:
+        wide = wide.scatter_add_(1, labels.clamp(min=0)[:, None], (smoothing - 1) * torch.ones_like(known)).mul_(known)
     return losses, wide.to(logits.dtype)

@@ -32,9 +32,9 @@ _OFF = "--set compile=off runs the network as it is"
 # PyTorch names itself where it reads these.
 _CACHE, _THREADS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
 _MOST_THREADS = 8
-# The blocks of a ResNet-50 have eight kinds, which a batch of another size or an averaged model doubles; PyTorch gives
-# up on a function after eight.
-_KINDS = 64
+# The blocks of a ResNet-50 have eight kinds, times the sizes of images that grow, which a batch of another size or an
+# averaged model doubles; PyTorch gives up on a function after eight.
+_KINDS = 128
 # The oldest GPUs that Triton has code for.
 _TRITON = (7, 0)
 
@@ -85,7 +85,8 @@ def compile_network(model: nn.Module, recipe: Recipe, comm: Communicator) -> Non
     kinds = blocks_of(recipe.model.name)
     for block in [each for each in model.modules() if type(each).__name__ in kinds] or [model]:
         plain = block.forward
-        block.forward = functools.partial(_run, block, torch.compile(plain), plain)
+        # Blocks share their code, so that their sizes differ. Kernels for sizes that are known are faster.
+        block.forward = functools.partial(_run, block, torch.compile(plain, dynamic=False), plain)
 
 
 def _run(block: nn.Module, compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:

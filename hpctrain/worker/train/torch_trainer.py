@@ -112,7 +112,7 @@ class TorchTrainer:
         self.compiled = is_compiled(recipe, comm, self._device)
         if self.compiled:
             compile_network(model, recipe, comm)
-            self._loss = replace(self._loss, of_logits=torch.compile(chunk_gradient))
+            self._loss = replace(self._loss, of_logits=torch.compile(chunk_gradient, dynamic=False))
             self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)

@@ -17,7 +17,12 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from hpctrain.worker.train import torch_chunked_loss  # noqa: E402
-from hpctrain.worker.train.torch_chunked_loss import chunked_loss, chunked_score  # noqa: E402
+from hpctrain.worker.train.torch_chunked_loss import (  # noqa: E402
+    chunk_gradient,
+    chunk_rows,
+    chunked_loss,
+    chunked_score,
+)
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 ROWS, WIDTH, CLASSES = 100, 16, 97
@@ -95,6 +100,31 @@ def test_the_gradients_of_inputs_and_weights_can_be_asked_for_apart(layer):
     (of_hidden,) = torch.autograd.grad(loss, [hidden], retain_graph=True)
     (of_weight,) = torch.autograd.grad(loss, [weight])
     torch.testing.assert_close((of_hidden, of_weight), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("computed_in", TOLERANCE, ids=str)
+def test_a_compiled_chunk_has_the_same_loss_and_gradient(computed_in, smoothing):
+    """Traced as for a GPU, where labels are compared and not scattered."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(ROWS, CLASSES).to(computed_in), torch.randint(CLASSES, (ROWS,))
+    labels[::7] = BROKEN
+    compiled = torch.compile(chunk_gradient, dynamic=False, backend="aot_eager", fullgraph=True)
+    for own, other in zip(
+        compiled(logits.clone(), labels, smoothing), chunk_gradient(logits.clone(), labels, smoothing), strict=True
+    ):
+        torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize(
+    ("rows", "on_gpu", "size"),
+    # Twelve and forty-eight windows of GPT-2; ones that no even number of chunks divides; and a small batch.
+    [(12288, True, 2048), (49152, True, 6144), (12000, True, 2560), (1000, True, 1024), (12288, False, 647)],
+)
+def test_chunks_on_a_gpu_are_few_and_fill_its_tiles(monkeypatch, rows, on_gpu, size):
+    monkeypatch.undo()
+    assert chunk_rows(rows, 50304, on_gpu=on_gpu) == size
+    assert not on_gpu or (size % 256 == 0 and -(-rows // size) <= 8)
 
 
 def test_a_gradient_that_is_not_a_number_reaches_both(layer):
