@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
+from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_regular
 
 SHARING_NOTE = (
     "Ranks share GPUs, for trying things out: speeds and energy of this run say nothing about a run with a GPU a rank"
 )
 
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_MOST_BYTES = 2**16
+# Of a GPU, of a part of one (MIG), and of AMD's.
+_UUIDS = ("GPU-", "MIG-")
 
-def usable_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of GPUs that this process may use: those of NVML, restricted by CUDA_VISIBLE_DEVICES."""
+
+def usable_gpus(environment: Mapping[str, str] = os.environ, amd_nodes: Path = _AMD_NODES) -> int:
+    """The number of GPUs that this process may use: NVIDIA's by NVML, else AMD's by their driver (never tried).
+
+    Args:
+        environment: CUDA_VISIBLE_DEVICES, or ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES, restrict them.
+        amd_nodes: the folder in which AMD's driver lists processors and GPUs.
+    """
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return 0
+        present = sum(map(_is_amd_gpu, amd_nodes.glob("*/properties")))
+        for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+            present = min(present, len(_visible(environment.get(name), present)))
+        return present
     try:
-        present: int = pynvml.nvmlDeviceGetCount()
+        present = int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
-    return min(present, _visible(environment.get("CUDA_VISIBLE_DEVICES"), present))
+    return min(present, len(_visible(environment.get("CUDA_VISIBLE_DEVICES"), present)))
 
 
-def _visible(devices: str | None, present: int) -> int:
-    """CUDA takes the devices up to the first that is none.
+def _is_amd_gpu(properties: Path) -> bool:
+    """Whether a node has vector units, which processors have not; reading another user's may be forbidden."""
+    try:
+        return re.search(rb"^simd_count [1-9]", read_regular(properties, _MOST_BYTES), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def _visible(devices: str | None, present: int) -> list[str]:
+    """The devices that a variable names, up to the first that is none; by UUID, those of parts of a GPU too.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     if devices is None:
-        return present
+        return [str(number) for number in range(present)]
     named = [device.strip() for device in devices.split(",")]
-    ends = [index for index, device in enumerate(named) if device in ("", "-1")]
-    return ends[0] if ends else len(named)
+    return list(takewhile(lambda name: name.startswith(_UUIDS) or (name.isdecimal() and int(name) < present), named))
 
 
 def smallest_memory() -> int | None:
@@ -79,9 +103,8 @@ def own_gpu(local_rank: int, visible: str | None, present: int) -> str | None:
         visible: the variable as it is; None if it is not set.
         present: the GPUs of the host.
     """
-    count = min(present, _visible(visible, present))
-    devices = [str(index) for index in range(count)] if visible is None else visible.split(",")[:count]
-    return devices[local_rank % count].strip() if count else None
+    devices = _visible(visible, present) if present else []
+    return devices[local_rank % len(devices)] if devices else None
 
 
 def sharing_variables(rank: int, host: str) -> dict[str, str]:

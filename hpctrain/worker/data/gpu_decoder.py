@@ -103,7 +103,7 @@ class CardPool(Pool):
         self._on_card = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def _stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
-        with ThreadPoolExecutor(1, "decoding") as thread:
+        with ThreadPoolExecutor(1, "decoding", initializer=self._choose_card) as thread:
             before = None
             for indices in pieces:
                 coming = thread.submit(self._piece, decoder, split, indices, epoch)
@@ -112,6 +112,11 @@ class CardPool(Pool):
                 before = coming
             if before:
                 yield self._taken(before)
+
+    def _choose_card(self) -> None:
+        """A new thread uses the first GPU, of which each rank would take memory, where nothing else is said."""
+        if self._on_card:
+            torch.cuda.set_device(self._device)
 
     def _taken(self, coming: Future[LoadedPiece]) -> LoadedPiece:
         begin = time.perf_counter_ns()
@@ -139,6 +144,9 @@ class CardPool(Pool):
         self._count("read", begin)
         for together in _together(cuts):
             begin = time.perf_counter_ns()
+            if self._on_card:
+                # torchvision decodes on a stream of its own, into memory that this one may still read.
+                self._on_card.synchronize()
             shown, photographs = [], []
             for cut, photograph in zip(together, self._photographs(together), strict=True):
                 if isinstance(photograph, BrokenImageError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
 
@@ -18,7 +20,7 @@ from support.refusals import refused
 
 @pytest.mark.parametrize(
     ("devices", "expected"),
-    [(None, 4), ("0,1", 2), ("", 0), ("-1", 0), ("2,-1,3", 1), ("GPU-8a,GPU-8b,GPU-8c", 3), ("0,1,2,3,4,5", 4)],
+    [(None, 4), ("0,1", 2), ("", 0), ("-1", 0), ("2,-1,3", 1), ("GPU-8a,GPU-8b,GPU-8c", 3), ("0,1,9,2", 2)],
 )
 def test_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, devices: str | None, expected: int) -> None:
     calls = []
@@ -29,12 +31,21 @@ def test_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, devices: str | No
     assert calls == ["init", "shutdown"]
 
 
-def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvidias_driver_amds_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    assert usable_gpus({}) == 0
+    assert usable_gpus({}, tmp_path) == 0
+    # A processor, and two GPUs of AMD's driver.
+    for number, units in enumerate([0, 304, 304]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(
+            f"cpu_cores_count 0\nsimd_count {units}\nmem_banks_count 1\n"
+        )
+    assert usable_gpus({}, tmp_path) == 2
+    assert usable_gpus({"ROCR_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert usable_gpus({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": ""}, tmp_path) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,6 +95,8 @@ def test_the_gpu_of_each_rank(ranks: int, gpus: int, shared: bool, expected: lis
         ("2, 3", 4, ["2", "3", "2"]),
         ("GPU-8a", 4, ["GPU-8a"] * 3),
         ("1,-1,2", 4, ["1", "1", "1"]),
+        # Two slices of one GPU, of which CUDA shows a process one.
+        ("MIG-a,MIG-b", 1, ["MIG-a", "MIG-b", "MIG-a"]),
         ("", 4, [None] * 3),
         (None, 0, [None] * 3),
     ],

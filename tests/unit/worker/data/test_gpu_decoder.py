@@ -7,8 +7,10 @@ import importlib.util
 import io
 import itertools
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -166,6 +168,31 @@ def test_a_stream_that_is_closed_early_leaves_the_pool_to_the_next(folder):
         again = next(source.stream([np.arange(2)], 0))
         np.testing.assert_array_equal(first.images, again.images)
         assert all(source.nanoseconds[stage] > 0 for stage in ("read", "decode", "augment"))
+
+
+def test_the_thread_chooses_its_card_and_decodes_into_memory_that_nothing_reads(folder, monkeypatch):
+    done: list[tuple[str, int]] = []
+
+    def note(name: str) -> None:
+        done.append((name, threading.get_ident()))
+
+    def decode_all(contents: Sequence[bytes], device: torch.device) -> list[torch.Tensor]:
+        note("decode")
+        return by_simplejpeg(contents, device)
+
+    settings = recipe()
+    pool = CardPool(folder, settings, CPU, decode_all)
+    pool._on_card = SimpleNamespace(synchronize=lambda: note("synchronise"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: note("set_device"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(gpu_decoder, "_MOST_TOGETHER", 2 * 500 * 375)
+    monkeypatch.setattr(gpu_decoder, "resized", lambda *arguments: note("resize") or resized(*arguments))
+    seen(folder, "train", settings, pool)
+    names = [name for name, _ in done]
+    assert names[0] == "set_device" and {thread for _, thread in done} == {done[0][1]} != {threading.get_ident()}
+    between = " ".join(names).split("resize")[1:-1]
+    assert len(between) > 5 and all("synchronise" in words for words in between)
 
 
 class _Ranks:
