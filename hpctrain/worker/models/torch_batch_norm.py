@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hpctrain.worker.comm.base import Communicator, Group
-from hpctrain.worker.comm.group_sum import group_sum
+from hpctrain.worker.comm.group_sum import channel_statistics
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
 # The outputs, the mean and the unbiased variance.
@@ -72,15 +72,7 @@ class TorchBatchNorm(nn.BatchNorm2d):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _over_group(self, x: torch.Tensor, group: Group | None) -> Normalised:
         wide = x.to(torch.promote_types(x.dtype, self.weight.dtype))
-        variance, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        # The mean square less the square of the mean, whose cancellation needs float64.
-        mean, square = mean.double(), (variance + mean.square()).double()
-        values = mean.new_tensor([x.numel() // self.num_features])
-        own = torch.cat([values * mean, values * square, values])
-        total = group_sum(own, group) if group else own
-        values = total[-1]
-        mean, square = (total[:-1] / values).view(2, -1)
-        variance = square - mean.square()
+        mean, variance, values = channel_statistics(wide, group)
         scale = (variance + self.eps).rsqrt().to(wide.dtype) * self.weight
         normalised = (wide - _of_channels(mean.to(wide.dtype))) * _of_channels(scale) + _of_channels(self.bias)
         return normalised.to(x.dtype), mean.detach(), variance.detach() * values / (values - 1).clamp(min=1)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hpctrain.worker.comm.base import Communicator
-from hpctrain.worker.comm.group_sum import group_sum
+from hpctrain.worker.comm.group_sum import channel_statistics
 
 _PURPOSE = "normalising a batch over the ranks"
 _ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDictionary()
@@ -55,26 +55,14 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
         if comm is None:  # a copy, which ht.distribute did not get
             return nn.modules.batchnorm._BatchNorm.forward(self, x)
         self._check_input_dim(x)
-        mean, variance, count = self._statistics(x, comm)
-        self._keep(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, variance, count = channel_statistics(wide, comm.kept_group(_PURPOSE))
+        self._keep(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         scale = (variance + self.eps).rsqrt().to(wide.dtype)
         normalised = (wide - self._of_channels(mean.to(wide.dtype), x)) * self._of_channels(scale, x)
         if self.affine:
             normalised = normalised * self._of_channels(self.weight, x) + self._of_channels(self.bias, x)
         return normalised.to(x.dtype)
-
-    def _statistics(self, x: torch.Tensor, comm: Communicator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean, biased variance and number of the values of each channel, over all ranks, in float64."""
-        axes = [0, *range(2, x.dim())]
-        # In float64, because the mean of squares minus the square of the mean loses digits.
-        values = x.double()
-        count = values.new_tensor([x.numel() // max(x.size(1), 1)])
-        own = torch.cat([values.sum(axes), values.square().sum(axes), count])
-        total = group_sum(own, comm.kept_group(_PURPOSE))
-        count = total[-1].detach()
-        mean, square = (total[:-1] / count).view(2, -1)
-        return mean, (square - mean.square()).clamp(min=0), count
 
     @torch.no_grad()
     def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
