@@ -6,9 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.refusals import refused
+
 pytest.importorskip("torch")
 
-from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of
+from torch.distributed.pipelining import PipelineStage
+
+from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of, schedule_on
 
 RANKS = 8
 
@@ -36,3 +40,12 @@ def test_neighbouring_stages_of_each_schedule_meet(schedule, pp):
     pairs = [(rank_of(schedule, stage, pp), rank_of(schedule, stage + 1, pp)) for stage in stages]
     found = met(pairs)
     assert all(one == other or (min(one, other), max(one, other)) in found for one, other in pairs)
+
+
+def test_a_pytorch_whose_stages_work_otherwise_is_refused(monkeypatch):
+    assert schedule_on(2, "zbv") == "zbv"
+    name = "_backward_metadata_inference"
+    owner = next(kind for kind in PipelineStage.__mro__ if name in vars(kind))
+    monkeypatch.delattr(owner, name)
+    with refused("HT-torch-version-unfit", missing=f"PipelineStage.{name}"):
+        schedule_on(2, "zbv")
