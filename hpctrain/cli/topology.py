@@ -35,7 +35,7 @@ FabricFiles = Annotated[
     list[Path],
     typer.Argument(
         metavar="FABRIC...",
-        help="Output of ibnetdiscover, iblinkinfo or Slurm: a file, or one per subnet.",
+        help="Output of ibnetdiscover or Slurm: a file, or one per subnet.",
     ),
 ]
 FabricOption = Annotated[
@@ -54,9 +54,6 @@ class FabricOptions:
         Path | None,
         typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
     ] = None
-    skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out damaged forwarding tables, with a warning.")
-    ] = False
     leave_out: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable."),
@@ -66,13 +63,12 @@ class FabricOptions:
     def read(self, files: Sequence[Path], hosts: Sequence[str] = ()) -> Fabric:
         """The fabric of the files; of several topologies, without a name, the one that has the hosts."""
         from hpctrain.control.topology.build import read_fabric
-        from hpctrain.control.topology.choice import Choice
+        from hpctrain.control.topology.readers.slurm import Choice
 
         return read_fabric(
             files,
             self.routes,
             leave_out=self.leave_out or [],
-            skip_damaged=self.skip_damaged,
             choice=Choice(name=self.topology, hosts=hosts),
         )
 
@@ -155,10 +151,6 @@ def place(
     if found.short:
         rest = "rail that all have takes" if found.rails == 1 else f"{found.rails} rails that all have take"
         _warn([f"{', '.join(found.short)}: fewer adapters than the other hosts; only the {rest} part"])
-    if found.placed.unknown:
-        flows = f"{found.placed.unknown} of {len(order) * found.rails} flows of the placed ring"
-        missing = "have a switch without a forwarding table on their way: loads and bandwidth are those of the others"
-        _warn([f"{flows} {missing}"])
     slots = range(ranks_per_host)
     contents = {hostfile: open_mpi_hostfile((host, slots) for host in order).encode()} if hostfile else {}
     if svg or png:
@@ -262,27 +254,22 @@ def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
 @with_groups
 def convert(
     fabric_files: FabricFiles,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: topology.conf, topology.yaml, block, block.yaml.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: topology.conf or topology.yaml.")],
     *,
     reading: FabricOptions,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
     """Convert a fabric to Slurm's topology file."""
     from hpctrain.control.topology import convert as formats
-    from hpctrain.control.topology.blocks import uneven
 
     writers: dict[str, Callable[[Fabric], str]] = {
         "topology.conf": formats.topology_conf,
         "topology.yaml": formats.topology_yaml,
-        "block": formats.block,
-        "block.yaml": formats.block_yaml,
     }
     if to not in writers:
         raise HpctrainError("HT-format-unknown", "--to {format}: no such format", nearest(to, writers), format=to)
     fabric = reading.read(fabric_files)
     _warn(fabric.warnings)
-    if to.startswith("block"):
-        _warn(uneven(fabric))
     text = writers[to](fabric)
     if out:
         require_places([out])
@@ -349,8 +336,8 @@ def _grow(tree: Tree, branch: Branch, ratios: Mapping[str, float | None]) -> Non
     if known := [ratio for name in branch.switches if branch.down and (ratio := ratios.get(name))]:
         low, high = min(known), max(known)
         cables += f", oversubscription {low:.3g}:1" + (f" to {high:.3g}:1" if high > low else "")
-    switches = _span(branch.switches, "switch", "switches") if branch.switches else "no switch"
-    grown = tree.add(Text(f"{switches}; {cables}"))
+    switches = f"{_span(branch.switches, 'switch', 'switches')}; {cables}" if branch.switches else "no switch"
+    grown = tree.add(Text(switches))
     if branch.hosts:
         grown.add(Text(_span(branch.hosts, "host", "hosts")))
     for each in branch.branches:
@@ -371,7 +358,6 @@ def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:
         "bound_by_level": found.bound_by_level,
         "worst_load": order.worst_load,
         "bandwidth_bytes_per_s": order.bandwidth_bytes_per_s,
-        "unknown_routes": order.unknown,
     }
 
 

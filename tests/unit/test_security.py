@@ -18,7 +18,6 @@ import yaml
 import hpctrain
 from hpctrain.common.files import checked_yaml
 from hpctrain.common.files.bounded_yaml import BoundedLoader
-from hpctrain.control.topology.readers import slurm_yaml
 
 _ROOT = Path(__file__).parents[2]
 _FILES = sorted(
@@ -335,7 +334,7 @@ def test_what_is_safe_passes(snippet: str) -> None:
     assert not list(refused(snippet))
 
 
-@pytest.mark.parametrize("loader", [BoundedLoader, checked_yaml._Reader, slurm_yaml._SlurmLoader])
+@pytest.mark.parametrize("loader", [BoundedLoader, checked_yaml._Reader])
 def test_own_loaders_make_plain_values_only(loader: type) -> None:
     assert issubclass(loader, yaml.SafeLoader)
     assert loader.yaml_constructors.keys() <= yaml.SafeLoader.yaml_constructors.keys()

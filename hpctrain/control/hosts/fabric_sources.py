@@ -10,8 +10,8 @@ from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.control.planning.place_hosts import KnownFabric
-from hpctrain.control.topology.choice import Choice
 from hpctrain.control.topology.readers import slurm
+from hpctrain.control.topology.readers.slurm import Choice
 from hpctrain.control.topology.records import SwitchGroup
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ class Flows:
     def __init__(self, fabric: Fabric, routes: Routes, phase: Phase) -> None:
         paths = routes.paths(phase.source, phase.target)
         self._fabric = fabric
-        self._count, self._unknown = len(phase.source), len(paths.unknown)
         self.load: Floats = np.bincount(paths.link, minlength=len(fabric.source)).astype(np.float64)
         self.own = float(max(np.bincount(phase.source).max(), np.bincount(phase.target).max()))
 
@@ -37,14 +36,6 @@ class Flows:
         """
         low, high = background
         return self._share(rate, high), self._share(rate, (low + high) / 2), self._share(rate, low)
-
-    def unknown_links_warning(self, what: str) -> tuple[str, ...]:
-        """A warning about flows whose links are not known, if there are any."""
-        if not self._unknown:
-            return ()
-        return (
-            f"{self._unknown} of {self._count} flows of the {what} reach a switch without a forwarding table: left out",
-        )
 
     def _share(self, rate: float, taken: float) -> float:
         fabric = self._fabric

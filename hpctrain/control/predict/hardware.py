@@ -130,7 +130,7 @@ class Hardware:
             return found, self._assumed(adapters, rate, "that no link is shared (--fabric)") if max(counts) > 1 else ()
         from hpctrain.control.predict.flows import has_cables
         from hpctrain.control.topology.build import read_fabric
-        from hpctrain.control.topology.choice import Choice
+        from hpctrain.control.topology.readers.slurm import Choice
 
         fabric = read_fabric(self.fabric, self.routes, choice=Choice(name=self.topology, hosts=self.hosts))
         if has_cables(fabric):

@@ -244,7 +244,7 @@ def _measure(placed: Placed, rate: float) -> Network:
         ring_range=(ring_shares[0], ring_shares[2]),
         tree_range=(tree_shares[0], tree_shares[2]),
         tree_volume=tree.own / 2,
-        warnings=(*_doubts(fabric), *ring.unknown_links_warning("rings"), *tree.unknown_links_warning("trees")),
+        warnings=_doubts(fabric),
         placed=placed if has_cables(fabric) else None,
     )
 

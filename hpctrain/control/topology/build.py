@@ -13,9 +13,9 @@ import numpy as np
 
 from hpctrain.common.errors import HpctrainError, abbreviated, counted
 from hpctrain.control.topology.cabling import Found, cable_ends, sort_records
-from hpctrain.control.topology.choice import Choice
 from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
+from hpctrain.control.topology.fabric_files import read_records
 from hpctrain.control.topology.levels import degraded_links, levels
 from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import (
@@ -28,7 +28,7 @@ from hpctrain.control.topology.names import (
     natural_key,
     switch_name,
 )
-from hpctrain.control.topology.read import read_records
+from hpctrain.control.topology.readers.slurm import Choice
 from hpctrain.control.topology.records import FabricNode, Link, Record
 from hpctrain.control.topology.switch_tree import tree_fabric
 
@@ -76,15 +76,9 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
     # Imported here because routes are built on a finished fabric.
     from hpctrain.control.topology.routes import Routes
 
-    routes = Routes(fabric)
-    faults = list(islice(routes.faults(), _FAULTS + 1))
+    faults = list(islice(Routes(fabric).faults(), _FAULTS + 1))
     if len(faults) > _FAULTS:
         faults[_FAULTS:] = ["further routes of the forwarding tables do not arrive either"]
-    if unknown := routes.unknown_pairs():
-        faults.append(
-            f"{unknown:,} pairs of adapters have a switch without a forwarding table on their path: left out of all "
-            "loads"
-        )
     return replace(fabric, warnings=(*fabric.warnings, *faults))
 
 
@@ -93,17 +87,15 @@ def read_fabric(
     routes: Path | None = None,
     *,
     leave_out: Sequence[str] = (),
-    skip_damaged: bool = False,
     choice: Choice = Choice(),
 ) -> Fabric:
     """Read the fabric of a file in any known format, or of one file per subnet.
 
     Args:
-        files: the output of ``ibnetdiscover``, ``iblinkinfo`` or ``scontrol show topology``, or a file of Slurm's.
+        files: the output of ``ibnetdiscover`` or ``scontrol show topology``, or a file of Slurm's.
             Hosts of the same name in several files are one host, with an adapter on each subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
         leave_out: patterns of hosts to leave out, see :func:`build_fabric`.
-        skip_damaged: leave damaged forwarding tables out with a warning, instead of refusing them.
         choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
@@ -111,7 +103,7 @@ def read_fabric(
     """
     with _without_gc():
         paths = [files] if isinstance(files, Path) else files
-        records = read_records(paths, routes, skip_damaged=skip_damaged, choice=choice)
+        records = read_records(paths, routes, choice=choice)
         return build_fabric(records, leave_out=leave_out)
 
 
@@ -210,7 +202,7 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
         switches: the number of each switch by its GUID.
 
     Raises:
-        HpctrainError: no table belongs to a switch of the fabric: the files are of different fabrics.
+        HpctrainError: no table belongs to a switch of the fabric, or a switch in use has none.
     """
     by_lid = {int(fabric.lid[node]): node for node in switches.values()}
     row: dict[int, int] = {}
@@ -241,8 +233,14 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
         warnings.append(counted("switches with several forwarding tables, the last of which counts", differing))
     if strangers:
         warnings.append(counted("forwarding tables of unknown switches, left out", list(strangers)))
-    if without := [fabric.names[node] for node in switches.values() if node not in row]:
-        warnings.append(counted("switches without a forwarding table", without))
+    if without := [fabric.names[node] for node in switches.values() if node not in row and fabric.level[node] > 0]:
+        raise HpctrainError(
+            "HT-fabric-files-do-not-match",
+            "{where}: no forwarding table of {switches}",
+            "dump_lfts writes those of all switches; without --routes, shortest paths are assumed",
+            where=found.forwards[0].where.rpartition(":")[0],
+            switches=abbreviated(without),
+        )
     return replace(fabric, tables=tables, table_switches=np.array(list(row), np.int32), warnings=tuple(warnings))
 
 

@@ -15,19 +15,16 @@ from dataclasses import dataclass
 
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology.blocks import block_sizes, positions
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.subtrees import Subtree, subtrees
 
 # The names of switches that stand for cables, or for hosts on an upper switch.
 _JOINS, _HOSTS = "joins-{}", "hosts-on-{}"
-# The name of a block without hosts, which keeps the positions of the others.
-_EMPTY = "empty"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A switch of the tree, with hosts or switches below it; or a block, which may have no hosts."""
+    """A switch of the tree, with hosts or switches below it."""
 
     name: str
     hosts: tuple[str, ...] = ()
@@ -61,12 +58,6 @@ def topology_conf(fabric: Fabric) -> str:
     )
 
 
-def block(fabric: Fabric) -> str:
-    """Slurm's topology.conf for ``TopologyPlugin=topology/block``: a block per leaf, neighbours side by side."""
-    lines = [f"BlockName={leaf.name}{f' Nodes={leaf.below}' if leaf.hosts else ''}\n" for leaf in _blocks(fabric)]
-    return "".join([*lines, f"BlockSizes={','.join(map(str, block_sizes(fabric)))}\n"])
-
-
 def topology_yaml(fabric: Fabric) -> str:
     """Slurm's topology.yaml with the fabric as a tree, the default topology."""
     lines = ["- topology: fabric", "  cluster_default: true", "  tree:", "    switches:"]
@@ -74,21 +65,6 @@ def topology_yaml(fabric: Fabric) -> str:
         key = "children" if switch.switches else "nodes"
         lines += [f'      - switch: "{switch.name}"', f'        {key}: "{switch.below}"']
     return "\n".join(lines) + "\n"
-
-
-def block_yaml(fabric: Fabric) -> str:
-    """Slurm's topology.yaml with the fabric's leaves as blocks, the default topology."""
-    lines = ["- topology: fabric", "  cluster_default: true", "  block:", "    block_sizes:"]
-    lines += [f"      - {size}" for size in block_sizes(fabric)] + ["    blocks:"]
-    for leaf in _blocks(fabric):
-        lines += [f'      - block: "{leaf.name}"', *([f'        nodes: "{leaf.below}"'] if leaf.hosts else [])]
-    return "\n".join(lines) + "\n"
-
-
-def _blocks(fabric: Fabric) -> list[Switch]:
-    _require_names(fabric)
-    names = _Names()
-    return [_switch(fabric, tree, names) if tree else Switch(name=names.unique(_EMPTY)) for tree in positions(fabric)]
 
 
 def _tree(fabric: Fabric) -> list[Switch]:

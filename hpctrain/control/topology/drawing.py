@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import itertools
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +20,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 from hpctrain.control.topology.fabric import Fabric, Floats
-from hpctrain.control.topology.folding import Bundle, DrawnBox, Folded, fold
+from hpctrain.control.topology.names import natural_key
 from hpctrain.control.topology.rails import rail_adapters
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.subtrees import subtrees_of
@@ -41,11 +39,11 @@ _INSIDE, _CROSSING = "#7fb3dd", "#0b4f8a"
 # The scale begins at orange, because pale yellow is invisible on white.
 _LOAD = LinearSegmentedColormap.from_list("load", ["#fdbb6b", "#f16913", "#b30000"])
 
+# The most boxes in a row that are still readable.
+_MOST_IN_A_ROW = 40
 # Inches.
 _ROW_GAP = 1.15
-_LINE = 0.14
 _NARROW = 0.9  # a place in a row where text is turned by 90 degrees
-_LINES = 0.4  # a place for three lines of it
 _MIN_WIDTH, _MAX_WIDTH, _PLACE = 8.0, 18.0, 0.42
 _ARC_HEIGHT = 1.3
 _LONGEST_NAME = 20
@@ -88,13 +86,12 @@ def ring_load(fabric: Fabric, hosts: Sequence[int]) -> Floats:
 def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
     """Draw a panel for each ring, one above the other, with equal places and colours.
 
-    A fabric of many hosts is folded (:func:`hpctrain.control.topology.folding.fold`); only switches above the rings'
-    hosts are drawn, the hosts as far as possible in the order of the last ring. A bundle of parallel cables takes the
+    Only switches above the rings' hosts, and those that their flows pass, are drawn. Of many hosts, those on the same
+    leaves are one box; of many switches of a level, those above the same boxes. A bundle of parallel cables takes the
     colour of its busiest.
     """
     hosts = list(dict.fromkeys(host for ring in reversed(rings) for host in ring.hosts))
-    folded = fold(fabric, hosts, through=_on_the_way(fabric, rings))
-    sketch = _Sketch(folded)
+    sketch = _Sketch(fabric, hosts, _drawn_nodes(fabric, hosts, rings))
     loads = [float(ring.load.max(initial=0.0)) for ring in rings if ring.load is not None]
     scale = Normalize(1, max(_SCALE_END, *loads), clip=True) if loads else None
     with rc_context(_STYLE):
@@ -106,12 +103,16 @@ def draw(fabric: Fabric, rings: Sequence[Ring]) -> Figure:
     return figure
 
 
-def _on_the_way(fabric: Fabric, rings: Sequence[Ring]) -> list[int]:
-    """The nodes that the rings' flows pass; without spines these include the leaves of other hosts."""
-    busy = np.zeros(len(fabric.source), np.bool_)
+def _drawn_nodes(fabric: Fabric, hosts: Sequence[int], rings: Sequence[Ring]) -> list[int]:
+    """The hosts' adapters, every switch on an upward path from them, and the switches that the rings' flows pass."""
+    drawn = np.isin(fabric.host, np.asarray(hosts, np.int32))
+    for level in range(int(fabric.level.max())):
+        upwards = drawn[fabric.source] & (fabric.level[fabric.source] == level) & (fabric.level[fabric.target] > level)
+        drawn[fabric.target[upwards]] = True
     for ring in rings:
-        busy |= ring.load > 0 if ring.load is not None else False
-    nodes: list[int] = np.unique(fabric.source[busy]).tolist()
+        if ring.load is not None:
+            drawn[fabric.source[ring.load > 0]] = True
+    nodes: list[int] = np.flatnonzero(drawn).tolist()
     return nodes
 
 
@@ -136,79 +137,117 @@ def to_png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-class _Sketch:
-    """The position of each box, in inches."""
+@dataclass(kw_only=True)
+class _Box:
+    """Hosts, or switches of one level, that are drawn as one box: its text, and its centre and size in inches."""
 
-    def __init__(self, folded: Folded) -> None:
-        self.folded = folded
-        levels = sorted({box.level for box in folded.boxes})
-        rows = [folded.row(level) for level in levels]
+    level: int
+    names: list[str]
+    text: str = ""
+    turned: bool = False
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
+
+    def edge(self, side: int) -> tuple[float, float]:
+        """The middle of the upper (1) or lower (-1) edge."""
+        return self.x, self.y + side * self.height / 2
+
+
+class _Sketch:
+    """The boxes with their places, and the links between each two of them."""
+
+    def __init__(self, fabric: Fabric, hosts: Sequence[int], nodes: Sequence[int]) -> None:
+        self.boxes: list[_Box] = []
+        self.box_of_host: dict[int, int] = {}
+        self._box_of: dict[int, int] = {}
+        below: dict[int, set[int]] = defaultdict(set)
+        for source, target in zip(fabric.source.tolist(), fabric.target.tolist(), strict=True):
+            if fabric.level[source] < fabric.level[target]:
+                below[target].add(source)
+        rows = [self._hosts(fabric, hosts, nodes)]
+        for level in sorted({int(fabric.level[node]) for node in nodes} - {0}):
+            switches = [node for node in nodes if fabric.level[node] == level]
+            beneath = {node: frozenset(self._box_of[n] for n in below[node] if n in self._box_of) for node in switches}
+            rows.append(self._switches(fabric, level, beneath))
         self.width = float(np.clip(_PLACE * max(map(len, rows)), _MIN_WIDTH, _MAX_WIDTH))
-        self.centre: dict[int, tuple[float, float]] = {}
-        self.size: dict[int, tuple[float, float]] = {}
-        self.text: dict[int, str] = {}
-        self.turned: set[int] = set()
-        # The lower and upper edge of each row, and the width of a place in it.
-        self.rows: list[tuple[float, float, float]] = []
-        y = 0.0
+        self.bundles: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for link, (source, target) in enumerate(zip(fabric.source.tolist(), fabric.target.tolist(), strict=True)):
+            if source in self._box_of and target in self._box_of:
+                one, other = sorted((self._box_of[source], self._box_of[target]))
+                self.bundles[one, other].append(link)
+        top = 0.0
         for row in rows:
-            names = _short_names([name for number in row for name in folded.boxes[number].names])
-            place = self.width / len(row)
-            turned = place < _NARROW
-            texts = {number: _label(folded.boxes[number], names, lines=place >= _LINES) for number in row}
-            lines = max(text.count("\n") + 1 for text in texts.values())
-            longest = max(len(line) for text in texts.values() for line in text.split("\n"))
-            long, short = 0.075 * longest + 0.14, _LINE * lines + 0.1
-            height = long if turned else short
-            for index, number in enumerate(row):
-                self.centre[number] = ((index + 0.5) * place, y + height / 2)
-                self.size[number] = (min(short if turned else max(long, 0.6), 0.86 * place), height)
-            self.text |= texts
-            self.turned |= set(row) if turned else set()
-            self.rows.append((y, y + height, place))
-            y += height + _ROW_GAP
-        # Cables between switches of the top row are drawn above it.
-        beside = any(
-            bundle.lower != bundle.upper and {bundle.lower, bundle.upper} <= {*rows[-1]} for bundle in folded.bundles
-        )
-        self.top = y - _ROW_GAP + (_OVERHEAD if beside else 0)
+            top = self._place(row, top) + _ROW_GAP
+        self.top = top - _ROW_GAP + _OVERHEAD
         self.height = self.top + _ARC_HEIGHT + 0.15
 
-    def edge(self, number: int, side: int) -> tuple[float, float]:
-        """The middle of a box's upper (1) or lower (-1) edge."""
-        x, y = self.centre[number]
-        return x, y + side * self.size[number][1] / 2
+    def _hosts(self, fabric: Fabric, hosts: Sequence[int], nodes: Iterable[int]) -> list[int]:
+        row = []
+        for members in _groups(hosts, {host: fabric.leaves[host] for host in hosts}):
+            row.append(self._add(0, [fabric.hosts[host] for host in members]))
+            self.box_of_host |= dict.fromkeys(members, row[-1])
+        self._box_of |= {
+            node: self.box_of_host[int(fabric.host[node])] for node in nodes if int(fabric.host[node]) in hosts
+        }
+        return row
 
-    def between(self, start: tuple[float, float], end: tuple[float, float]) -> list[tuple[float, float]]:
-        """The points at which a cable crosses the rows between its ends, in the gaps nearest to a straight line."""
-        points = []
-        for low, high, place in self.rows:
-            if start[1] < low and high < end[1]:
-                share = (low - start[1]) / (end[1] - start[1])
-                gap = round((start[0] + share * (end[0] - start[0])) / place) * place
-                points += [(gap, low), (gap, high)]
-        return points
+    def _switches(self, fabric: Fabric, level: int, beneath: Mapping[int, frozenset[int]]) -> list[int]:
+        """The boxes of a level, each by the middle of the boxes below it."""
+        middle = {node: float(np.mean([*boxes])) if boxes else 0.0 for node, boxes in beneath.items()}
+        ordered = sorted(beneath, key=lambda node: (round(middle[node], 6), natural_key(fabric.names[node])))
+        row = []
+        for members in _groups(ordered, beneath):
+            row.append(self._add(level, [fabric.names[node] for node in members]))
+            self._box_of |= dict.fromkeys(members, row[-1])
+        return row
+
+    def _add(self, level: int, names: Iterable[str]) -> int:
+        self.boxes.append(_Box(level=level, names=sorted(names, key=natural_key)))
+        return len(self.boxes) - 1
+
+    def _place(self, row: Sequence[int], y: float) -> float:
+        """Place the boxes of a row whose lower edge is at ``y``; returns its upper edge."""
+        place = self.width / len(row)
+        boxes = [self.boxes[number] for number in row]
+        for box in boxes:
+            box.text = _label(box, lines=place >= _PLACE)
+        lines = max(box.text.count("\n") + 1 for box in boxes)
+        long = 0.075 * max(len(line) for box in boxes for line in box.text.split("\n")) + 0.14
+        short = 0.14 * lines + 0.1
+        for index, box in enumerate(boxes):
+            box.turned = place < _NARROW
+            box.height = long if box.turned else short
+            box.width = min(short if box.turned else max(long, 0.6), 0.86 * place)
+            box.x, box.y = (index + 0.5) * place, y + box.height / 2
+        return y + boxes[0].height
 
 
-def _label(box: DrawnBox, names: Mapping[str, str], *, lines: bool) -> str:
+def _groups(members: Sequence[int], likeness: Mapping[int, frozenset[int]]) -> list[list[int]]:
+    """Single members if they fit in a row, else groups of those that are alike."""
+    if len(members) <= _MOST_IN_A_ROW:
+        return [[member] for member in members]
+    alike: dict[frozenset[int], list[int]] = defaultdict(list)
+    for member in members:
+        alike[likeness[member]].append(member)
+    return list(alike.values())
+
+
+def _label(box: _Box, *, lines: bool) -> str:
+    first, last = _short_name(box.names[0]), _short_name(box.names[-1])
     if len(box.names) == 1:
-        return names[box.names[0]]
+        return first
     if not lines:
-        return f"{names[box.names[0]]} and {len(box.names) - 1} more"
-    what = "hosts" if box.level == 0 else "leaves" if box.level == 1 else "switches"
-    return f"{len(box.names)} {what}\n{names[box.names[0]]}\n… {names[box.names[-1]]}"
+        return f"{first} and {len(box.names) - 1} more"
+    members = "hosts" if box.level == 0 else "leaves" if box.level == 1 else "switches"
+    return f"{len(box.names)} {members}\n{first}\n… {last}"
 
 
-def _short_names(names: Sequence[str]) -> dict[str, str]:
-    """The names of a row; long names lose their common first words, and then their middles."""
-    ends = zip(min(names), max(names), strict=False)
-    start = "".join(one for one, other in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
-    start = re.sub(r"[^\W_]*$", "", start) if max(map(len, names)) > _LONGEST_NAME else ""
-    rests = {name: name[len(start) :] or name for name in names}
+def _short_name(name: str) -> str:
+    """The name, or the two ends of a long one."""
     half = _LONGEST_NAME // 2
-    return {
-        name: f"{rest[:half]}…{rest[-half:]}" if len(rest) > _LONGEST_NAME else rest for name, rest in rests.items()
-    }
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
 
 
 def _panel(
@@ -218,15 +257,17 @@ def _panel(
     axes.set_ylim(-_ARC_HEIGHT - 0.1, sketch.top + 0.05)
     axes.set_axis_off()
     axes.set_title(ring.title, loc="left", fontsize=10, color=_INK)
-    for bundle in sketch.folded.bundles:
-        _cables(axes, sketch, bundle, ring.load, scale)
-    for number, box in enumerate(sketch.folded.boxes):
-        (x, y), (width, height) = sketch.centre[number], sketch.size[number]
+    for (one, other), links in sketch.bundles.items():
+        if one != other:
+            busiest = float(ring.load[links].max()) if ring.load is not None else 0.0
+            share = float(scale(busiest)) if scale and busiest else None
+            axes.add_patch(_cable(sketch.boxes[one], sketch.boxes[other], len(links) // 2, share))
+    for box in sketch.boxes:
         axes.add_patch(
             FancyBboxPatch(
-                (x - width / 2, y - height / 2),
-                width,
-                height,
+                (box.x - box.width / 2, box.y - box.height / 2),
+                box.width,
+                box.height,
                 boxstyle="round,pad=0,rounding_size=0.04",
                 facecolor=_FILL.get(box.level, _FILL_ABOVE),
                 edgecolor=_INK,
@@ -234,52 +275,40 @@ def _panel(
                 zorder=3,
             )
         )
-        axes.text(
-            x,
-            y,
-            sketch.text[number],
-            ha="center",
-            va="center",
-            multialignment="center",
-            fontsize=7,
-            color=_INK,
-            rotation=90 if number in sketch.turned else 0,
-            zorder=4,
-        )
+        turn = 90 if box.turned else 0
+        style: dict[str, Any] = {"fontsize": 7, "color": _INK, "rotation": turn, "zorder": 4}
+        axes.text(box.x, box.y, box.text, ha="center", va="center", multialignment="center", **style)
     _arcs(axes, sketch, ring.hosts, leaves)
 
 
-def _cables(axes: Axes, sketch: _Sketch, bundle: Bundle, load: Floats | None, scale: Normalize | None) -> None:
-    if bundle.lower == bundle.upper:
-        return
-    busiest = float(load[bundle.links].max()) if load is not None else 0.0
-    share = float(scale(busiest)) if scale and busiest else None
-    colour = _IDLE if share is None else _LOAD(share)
-    width = 0.7 + 0.5 * np.log2(max(bundle.cables, 1))
-    start, end = sketch.edge(bundle.lower, 1), sketch.edge(bundle.upper, -1)
-    path = Path([start, *sketch.between(start, end), end])
-    if sketch.centre[bundle.lower][1] == sketch.centre[bundle.upper][1]:
+def _cable(lower: _Box, upper: _Box, cables: int, share: float | None) -> PathPatch:
+    """The cables between two boxes, whose busiest has a share of the scale of loads; None for idle ones."""
+    start, end = lower.edge(1), upper.edge(-1)
+    path = Path([start, end])
+    if lower.level == upper.level:
         # A cable between two boxes of one row is drawn as a curve above it.
         middle = (start[0] + end[0]) / 2, start[1] + 2 * _OVERHEAD
-        path = Path([start, middle, sketch.edge(bundle.upper, 1)], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
-    # Busier cables are drawn later, so that idle ones do not cover them.
-    axes.add_patch(
-        PathPatch(
-            path, fill=False, edgecolor=colour, linewidth=width, zorder=1 + (0.1 + share if share is not None else 0)
-        )
+        path = Path([start, middle, upper.edge(1)], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+    return PathPatch(
+        path,
+        fill=False,
+        edgecolor=_IDLE if share is None else _LOAD(share),
+        linewidth=0.7 + 0.5 * np.log2(max(cables, 1)),
+        # Busier cables are drawn later, so that idle ones do not cover them.
+        zorder=1 if share is None else 1.1 + share,
     )
 
 
 def _arcs(axes: Axes, sketch: _Sketch, ring: Sequence[int], leaves: Mapping[int, tuple[int, ...]]) -> None:
     """An arc for each two boxes with ring neighbours in both, thicker for several pairs of neighbours."""
-    box_of = sketch.folded.box_of_host
+    box_of = sketch.box_of_host
     arcs: Counter[tuple[int, int, bool]] = Counter()
     for host, following in zip(ring, [*ring[1:], ring[0]], strict=True):
         arcs[box_of[host], box_of[following], leaves[host] != leaves[following]] += 1
     for (start, end, crossing), count in sorted(arcs.items()):
         if start == end:
             continue
-        (left, y), (right, _) = sorted((sketch.edge(start, -1), sketch.edge(end, -1)))
+        (left, y), (right, _) = sorted((sketch.boxes[start].edge(-1), sketch.boxes[end].edge(-1)))
         depth = _ARC_HEIGHT * (0.15 + 0.85 * (right - left) / sketch.width)
         path = Path(
             [(left, y), (left, y - depth * 4 / 3), (right, y - depth * 4 / 3), (right, y)],

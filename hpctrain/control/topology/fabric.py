@@ -35,8 +35,6 @@ class Fabric:
         tables: forwarding tables, (switches of ``table_switches``, largest LID + 1): the port towards each LID,
             ``NO_PORT`` where there is none; None where no tables were read.
         table_switches: the node of each row of ``tables``.
-        block_sizes: the hosts of a block and of each larger block, where a file of Slurm's blocks states them; the
-            leaves are then in the order of the blocks.
         warnings: irregularities of the fabric, one sentence each.
     """
 
@@ -52,7 +50,6 @@ class Fabric:
     bandwidth: Floats
     tables: NDArray[np.int16] | None = None
     table_switches: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    block_sizes: tuple[int, ...] = ()
     idle_switches: int = 0
     warnings: tuple[str, ...] = ()
 

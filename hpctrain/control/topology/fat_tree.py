@@ -6,12 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpctrain.common.errors import HpctrainError
-
-# The unicast LIDs, and the ports that a switch can have (InfiniBand Architecture Specification, volume 1).
-_LAST_LID = 0xBFFF
-_MOST_PORTS = 254
-
 _SWITCH_GUID = 0x2C90300000000000
 _ADAPTER_GUID = 0xE09D730000000000
 
@@ -40,19 +34,7 @@ def fat_tree(
         pod_leaves: the leaves of a pod, at most all leaves; by default ``leaf_down``.
         spine_up: ports of a spine to cores; by default ``pod_leaves``, which is non-blocking.
         speed: the speed of a lane; every cable has four lanes.
-
-    Raises:
-        HpctrainError: a number below 1, or a tree of more LIDs or ports than InfiniBand has.
     """
-    for name, value in {"hosts": hosts, "rails": rails, "leaf_down": leaf_down, "leaf_up": leaf_up}.items():
-        if value < 1:
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "a fat tree with {name}={value}",
-                f"{name} must be at least 1",
-                name=name,
-                value=value,
-            )
     leaf_count = -(-hosts // leaf_down) * rails
     pod = min(pod_leaves or leaf_down, leaf_count) if levels == 3 else leaf_count
 
@@ -93,15 +75,6 @@ class _Node:
 
 def _listing(switches: list[_Node], adapters: list[_Node], speed: str) -> Iterator[str]:
     most = max(len(switch.ports) for switch in switches)
-    if len(switches) + len(adapters) > _LAST_LID or most > _MOST_PORTS:
-        raise HpctrainError(
-            "HT-network-bad-number",
-            "a fat tree of {switches} switches with up to {ports} ports and {adapters} adapters",
-            f"InfiniBand has {_LAST_LID} LIDs and {_MOST_PORTS} ports a switch; take fewer hosts or levels=3",
-            switches=len(switches),
-            ports=most,
-            adapters=len(adapters),
-        )
     for lid, node in enumerate([*switches, *adapters], start=1):
         node.lid = lid
         # GUIDs are 16 apart, which leaves room for the port GUIDs of adapters with several ports.

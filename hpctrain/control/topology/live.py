@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,19 +12,15 @@ import pynvml
 from hpctrain.common.cluster.adapter_kinds import LinkLayer, is_telling, link_layer_of_name
 from hpctrain.common.cluster.machine_cores import numa_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
-from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.cluster.rdma import kernel_text, ports_of
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
-from hpctrain.control.topology.readers import hwloc
 
 _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # 400 Gb/sec (4X NDR)
 _RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
-_LSTOPO_SECONDS = 60.0
-_LSTOPO_HINT = "run it by hand to see what it says: lstopo --of xml"
 
 _Links = dict[str, dict[str, int]]
 
@@ -33,19 +28,23 @@ _Links = dict[str, dict[str, int]]
 def this_node(root: Path = Path("/")) -> NodeMap:
     """The devices of this host that this process may use: its CPUs, and the GPUs that NVML shows.
 
-    Without NVML (no driver library) the GPUs are those of the kernel's nvidia driver, and NVLinks are unknown. Without
-    /sys, the devices come from ``lstopo``.
+    Without NVML (no driver library) the GPUs are those of the kernel's nvidia driver, and NVLinks are unknown.
 
     Args:
         root: the folder with /sys and /proc; NVML, which knows only this machine, is used only for "/".
 
     Raises:
-        HpctrainError: there is neither /sys nor lstopo, or lstopo fails.
+        HpctrainError: there is no /sys.
     """
     here = root == Path("/")
     sys = root / "sys"
     if not (sys / "devices/system/cpu").is_dir():
-        return _lstopo(sys)
+        raise HpctrainError(
+            "HT-program-failed",
+            "{path} lists no CPUs",
+            "describe the host with a file: lstopo --of xml node.xml, then --node node.xml",
+            path=sys,
+        )
     gpus, nvlinks = (_nvml() if here else None) or (_gpus_of_driver(sys), {})
     return node_map_of_tree(
         {
@@ -58,32 +57,6 @@ def this_node(root: Path = Path("/")) -> NodeMap:
         nvlinks=nvlinks,
         where=str(sys),
     )
-
-
-def _lstopo(sys: Path) -> NodeMap:
-    program = shutil.which("lstopo")
-    if program is None:
-        raise HpctrainError(
-            "HT-program-not-found",
-            "{path} lists no CPUs, and there is no lstopo",
-            "install hwloc, which brings lstopo",
-            path=sys,
-        )
-    try:
-        export = run_program(program, "--of", "xml", seconds=_LSTOPO_SECONDS)
-    except HpctrainError as error:
-        raise error.but(hint=_LSTOPO_HINT) from error
-    if export.returncode:
-        said = f": {export.stderr.strip()}" if export.stderr.strip() else ""
-        raise HpctrainError(
-            "HT-program-failed",
-            "{program} failed with exit status {status}{said}",
-            _LSTOPO_HINT,
-            program=program,
-            status=export.returncode,
-            said=said,
-        )
-    return hwloc.read(export.stdout, program)
 
 
 def _adapters(sys: Path) -> Iterator[tuple[Adapter, Bridges]]:

@@ -18,8 +18,6 @@ _HOST_AND_DEVICE = re.compile(r"(\S+)(?:\s+(\S*[0-9]))?")
 _DEVICE = re.compile(r"(?:mlx[0-9]+_|hfi1_|HCA-)\w*")
 # An adapter that was never told the host's name describes its product instead.
 _PRODUCT = re.compile(r"\bMT[0-9]{4,}\b|Connect-?(?:X|IB)|InfiniHost|Technologies|HCA$", re.IGNORECASE)
-# A switch that was never told a name describes its chip instead.
-_SWITCH_CHIP = re.compile(r"(?:Infiniscale|SwitchX|Switch-?IB|Quantum)\b.*Mellanox", re.IGNORECASE)
 # A managed switch wraps its host name: "MF0;leaf-01:MQM9701/U1"; a director names the chip instead of U1.
 _MANAGED = re.compile(r"[A-Z0-9]+;([^;:]+):[^:/]+/U1")
 _SERVICE = re.compile(
@@ -59,11 +57,6 @@ def switch_name(description: str) -> str:
     """The name of a switch in its description, or the description if its form is unknown."""
     found = _MANAGED.fullmatch(description.strip())
     return found[1] if found else description.strip()
-
-
-def is_switch_name(description: str) -> bool:
-    """Whether a node's description is one that only switches have."""
-    return bool(_MANAGED.fullmatch(description.strip()) or _SWITCH_CHIP.search(description))
 
 
 def is_aggregation_name(description: str) -> bool:

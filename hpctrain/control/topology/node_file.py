@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from hpctrain.common.cluster.node_map import NodeMap
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from hpctrain.control.topology.readers.listing import without_terminal
@@ -31,24 +30,15 @@ def node_map_of(node: str) -> NodeMap:
 def read_node_map(path: Path) -> NodeMap:
     """The node map in the output of ``lstopo --of xml``, NCCL (``NCCL_TOPO_DUMP_FILE``) or ``nvidia-smi topo -m``.
 
-    Args:
-        path: ``FILE``, or ``FILE@HOST`` for one of the hosts in a file of NCCL's.
-
     Raises:
         HpctrainError: the file cannot be read, or no such tool wrote it.
     """
-    host = None
-    if "@" in path.name and not path.exists():
-        name, _, host = str(path).rpartition("@")
-        path = Path(name)
     text = read_text(path, "node file", "lstopo --of xml writes such a file", limit=_MOST_BYTES, errors="replace")
     text = without_terminal(text)
     if found := _XML.search(text):
         text = _bare_xml(text, found)
     if found and found["root"] == "system":
-        return nccl.read(text, str(path), host)
-    if host is not None:
-        raise HpctrainError("HT-option-not-usable-here", "{path} is of one host", f"leave @{host} out", path=path)
+        return nccl.read(text, str(path))
     return hwloc.read(text, str(path)) if text.lstrip().startswith("<") else nvidia_smi.read(text, str(path))
 
 

@@ -46,15 +46,12 @@ class Placement:
             half that bandwidth is 2.
         bandwidth_bytes_per_s: bytes of a large buffer that an all-reduce finishes a second; None where the fabric has
             no speeds, or for one host.
-        unknown: flows that reach a switch without a forwarding table, so that their links are unknown: load and
-            bandwidth are those of the other flows.
     """
 
     order: tuple[int, ...]
     crossings_by_level: tuple[int, ...]
     worst_load: float
     bandwidth_bytes_per_s: float | None
-    unknown: int
 
     @property
     def crossings(self) -> int:
@@ -120,34 +117,6 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The path of a host to the next one: links as numbered in ``Rings``, and the number of its unknown flows."""
-
-    known: Ints
-    unknown: int
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The load of an order on the links, in shares of an adapter's bandwidth, and the number of its unknown flows."""
-
-    by_link: Floats
-    unknown: int
-
-    @property
-    def worst(self) -> tuple[int, float, int]:
-        """The values to minimise, the most important first: unknown flows, the worst load, the links that carry it."""
-        worst = self.by_link.max(initial=0.0)
-        return self.unknown, round(float(worst), 9), int((self.by_link > worst - _ALIKE).sum())
-
-    def changed(self, less: Load, more: Load) -> Load:
-        """The load after a change. Links that no path took before are at the end."""
-        by_link = more.by_link - less.by_link
-        by_link[: len(self.by_link)] += self.by_link
-        return Load(by_link=by_link, unknown=self.unknown - less.unknown + more.unknown)
-
-
 class Rings:
     """The cost of orders of these hosts. Orders are permutations of positions in the list of hosts given.
 
@@ -178,7 +147,7 @@ class Rings:
         self._number = np.full(len(fabric.source), -1, np.int32)
         self._taken = np.empty(0, np.int32)
 
-    def links(self, hosts: Order, following: Order) -> list[Links]:
+    def links(self, hosts: Order, following: Order) -> list[Ints]:
         """The links from each host to the one that follows it, over all rails."""
         rails = self.adapters.shape[1]
         paths = self.routes.paths(self.adapters[hosts].ravel(), self.adapters[following].ravel())
@@ -186,20 +155,13 @@ class Rings:
         self._number[new] = np.arange(len(self._taken), len(self._taken) + len(new))
         self._taken = np.concatenate([self._taken, new])
         number = self._number[paths.link]
-        unknown = np.bincount(paths.unknown // rails, minlength=len(hosts)).tolist()
-        return [
-            Links(known=number[begin:end], unknown=lost)
-            for (begin, end), lost in zip(pairwise(paths.start[::rails]), unknown, strict=True)
-        ]
+        return [number[begin:end] for begin, end in pairwise(paths.start[::rails])]
 
-    def load(self, links: Sequence[Links]) -> Load:
+    def load(self, links: Sequence[Ints]) -> Floats:
         """The load of each link used by any path so far, in shares of an adapter's bandwidth."""
-        taken = np.concatenate([np.empty(0, np.int32), *(each.known for each in links)])
-        count = np.bincount(taken, minlength=len(self._taken))
-        return Load(
-            by_link=count * (self._unit / self.fabric.bandwidth[self._taken]),
-            unknown=sum(each.unknown for each in links),
-        )
+        count = np.bincount(np.concatenate([np.empty(0, np.int32), *links]), minlength=len(self._taken))
+        load: Floats = count * (self._unit / self.fabric.bandwidth[self._taken])
+        return load
 
     def own_cables(self) -> NDArray[np.bool_]:
         """Which of the links are cables from the hosts' adapters."""
@@ -209,26 +171,24 @@ class Rings:
         """The crossings at each level but the last."""
         return tuple(int((group[order] != np.roll(group[order], -1)).sum()) for group in self.groups[:-1])
 
-    def cost(self, order: Order) -> tuple[int, float, tuple[int, ...]]:
-        """The cost to minimise. Unknown flows come first, so that an unknown load does not count as a low one."""
-        load = self.load(self.links(order, np.roll(order, -1)))
-        return load.unknown, round(load.worst[1], 9), self.crossings(order)
+    def cost(self, order: Order) -> tuple[float, tuple[int, ...]]:
+        """The cost to minimise: the worst load, then the crossings."""
+        return _worst(self.load(self.links(order, np.roll(order, -1))))[0], self.crossings(order)
 
     def measure(self, order: Order) -> Placement:
         seconds = predict_allreduce(self.routes, rail_rings(self.adapters[order]), 1.0)
         known = seconds > 0 and self.fabric.has_speeds
-        unknown, worst_load, crossings = self.cost(order)
+        worst_load, crossings = self.cost(order)
         return Placement(
             order=tuple(int(self.hosts[position]) for position in order),
             crossings_by_level=crossings,
             worst_load=worst_load,
             bandwidth_bytes_per_s=1 / seconds if known else None,
-            unknown=unknown,
         )
 
 
 def search(rings: Rings, order: Order, *, seed: int) -> Order:
-    """Local search for fewer flows with unknown links, then for a smaller worst load, then for fewer links with it.
+    """Local search for a smaller worst load, then for fewer links with it.
 
     Swaps two subtrees, or two hosts, under the same switches, so that every subtree stays one run. One of the two sends
     or receives over a link with the worst load.
@@ -238,16 +198,18 @@ def search(rings: Rings, order: Order, *, seed: int) -> Order:
     links = rings.links(np.arange(len(order)), following)
     load = rings.load(links)
     # The adapters' own cables carry the same load in every order, below which no order can be.
-    least = Load(by_link=load.by_link[rings.own_cables()], unknown=0).worst[1]
+    least = _worst(load[rings.own_cables()])[0]
     for _ in range(TRIES):
-        if load.worst[:2] <= (0, least):
+        if _worst(load)[0] <= least:
             break
         changed = _swap(order, rings.groups, int(choose.choice(_worst_senders(links, load))), choose)
         then = _following(changed)
         moved = np.flatnonzero(then != following)
         replaced = rings.links(moved, then[moved])
-        new = load.changed(rings.load([links[host] for host in moved]), rings.load(replaced))
-        if new.worst <= load.worst:
+        new = rings.load(replaced) - rings.load([links[host] for host in moved])
+        # Links that no path took before are at the end.
+        new[: len(load)] += load
+        if _worst(new) <= _worst(load):
             order, following, load = changed, then, new
             for host, taken in zip(moved, replaced, strict=True):
                 links[host] = taken
@@ -261,14 +223,16 @@ def _following(order: Order) -> Order:
     return following
 
 
-def _worst_senders(links: list[Links], load: Load) -> Order:
-    """The hosts whose flows have unknown links, else those that send over a link with the worst load."""
-    lost = np.flatnonzero([each.unknown for each in links])
-    if lost.size:
-        return lost
-    lengths = [len(each.known) for each in links]
-    hot = load.by_link[np.concatenate([each.known for each in links])] > load.by_link.max() - _ALIKE
-    return np.unique(np.repeat(np.arange(len(links)), lengths)[hot])
+def _worst(load: Floats) -> tuple[float, int]:
+    """The worst load of any link, and the number of links that carry it."""
+    worst = load.max(initial=0.0)
+    return round(float(worst), 9), int((load > worst - _ALIKE).sum())
+
+
+def _worst_senders(links: list[Ints], load: Floats) -> Order:
+    """The hosts that send over a link with the worst load."""
+    hot = load[np.concatenate(links)] > load.max() - _ALIKE
+    return np.unique(np.repeat(np.arange(len(links)), list(map(len, links)))[hot])
 
 
 def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Generator) -> Order:

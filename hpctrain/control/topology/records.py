@@ -69,17 +69,12 @@ class SwitchGroup:
 
     Attributes:
         switches: the names of the switches directly below it.
-        speed: the link speed that the file states, in Slurm's own unit; None where it states none.
-        block_sizes: the hosts of a block and of each larger block, as far as the file states them; None for a switch
-            and for a block of blocks.
     """
 
     name: str
     where: str
     switches: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
-    speed: int | None = None
-    block_sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

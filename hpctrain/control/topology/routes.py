@@ -19,17 +19,10 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """The directed links of each flow, in order: flow ``i`` has ``link[start[i]:start[i + 1]]``.
-
-    Attributes:
-        link: numbers of the fabric's directed links.
-        unknown: the flows that reach a switch without a forwarding table. They have no links here, because their path
-            from there is unknown.
-    """
+    """The directed links of each flow, in order: flow ``i`` has ``link[start[i]:start[i + 1]]``."""
 
     start: Ints
     link: Ints
-    unknown: Ints
 
 
 class GivenTables:
@@ -70,11 +63,10 @@ class Routes:
         self._behind[self._row[fabric.source[from_switch]], fabric.source_port[from_switch]] = np.flatnonzero(
             from_switch
         )
-        # An adapter sends by its cable; a switch without a table has no next link.
+        # An adapter sends by its cable.
         self._cable = np.full(len(fabric.names), -1, np.int32)
         own = np.flatnonzero(fabric.level[fabric.source] == 0)[::-1]
         self._cable[fabric.source[own]] = own
-        self._without_table = (fabric.level > 0) & (self._row < 0)
 
     def paths(self, source: Ints, target: Ints) -> Paths:
         """The links from each source to the target at the same index, both adapters; empty from an adapter to itself.
@@ -82,68 +74,34 @@ class Routes:
         Raises:
             HpctrainError: a flow reaches a switch whose table has no port for its target, or is in a loop.
         """
-        flow, link, unknown = self._flow_links(source, target)
+        flow, link = self._flow_links(source, target)
         return Paths(
             start=np.concatenate([[0], np.cumsum(np.bincount(flow, minlength=len(source)))]).astype(np.int32),
             link=link[np.argsort(flow, kind="stable")].astype(np.int32),
-            unknown=unknown,
         )
 
-    def cable(self, adapter: Ints) -> Ints:
-        """The link by which each adapter sends."""
-        cables: Ints = self._cable[adapter]
-        return cables
-
     def loads(self, source: Ints, target: Ints, weight: float | Floats = 1.0) -> Floats:
-        """The load of each directed link: the sum of the weights of its flows.
-
-        Flows whose path is unknown are left out. For errors see :meth:`paths`.
-        """
-        flow, link, _ = self._flow_links(source, target)
+        """The load of each directed link: the sum of the weights of its flows. For errors see :meth:`paths`."""
+        flow, link = self._flow_links(source, target)
         weights = np.broadcast_to(np.float64(weight), len(source))[flow]
         return np.bincount(link, weights, minlength=len(self.fabric.source)).astype(np.float64)
 
     def faults(self) -> Iterator[str]:
-        """A sentence for each switch and adapter of one subnet between which the tables lead nowhere.
-
-        A path that reaches a switch without a table is no fault of the other tables.
-        """
+        """A sentence for each switch and adapter of one subnet between which the tables lead nowhere."""
         fabric = self.fabric
         switches, adapters = np.flatnonzero(self._row >= 0), np.flatnonzero(fabric.level == 0)
         for switch in switches:
             target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]].astype(np.int32)
             _, _, lost, at = self._walk(np.full_like(target, switch), target)
             for flow, where in zip(lost, at, strict=True):
-                if not self._without_table[where]:
-                    yield self._no_route(int(switch), int(target[flow]), int(where)).message
+                yield self._no_route(int(switch), int(target[flow]), int(where)).message
 
-    def unknown_pairs(self) -> int:
-        """The number of pairs of adapters in one subnet whose path contains a switch without a table."""
-        fabric = self.fabric
-        if not self._without_table.any():
-            return 0
-        adapters = np.flatnonzero(fabric.level == 0).astype(np.int32)
-        leaf = fabric.target[self._cable[adapters]]
-        pairs = 0
-        for switch in np.unique(leaf):
-            target = adapters[fabric.subnet[adapters] == fabric.subnet[switch]]
-            _, _, lost, at = self._walk(np.full_like(target, switch), target)
-            behind = leaf[np.isin(adapters, target[lost[self._without_table[at]]])]
-            # A receiver on this switch is also one of its senders, and makes no pair with itself.
-            pairs += len(behind) * int((leaf == switch).sum()) - int((behind == switch).sum())
-        return pairs
-
-    def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
-        """Flow and link of each hop, and the flows without hops, which reach a switch without a table."""
+    def _flow_links(self, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+        """Flow and link of each hop."""
         flow, link, lost, at = self._walk(source, target)
-        astray = np.flatnonzero(~self._without_table[at])
-        if astray.size:
-            first = astray[0]
-            raise self._lost(int(source[lost[first]]), int(target[lost[first]]), int(at[first]))
         if lost.size:
-            known = ~np.isin(flow, lost)
-            flow, link = flow[known], link[known]
-        return flow, link, np.sort(lost)
+            raise self._lost(int(source[lost[0]]), int(target[lost[0]]), int(at[0]))
+        return flow, link
 
     def _walk(self, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Follow all flows, one link at a time.

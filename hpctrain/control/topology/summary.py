@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
+import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,7 @@ class Branch:
 
     Attributes:
         switches: their names in natural order; none for hosts that are cabled to each other.
-        down, up, across: the cables downwards, upwards, and between these switches. Where only cables between equals
-            join the branches, the switches are these equals, and all cables are across.
+        down, up, across: the cables downwards, upwards, and to switches of the same level.
         hosts: the hosts on exactly these switches, without those of branches below.
     """
 
@@ -86,12 +85,14 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
     wanted = list(names)
     unknown = [name for name in wanted if name not in numbers]
     if unknown:
-        shown = ", ".join(_with_nearest(name, numbers) for name in unknown[:_SHOWN_UNKNOWN])
+        close = difflib.get_close_matches(unknown[0], numbers, n=1, cutoff=0)
+        known = textwrap.shorten(fold_hosts(fabric.hosts).replace(",", ", "), _SHOWN_CHARACTERS, placeholder=" …")
+        shown = ", ".join(map(repr, unknown[:_SHOWN_UNKNOWN]))
         more = f" and {len(unknown) - _SHOWN_UNKNOWN} more" if len(unknown) > _SHOWN_UNKNOWN else ""
         raise HpctrainError(
             "HT-not-in-fabric",
             "the fabric has no host {shown}{more}",
-            f"it has {len(numbers)} hosts: {_folded(fabric.hosts)}",
+            f"did you mean {close[0]!r}? it has {len(numbers)} hosts: {known}",
             shown=shown,
             more=more,
             hosts=unknown,
@@ -113,51 +114,27 @@ def connected_hosts(fabric: Fabric) -> list[list[int]]:
     return list(groups.values())
 
 
-def _with_nearest(name: str, known: Iterable[str]) -> str:
-    folded = {each.casefold(): each for each in known}
-    [close] = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0)
-    return f"{name!r} (did you mean {folded[close]!r}?)"
-
-
-def _folded(hosts: Sequence[str]) -> str:
-    # A node's name may be any text, also one that looks like a broken list of hosts.
-    plain = [host for host in hosts if re.fullmatch(r"[\w.-]+", host)]
-    text = ",".join(filter(None, [fold_hosts(plain), *sorted(set(hosts) - set(plain))]))
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
-
-
 def branches(fabric: Fabric) -> tuple[Branch, ...]:
     """The fabric as a tree, from the top: hosts by the set of their leaves, these sets by the switches above them."""
-    return _sorted(each for tree in subtrees(fabric) for each in _branches(fabric, tree))
+    return _sorted(branch for tree in subtrees(fabric) for branch in _branches(fabric, tree))
 
 
 def _branches(fabric: Fabric, tree: Subtree) -> Iterator[Branch]:
-    """The branch of a subtree; the branches below it if only leaves that their hosts share join them."""
-    below = [each for subtree in tree.below for each in _branches(fabric, subtree)]
-    hosts = _natural(fabric.hosts[host] for host in tree.hosts)
-    switches = list(tree.switches)
-    if tree.switches:
-        names = {fabric.names[switch] for switch in switches}
-        # Some hosts may be on these switches although there are branches below them.
-        hosts += tuple(host for each in below if set(each.switches) == names for host in each.hosts)
-        below = [each for each in below if set(each.switches) != names]
-        down, up, across = _cables(fabric, switches)
-    elif tree.hosts:
-        down, up, across = 0, 0, _own_cables(fabric, tree.hosts)
-    else:
-        switches = _joined_equals(fabric, tree)
-        down, up, across = 0, 0, _cables(fabric, switches)[2]
-    if across or switches:
-        yield Branch(
-            switches=_natural(fabric.names[switch] for switch in switches),
-            down=down,
-            up=up,
-            across=across,
-            hosts=hosts,
-            branches=_sorted(below),
-        )
-    else:
+    """The branch of a subtree; the branches below it if no switches above join them."""
+    below = [branch for subtree in tree.below for branch in _branches(fabric, subtree)]
+    if not tree.switches and not tree.hosts:
         yield from below
+        return
+    from_here = np.isin(fabric.source, tree.switches)
+    rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
+    yield Branch(
+        switches=_natural(fabric.names[switch] for switch in tree.switches),
+        down=int(((rise < 0) & (fabric.level[fabric.target[from_here]] >= 0)).sum()),
+        up=int((rise > 0).sum()),
+        across=int((rise == 0).sum()),
+        hosts=_natural(fabric.hosts[host] for host in tree.hosts),
+        branches=_sorted(below),
+    )
 
 
 def _natural(names: Iterable[str]) -> tuple[str, ...]:
@@ -166,27 +143,3 @@ def _natural(names: Iterable[str]) -> tuple[str, ...]:
 
 def _sorted(unsorted: Iterable[Branch]) -> tuple[Branch, ...]:
     return tuple(sorted(unsorted, key=lambda branch: [natural_key(name) for name in branch.switches or branch.hosts]))
-
-
-def _joined_equals(fabric: Fabric, tree: Subtree) -> list[int]:
-    """The switches of a subtree's level that have cables to each other."""
-    of_level = [switch for each in tree.walk() for switch in each.switches if fabric.level[switch] == tree.level]
-    among = np.isin(fabric.source, of_level) & np.isin(fabric.target, of_level)
-    joined: list[int] = np.unique(fabric.source[among]).tolist()
-    return joined
-
-
-def _cables(fabric: Fabric, switches: Sequence[int]) -> tuple[int, int, int]:
-    """Cables of these switches down, up, and between themselves."""
-    from_here = np.isin(fabric.source, switches)
-    target = fabric.target[from_here]
-    rise = fabric.level[target] - fabric.level[fabric.source[from_here]]
-    part = fabric.level[target] >= 0
-    across = np.isin(target, switches) & (rise == 0)
-    return int((part & (rise < 0)).sum()), int((rise > 0).sum()), int(across.sum()) // 2
-
-
-def _own_cables(fabric: Fabric, hosts: Sequence[int]) -> int:
-    """Cables between adapters of these hosts."""
-    between = np.isin(fabric.host[fabric.source], hosts) & np.isin(fabric.host[fabric.target], hosts)
-    return int(between.sum()) // 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpctrain.common.errors import HpctrainError, abbreviated, counted, nearest
+from hpctrain.common.errors import HpctrainError, abbreviated, counted
 from hpctrain.control.topology.cabling import Found
 from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import Fabric
@@ -29,7 +29,7 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
         leave_out: patterns of hosts to leave out.
 
     Raises:
-        HpctrainError: a group names a switch that the file does not define, or there are no hosts.
+        HpctrainError: there are no hosts.
     """
     left = LeftOut(leave_out)
     apart = sorted({host for group in found.groups for host in group.hosts if left.matches(host)}, key=natural_key)
@@ -46,18 +46,8 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
     warnings = [*found.warnings, *left.unmatched()]
     if apart:
         warnings.append(counted("hosts that were to be left out", apart))
-    blocks = [group.name for group in groups.values() if group.block_sizes is not None]
-    # Larger blocks consist of neighbours, so that the order of blocks matters.
-    switches = blocks + sorted(groups.keys() - set(blocks), key=natural_key)
+    switches = sorted(groups, key=natural_key)
     below = {child for group in groups.values() for child in group.switches}
-    if unknown := sorted(below - groups.keys()):
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: switch {child!r} is not defined",
-            nearest(unknown[0], groups),
-            where=found.where,
-            child=unknown[0],
-        )
     level = _levels(groups)
     tops = [name for name in switches if name not in below]
     cables = [(child, group.name) for group in groups.values() for child in group.switches]
@@ -86,20 +76,8 @@ def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
         target=target,
         source_port=_ports(source),
         bandwidth=np.ones(len(source)),
-        block_sizes=_block_sizes(found.groups, groups),
         warnings=tuple(warnings),
     )
-
-
-def _block_sizes(groups: Sequence[SwitchGroup], left: Mapping[str, SwitchGroup]) -> tuple[int, ...]:
-    """The block sizes in the file; none if all hosts of a block were left out, which makes other blocks neighbours.
-
-    Blocks without hosts in the file are placeholders, which keep the positions of the others.
-    """
-    blocks = [group for group in groups if group.block_sizes is not None]
-    complete = all(block.name in left for block in blocks if block.hosts)
-    sizes = (blocks[0].block_sizes or ()) if blocks and complete else ()
-    return sizes if all(sizes) else ()
 
 
 def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:

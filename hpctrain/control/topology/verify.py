@@ -134,8 +134,7 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
     source = np.array([ends[flow.source] for flow in flows], np.int32)
     target = np.array([ends[flow.target] for flow in flows], np.int32)
-    routes = Routes(fabric)
-    paths = routes.paths(source, target)
+    paths = Routes(fabric).paths(source, target)
     hops = np.diff(paths.start)
     together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
     _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
@@ -144,11 +143,7 @@ def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Int
     between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
     parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
     names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
-    # The only known link of a flow with an unknown path is the cable of its sender.
-    promised = fabric.bandwidth[routes.cable(source)]
-    known = np.flatnonzero(hops)
-    promised[known] = np.minimum.reduceat(share, paths.start[known]) if known.size else promised[known]
-    return promised, hops.astype(np.int32), names
+    return np.minimum.reduceat(share, paths.start[:-1]), hops.astype(np.int32), names
 
 
 def adapter_of(fabric: Fabric, end: End) -> int:

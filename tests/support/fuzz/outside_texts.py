@@ -100,9 +100,9 @@ def _fabric(content: bytes, folder: Path) -> None:
 
 
 def _fabrics() -> Iterable[bytes]:
-    from support.topology.infiniband_texts import IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS
+    from support.topology.infiniband_texts import IBNETDISCOVER, IBNETDISCOVER_PORTS
 
-    return [text.encode() for text in (IBLINKINFO, IBNETDISCOVER, IBNETDISCOVER_PORTS)]
+    return [text.encode() for text in (IBNETDISCOVER, IBNETDISCOVER_PORTS)]
 
 
 _SLURM_TREES = (

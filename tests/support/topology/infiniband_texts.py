@@ -60,22 +60,6 @@ SW     3  1 0x0000000000000003 4x NDR - SW     1  3 0x0000000000000001 ( 'spine'
 SW     3  2 0x0000000000000003 4x NDR - SW     2  3 0x0000000000000002 ( 'spine' - 'MF0;leaf2:MQM9701/U1' )
 """
 
-IBLINKINFO = """\
-CA: n1 mlx5_0:
-      0x00000000000000a1      4    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       1    1[  ] "MF0;leaf1:MQM9701/U1" ( )
-CA: n2 mlx5_0:
-      0x00000000000000b1      5    1[  ] ==( 4X        53.125 Gbps Active/  LinkUp)==>       2    1[  ] "MF0;leaf2:MQM9701/U1" (Could be 106.25 Gbps)
-Switch: 0x0000000000000001 MF0;leaf1:MQM9701/U1:
-           1    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       4    1[  ] "n1 mlx5_0" ( )
-           1    2[  ] ==(                Down/ Polling)==>             [  ] "" ( )
-           1    3[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       3    1[  ] "spine" ( )
-Switch: 0x0000000000000002 MF0;leaf2:MQM9701/U1:
-           2    1[  ] ==( 4X        53.125 Gbps Active/  LinkUp)==>       5    1[  ] "n2 mlx5_0" ( )
-           2    3[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       3    2[  ] "spine" ( )
-Switch: 0x0000000000000003 spine:
-           3    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       1    3[  ] "MF0;leaf1:MQM9701/U1" ( )
-           3    2[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       2    3[  ] "MF0;leaf2:MQM9701/U1" ( )
-"""
 
 DUMP_LFTS = """\
 Unicast lids [0x0-0x5] of switch DR path slid 0; dlid 0; 0,1 guid 0x0000000000000001 (MF0;leaf1:MQM9701/U1):
@@ -100,8 +84,6 @@ Unicast lids [0x0-0x5] of switch Lid 3 guid 0x0000000000000003 (spine):
 2 valid lids dumped 
 """
 
-# iblinkinfo --line of one end of a cable.
-IBLINKINFO_LINE = '0x{:016x} "{:>30}" {:>6} {:>4}[  ] ==( 4X      25.78125 Gbps Active/  LinkUp)==>  0x{:016x} {:>6} {:>4}[  ] "{}" ( )\n'
 
 # A SHARP node at leaf1: before which line its cable is, the cable, and its own section.
 AGGREGATION = {
@@ -115,12 +97,6 @@ AGGREGATION = {
         "SW     1  3",
         "SW     1  4 0x0000000000000001 4x NDR - CA     9  1 0x000000000000000e ( 'MF0;leaf1:MQM9701/U1' - 'Mellanox Technologies Aggregation Node' )\n",
         "CA     9  1 0x000000000000000e 4x NDR - SW     1  4 0x0000000000000001 ( 'Mellanox Technologies Aggregation Node' - 'MF0;leaf1:MQM9701/U1' )\n",
-    ),
-    "iblinkinfo": (
-        "           1    3",
-        '           1    4[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       9    1[  ] "Mellanox Technologies Aggregation Node" ( )\n',
-        "CA: Mellanox Technologies Aggregation Node:\n"
-        '      0x000000000000000e      9    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       1    4[  ] "MF0;leaf1:MQM9701/U1" ( )\n',
     ),
 }
 

@@ -123,7 +123,11 @@ def test_place_reports_crossings_higher_up(write: Callable[..., str], capsys: py
 
 @pytest.mark.parametrize(
     "command",
-    [["convert", "--to", "topology.conf"], ["convert", "--to", "block.yaml"], ["place", "--hosts=n1,n2", "--fabric"]],
+    [
+        ["convert", "--to", "topology.conf"],
+        ["convert", "--to", "topology.yaml"],
+        ["place", "--hosts=n1,n2", "--fabric"],
+    ],
 )
 def test_the_fabrics_warnings_are_printed(
     write: Callable[..., str], capsys: pytest.CaptureFixture[str], command: list[str]
@@ -230,7 +234,9 @@ def test_misuse_of_place(fabric: str, capsys: pytest.CaptureFixture[str], argume
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize("command", [["show"], ["convert", "--to", "block"], ["place", "--hosts", "a", "--fabric"]])
+@pytest.mark.parametrize(
+    "command", [["show"], ["convert", "--to", "topology.conf"], ["place", "--hosts", "a", "--fabric"]]
+)
 @pytest.mark.parametrize("content", [None, b"", b"\x00\xff\x00", b"hello\n"])
 def test_what_is_no_fabric(
     command: list[str], content: bytes | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -246,7 +252,6 @@ def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
     assert "Nodes=node[0001-0004]" in tree
     run(capsys, "convert", fabric, "--to", "topology.conf", "--out", "topology.conf")
     assert Path("topology.conf").read_text() == tree
-    assert "BlockName=" in run(capsys, "convert", fabric, "--to", "block")
     assert "cluster_default: true" in run(capsys, "convert", fabric, "--to", "topology.yaml")
     said = run(capsys, "convert", fabric, "--to", "topology.con", code=2)
     assert codes(said) == ["HT-format-unknown"] and "'topology.conf'" in said
@@ -367,19 +372,16 @@ def test_show_and_place_with_forwarding_tables(capsys: pytest.CaptureFixture[str
 
 
 def test_a_missing_and_a_damaged_table(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Every pair of hosts on different leaves passes the leaf whose table is not there, both ways."""
     for file in (SMALL / "ibroutes").iterdir():
         (tmp_path / file.name).write_text(file.read_text())
     arguments = ("show", str(SMALL / "ibnetdiscover.txt"), "--routes", str(tmp_path), "--json")
     leaf = tmp_path / "switch-lid-1.txt"
     leaf.write_text(leaf.read_text()[:300])
     said = run(capsys, *arguments, code=2)
-    assert "ibroute 1 " in said and f"{leaf}:6" in said
-    skipped = json.loads(run(capsys, *arguments, "--skip-damaged"))
+    assert "ibroute LID " in said and f"{leaf}:6" in said
     leaf.unlink()
-    for shown in (json.loads(run(capsys, *arguments)), skipped):
-        text = " ".join(shown["warnings"])
-        assert "(1): rack1-leaf" in text and "24 pairs" in text, text
+    said = run(capsys, *arguments, code=2)
+    assert codes(said) == ["HT-fabric-files-do-not-match"] and "rack1-leaf" in said
 
 
 @pytest.mark.slow
@@ -391,10 +393,8 @@ def test_show_real_clusters(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     arguments = ["--routes", str(avakas / "ibroutes"), "--json", "--svg", str(svg)]
     shown = json.loads(run(capsys, "show", str(avakas / "ibnetdiscover-p.txt"), *arguments))
     assert (shown["adapters"], shown["switches"]) == (281, 25)
-    # the words that all switches share are left out of the picture
-    assert {"L101", "S201A"} <= {
-        element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")
-    }
+    texts = [element.text or "" for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert all(any(text.endswith(name) for text in texts) for name in ("L101", "S201A"))
     assert "lone-ca" in run(capsys, "show", str(DATA / "lone-ca.ibnetdiscover"), code=2)
 
 

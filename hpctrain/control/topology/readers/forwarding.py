@@ -7,18 +7,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.readers.listing import Listing
-from hpctrain.control.topology.records import Forward, Record, Remark
+from hpctrain.control.topology.records import Forward, Record
 
 _SWITCH = re.compile(
     r"Unicast lids \[(?:0x[0-9a-f]{1,4}-0x[0-9a-f]{1,4}|0-(?P<last>[0-9]{1,5}))\] of switch "
     r"(?:Lid (?P<lid>[0-9]{1,5})|DR path .*?) guid 0x(?P<guid>[0-9a-f]{16}) \(.*\):\s*"
 )
 _HEADING = re.compile(r"^Unicast", re.MULTILINE)
-_LID = re.compile(r"^Unicast lids .* of switch Lid ([0-9]{1,5}) ", re.MULTILINE)
 # ibroute -n leaves the destination out; OpenSM's own dump has it as a comment.
 _ENTRY = re.compile(r"0x([0-9a-f]{4})\s+([0-9]{3})\s+(?:: \(.*\)\s*|# .*)?")
 _COLUMNS = re.compile(r"\s*(?:Lid\s+Out\s+Destination|Port\s+Info)\s*")
@@ -37,19 +35,9 @@ def read(text: str, where: str) -> Iterator[Record]:
         HpctrainError: the text holds no table, a line of it is damaged, or a table is cut off: it has fewer entries
             than its last line says, or neither that line nor an error ends it.
     """
-    return _entries(_listing(text, where), 1)
-
-
-def _listing(text: str, where: str) -> Listing:
-    """A text of ``ibroute``, which queries one switch, or of ``dump_lfts``, which queries all."""
-    if len(list(islice(_HEADING.finditer(text), 2))) > 1:
-        return Listing(text, where, "dump_lfts")
-    lid = _LID.search(text)
-    return Listing(text, where, "ibroute", command=f"ibroute {lid[1]}" if lid else "ibroute LID")
-
-
-def _entries(listing: Listing, first: int) -> Iterator[Record]:
-    where = listing.where
+    # ibroute queries one switch, and dump_lfts all of them.
+    several = len(list(islice(_HEADING.finditer(text), 2))) > 1
+    listing = Listing(text, where, "dump_lfts" if several else "ibroute LID")
     table: _Table | None = None
     found = False
     for number, line in listing:
@@ -74,25 +62,10 @@ def _entries(listing: Listing, first: int) -> Iterator[Record]:
         raise listing.fault(
             "HT-fabric-unknown-format",
             "no entry of a forwarding table in it: not the output of ibroute or dump_lfts",
-            first,
+            1,
         )
     _check_end(listing, listing.last, table)
     yield from listing.remarks()
-
-
-def read_undamaged(text: str, where: str) -> Iterator[Record]:
-    """The entries of the undamaged tables, and a remark on each damaged one."""
-    tool = _listing(text, where).tool
-    starts = [match.start() for match in _HEADING.finditer(text)]
-    line = 1
-    for begin, end in pairwise([0, *starts[1:], len(text)]):
-        try:
-            records = list(_entries(Listing(text[begin:end], where, tool, first=line), line))
-        except HpctrainError as error:
-            yield Remark(text="a damaged forwarding table is left out", where=error.values["where"])
-        else:
-            yield from records
-        line += text.count("\n", begin, end)
 
 
 @dataclass(slots=True)

@@ -17,9 +17,8 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
-from hpctrain.control.topology.readers.xml_tree import Element, parse
+from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA, _AMD = "10de", "1002"
@@ -91,19 +90,11 @@ def read(text: str, where: str) -> NodeMap:
     topology = parse(text, where, root="topology", remedy=_REMEDY)
     version = topology.attributes.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: hwloc XML of version {version}, not 2 or 3",
-            _REMEDY,
-            where=topology.where,
-            version=version,
-        )
+        raise not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
     found = _walk(topology)
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
-        raise HpctrainError(
-            "HT-node-file-not-valid", "{where}: no NUMA node in this file", _REMEDY, where=topology.where
-        )
+        raise not_valid(topology.where, "no NUMA node in this file", _REMEDY)
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
@@ -288,14 +279,7 @@ def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, i
         ]
         values = [value for part in matrix.all("u64values") for value in part.text.split()]
         if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
-            raise HpctrainError(
-                "HT-node-file-not-valid",
-                "{where}: {values} bandwidths for {ends} ends of NVLinks",
-                _REMEDY,
-                where=matrix.where,
-                values=len(values),
-                ends=len(ends),
-            )
+            raise not_valid(matrix.where, f"{len(values)} bandwidths for {len(ends)} ends of NVLinks", _REMEDY)
         for row, source in enumerate(ends):
             bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
             for target, bandwidth in zip(ends, bandwidths, strict=True):

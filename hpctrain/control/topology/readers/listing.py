@@ -36,33 +36,25 @@ class Listing:
     Args:
         where: the file's name, for messages.
         tool: the command that prints such a text.
-        command: the command that writes the file, if it is more than the tool's name.
-        first: the line number of the text's first line, if the text is a part of a file.
 
     Raises:
         HpctrainError: it is empty or binary.
     """
 
-    def __init__(self, text: str, where: str, tool: str, *, command: str = "", first: int = 1) -> None:
+    def __init__(self, text: str, where: str, tool: str) -> None:
         self.where = where
         self.tool = tool
-        self._command = command or tool
         self._lines = without_terminal(text).split("\n")
         if "\r" in text:
             self._lines = [line.rstrip("\r") for line in self._lines]
-        self._first = first
         self._lanes: dict[tuple[str, str], tuple[int | None, str | None]] = {}
         self._noise = 0
         self._first_noise = ""
         self._first_noise_line = 0
-        if not text.strip():
-            raise HpctrainError(
-                "HT-fabric-unknown-format", "{where}: the file is empty", f"write it with {tool} > {where}", where=where
-            )
-        if "\0" in text:
+        if not text.strip() or "\0" in text:
             raise HpctrainError(
                 "HT-fabric-unknown-format",
-                "{where}: a binary file, not the output of {tool}",
+                "{where}: an empty or a binary file, not the output of {tool}",
                 f"write it with {tool} > {where}",
                 where=where,
                 tool=tool,
@@ -71,14 +63,14 @@ class Listing:
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """The number of each line and the line, without its end."""
         if max(map(len, self._lines)) > _LONGEST_LINE:
-            number, line = next(each for each in enumerate(self._lines, self._first) if len(each[1]) > _LONGEST_LINE)
+            number, line = next(pair for pair in enumerate(self._lines, 1) if len(pair[1]) > _LONGEST_LINE)
             raise self.fault("HT-fabric-file-damaged", "a line of {length} characters", number, line, length=len(line))
-        return enumerate(self._lines, self._first)
+        return enumerate(self._lines, 1)
 
     @property
     def last(self) -> int:
         """The number of the last line that is not empty."""
-        return self._first - 1 + len(self._lines) - (self._lines[-1] == "")
+        return len(self._lines) - (self._lines[-1] == "")
 
     def fault(self, code: str, sentence: str, number: int, line: str = "", **values: Any) -> HpctrainError:
         """The error for a line: its place, what is wrong (a format string of the values), and how to write it again."""
@@ -87,7 +79,7 @@ class Listing:
         return HpctrainError(
             code,
             f"{{where}}: {sentence}{': {line!r}' if line else ''}",
-            f"write the file again: {self._command} > {self.where}",
+            f"write the file again: {self.tool} > {self.where}",
             where=f"{self.where}:{number}",
             **values,
         )
@@ -111,7 +103,7 @@ class Listing:
         """
         if not line.strip():
             return
-        if number == self._first - 1 + len(self._lines) and not is_prompt(line):
+        if number == len(self._lines) and not is_prompt(line):
             raise self.fault(
                 "HT-fabric-file-damaged", "the file is cut off in the middle of its last line", number, line
             )

@@ -21,9 +21,8 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
-from hpctrain.control.topology.readers.xml_tree import Element, parse
+from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
 # PCI base classes.
@@ -38,14 +37,11 @@ _MOST_GBIT = 10_000
 _Place = tuple[Element, int, Bridges]
 
 
-def read(text: str, where: str, host: str | None = None) -> NodeMap:
+def read(text: str, where: str) -> NodeMap:
     """The node map of a topology file. It describes hosts inside, so it is a NodeMap rather than fabric records.
 
     Adapters are named by their bus ID where the file has no names (clouds ship such files); Ethernet adapters are
     marked.
-
-    Args:
-        host: the ``host_hash`` of one of the file's hosts. By default the first, if all are alike.
 
     Raises:
         HpctrainError: the text is no such file, cut short, has neither GPU nor adapter, or several hosts that differ.
@@ -54,34 +50,13 @@ def read(text: str, where: str, host: str | None = None) -> NodeMap:
     hosts: dict[str, list[Element]] = {}
     for cpu in system.all("cpu"):
         hosts.setdefault(cpu.attributes.get("host_hash", ""), []).append(cpu)
-    if host is not None and host not in hosts:
-        raise HpctrainError(
-            "HT-nccl-topology-no-host",
-            "{where}: no host {host} in it",
-            f"valid: {', '.join(filter(None, hosts)) or 'no @HOST'}",
-            where=where,
-            host=host,
-        )
-    maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items() if host in (None, name)}
+    maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items()}
     if not maps:
-        raise HpctrainError(
-            "HT-node-file-not-valid", "{where}: no GPU and no adapter in this file", _REMEDY, where=system.where
-        )
+        raise not_valid(system.where, "no GPU and no adapter in this file", _REMEDY)
     first, *others = maps
     if any(maps[other] != maps[first] for other in others):
-        found = [
-            f"{name} (GPUs: {len(each.gpus)}, adapters: {len(each.adapters)}, "
-            f"cores: {sum(len(node.cores) for node in each.numa_nodes)})"
-            for name, each in maps.items()
-        ]
-        raise HpctrainError(
-            "HT-nccl-topology-hosts-differ",
-            "{where}: of {count} hosts that differ: {hosts}",
-            f"take one: --node {where}@{first}",
-            where=where,
-            count=len(maps),
-            hosts=", ".join(found),
-        )
+        problem = f"of {len(maps)} hosts that differ: {', '.join(maps)}"
+        raise not_valid(where, problem, "write the file in a job on one host")
     if not others:
         return maps[first]
     alike = f"{where}: of {len(maps)} hosts, all alike: {first} stands for all"
@@ -101,9 +76,7 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     }
     adapters = _each_once(adapters)
     if not gpus and not adapters:
-        raise HpctrainError(
-            "HT-node-file-not-valid", "{where}: no GPU and no adapter in this file", _REMEDY, where=where
-        )
+        raise not_valid(where, "no GPU and no adapter in this file", _REMEDY)
     numbers = _indices([device for device, _, _ in gpus])
     node_map = node_map_of_tree(
         {

@@ -14,14 +14,6 @@ from hpctrain.common.errors import HpctrainError
 _REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
 # The header is underlined even in a file, and terminals add colours and erasures.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\([0-9A-B])")
-# Tools of other vendors, whose matrices have other classes, and patterns that identify their output.
-_OTHER_TOOLS = {
-    "rocm-smi": r"rocm-smi|ROCm System Management Interface|between two GPUs",
-    "amd-smi": r"amd-smi|^(?:ACCESS|WEIGHT|HOPS|LINK TYPE) TABLE",
-    "xpu-smi": r"xpu-smi",
-    "npu-smi": r"npu-smi",
-    "hl-smi": r"hl-smi",
-}
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
 # Where a GPU's memory is a NUMA node too, the first node of the list has the CPUs: 0,2-17.
 _NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
@@ -50,7 +42,6 @@ def read(text: str, where: str) -> NodeMap:
     Raises:
         HpctrainError: there is no such matrix, or its rows do not fit its header.
     """
-    _refuse_other_tools(text, where)
     lines = [(f"{where}:{number}", _ESCAPES.sub("", line)) for number, line in enumerate(text.splitlines(), start=1)]
     start = next((i for i, (_, line) in enumerate(lines) if line.split()[:1] == ["GPU0"]), None)
     if start is None:
@@ -94,18 +85,6 @@ def read(text: str, where: str) -> NodeMap:
     )
 
 
-def _refuse_other_tools(text: str, where: str) -> None:
-    for tool, words in _OTHER_TOOLS.items():
-        if "nvidia-smi" not in text and re.search(words, text, re.M):
-            raise HpctrainError(
-                "HT-node-file-not-valid",
-                "{where}: {tool} wrote it, and its matrix says nothing of adapters and cores",
-                "write one with: lstopo --of xml node.xml; or with RCCL's NCCL_TOPO_DUMP_FILE",
-                where=where,
-                tool=tool,
-            )
-
-
 def _nameless(names: dict[str, str], where: str) -> Iterator[str]:
     """A warning if the legend is missing. The columns' names are no device names, so no rank is restricted to them."""
     if any(_is_nameless(name) for name in names.values()):
@@ -122,13 +101,7 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     devices = columns.split()
     twice = [name for name in devices if devices.count(name) > 1]
     if twice:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: the column {column} appears twice",
-            _REMEDY,
-            where=where,
-            column=twice[0],
-        )
+        raise _unfit(where, twice[0])
     return devices, tuple(affinities[::2])
 
 
@@ -142,26 +115,24 @@ def _rows(
         if name not in devices:
             continue
         if name in rows:
-            raise HpctrainError(
-                "HT-node-file-not-valid",
-                "{where}: a second row {row}",
-                "give one matrix of one host",
-                where=where,
-                row=name,
-            )
+            raise _unfit(where, name)
         classes = tuple(_OLD_CLASSES.get(cell, cell) for cell in cells[: len(devices)])
         _check(name, classes, devices, where)
         rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
     missing = [name for name in devices if name not in rows]
     if missing:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: no row for the column {column}: cut short?",
-            _REMEDY,
-            where=header,
-            column=missing[0],
-        )
+        raise _unfit(header, missing[0])
     return [rows[name] for name in devices]
+
+
+def _unfit(where: str, part: str) -> HpctrainError:
+    return HpctrainError(
+        "HT-node-file-not-valid",
+        "{where}: {part!r} is missing, cut off, or there twice: not one whole matrix of one host",
+        _REMEDY,
+        where=where,
+        part=part,
+    )
 
 
 def _cells(line: str, devices: int, affinities: int) -> list[str]:
@@ -181,15 +152,7 @@ def _cells(line: str, devices: int, affinities: int) -> list[str]:
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
     """Refuse a row with too few cells, with X anywhere but on the diagonal, or with NVLinks to an adapter."""
     if len(classes) < len(devices):
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: row {row} ends after {cells} of {columns} columns",
-            _REMEDY,
-            where=where,
-            row=name,
-            cells=len(classes),
-            columns=len(devices),
-        )
+        raise _unfit(where, name)
     for column, cell in zip(devices, classes, strict=True):
         links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
         if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
@@ -255,23 +218,11 @@ def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: 
     """The name of each adapter by its column: from the legend, or the column's own where drivers print no legend."""
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
     if not ended and _LEGEND.fullmatch(lines[-1][1]):
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: cut off in the middle of its last line: {line!r}",
-            _REMEDY,
-            where=lines[-1][0],
-            line=lines[-1][1].strip(),
-        )
+        raise _unfit(lines[-1][0], lines[-1][1].strip())
     columns = [name for name in devices if not _is_gpu(name)]
     unnamed = [name for name in columns if _is_nameless(name) and name not in legend]
     if unnamed and legend:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: no line of the NIC Legend names {adapter}: cut short?",
-            _REMEDY,
-            where=header,
-            adapter=unnamed[0],
-        )
+        raise _unfit(header, unnamed[0])
     return {name: legend.get(name, name) for name in columns}
 
 

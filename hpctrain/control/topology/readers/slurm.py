@@ -9,12 +9,11 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.control.topology.choice import Choice, Topology, choose
 from hpctrain.control.topology.readers.listing import is_prompt, without_terminal
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 
@@ -36,7 +35,92 @@ _KEY = "|".join(_SPELLING)
 # A key without a value is followed by the next key.
 _PAIR = re.compile(rf"\s*([A-Za-z]+)\s*=(?:\s*(?:\"([^\"]*)\"|(?!(?i:{_KEY})\s*=)([^\s\"]+)))?")
 
+_EXPECTED = "expected SwitchName=… with Switches=… or Nodes=…, or BlockName=… with Nodes=…, or BlockSizes=…"
+
 Line = tuple[dict[str, str], str]
+
+
+def _not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
+    return HpctrainError("HT-slurm-topology-not-valid", "{where}: {problem}", hint, where=where, problem=problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The criteria for selecting one of the topologies in a file.
+
+    Attributes:
+        name: the topology to take; None takes the one that has the hosts.
+        hosts: the run's hosts that are known so far.
+    """
+
+    name: str | None = None
+    hosts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """One topology of a file: its groups, none for kinds without switches, and whether it is the cluster's default."""
+
+    name: str
+    groups: Sequence[SwitchGroup]
+    default: bool = False
+
+    def count(self, hosts: Sequence[str]) -> int:
+        """How many of these hosts it has."""
+        return len({host for group in self.groups for host in group.hosts}.intersection(hosts))
+
+
+def without_switches(where: str) -> HpctrainError:
+    """The error for a file whose topologies name no switches and no blocks."""
+    return HpctrainError(
+        "HT-topology-no-groups",
+        "{where}: it describes no tree and no blocks",
+        "there is nothing to place ranks by: give the output of ibnetdiscover instead",
+        where=where,
+    )
+
+
+def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[Topology, list[Remark]]:
+    """The topology by which hosts are ordered, and remarks about the choice.
+
+    Slurm takes the one that the job's partition names, else the first that is the cluster's default
+    (https://slurm.schedmd.com/topology.yaml.html). A file does not name the partitions, but their hosts.
+
+    Args:
+        topologies: those of one file, at least one.
+
+    Raises:
+        HpctrainError: no topology has the name, or none is a tree or blocks, or several have equally many hosts of
+            the run and none of these is the default.
+    """
+    if choice.name is not None:
+        named = [topology for topology in topologies if topology.name == choice.name]
+        if not named:
+            valid = nearest(choice.name, [topology.name for topology in topologies])
+            raise HpctrainError(
+                "HT-choice-unknown", "{where}: no topology {name!r}", valid, where=where, name=choice.name
+            )
+        topologies = named
+    shaped = [topology for topology in topologies if topology.groups]
+    if not shaped:
+        raise without_switches(where)
+    most = max(topology.count(choice.hosts) for topology in shaped)
+    able = [topology for topology in shaped if topology.count(choice.hosts) == most]
+    taken = next((topology for topology in able if topology.default), able[0])
+    if len(able) == 1:
+        return taken, []
+    names = ", ".join(topology.name for topology in able)
+    if most and not taken.default:
+        raise HpctrainError(
+            "HT-topology-ambiguous",
+            "{where}: several topologies have these hosts: {names}",
+            "--topology NAME chooses one",
+            where=where,
+            names=names,
+        )
+    which = "the default" if taken.default else "the first"
+    text = f"of several topologies ({names}) {taken.name} is taken, {which}: --topology NAME chooses another"
+    return taken, [Remark(text=text, where=where)]
 
 
 def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
@@ -86,43 +170,19 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     by_name: dict[str, SwitchGroup] = {}
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
-            raise HpctrainError(
-                "HT-slurm-topology-not-valid",
-                "{where}: {name!r} is defined a second time, after {first}",
-                where=group.where,
-                name=group.name,
-                first=first.where,
-            )
+            raise _not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
     for group in groups:
         for child in group.switches:
             if child not in by_name:
-                raise HpctrainError(
-                    "HT-slurm-topology-not-valid",
-                    "{where}: {name!r} contains {child!r}, which is not defined in this text: is it complete?",
-                    nearest(child, by_name) if len(by_name) <= 50 else "",
-                    where=group.where,
-                    name=group.name,
-                    child=child,
-                )
+                hint = nearest(child, by_name) if len(by_name) <= 50 else "is the text complete?"
+                raise _not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
     try:
         graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
     except graphlib.CycleError as error:
         circle = error.args[1]
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: {name!r} is below itself: {circle}",
-            "a tree has no cycles",
-            where=by_name[circle[0]].where,
-            name=circle[0],
-            circle=" - ".join(circle),
-        ) from error
+        raise _not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
     if not any(group.hosts for group in groups):
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: no switch and no block with hosts",
-            "expected lines like: SwitchName=leaf1 Nodes=gpu[001-032]",
-            where=where,
-        )
+        raise _not_valid(where, "no switch and no block with hosts", _EXPECTED)
     return _with_remarks(groups)
 
 
@@ -163,31 +223,16 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     while match := _PAIR.match(line, end):
         key, end = match[1].lower(), match.end()
         if key in pairs:
-            raise HpctrainError(
-                "HT-slurm-topology-not-valid", "{where}: {key} appears twice", where=place, key=match[1]
-            )
+            raise _not_valid(place, f"{match[1]} appears twice")
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES or not pairs[first]:
-        shown = line.strip()[:60]
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: not a line of a Slurm topology: {line!r}",
-            "expected SwitchName=… with Switches=… or Nodes=…, or BlockName=… with Nodes=…, or BlockSizes=…",
-            where=place,
-            line=shown,
-        )
+        raise _not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
     for key in pairs:
         if key != first and key not in _LINES[first]:
             valid = [_SPELLING[known] for known in _LINES[first]]
-            raise HpctrainError(
-                "HT-slurm-topology-not-valid",
-                "{where}: {kind} has no {key!r}",
-                nearest(key, valid) if valid else "",
-                where=place,
-                kind=_SPELLING[first],
-                key=key,
-            )
+            hint = nearest(key, valid) if valid else ""
+            raise _not_valid(place, f"{_SPELLING[first]} has no {key!r}", hint)
     return pairs
 
 
@@ -202,31 +247,21 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
             line=f"SwitchName={pairs['switchname']}",
         )
     if switches and hosts and "level" not in pairs:
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: {switch!r} has both switches and hosts",
-            "Slurm has hosts at the leaves only",
-            where=place,
-            switch=pairs["switchname"],
-        )
+        hint = "Slurm has hosts at the leaves only"
+        raise _not_valid(place, f"{pairs['switchname']!r} has both switches and hosts", hint)
     return SwitchGroup(
         name=pairs["switchname"],
         where=place,
         switches=switches,
         # For a switch above others, scontrol also prints all hosts below it.
         hosts=() if switches else hosts,
-        speed=_number(pairs["linkspeed"], "LinkSpeed", place) if "linkspeed" in pairs else None,
     )
 
 
 def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
     blocks, larger = [], []
-    listed: set[int] = set()
     sizes: tuple[list[int], str] | None = None
     for pairs, place in lines:
-        if "blocksize" in pairs:
-            # scontrol prints each block's size on its line, and topology.conf has a separate line with all sizes.
-            listed.add(_number(pairs["blocksize"], "BlockSize", place))
         if "blocksizes" in pairs:
             sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
         elif "aggregatedblock" in pairs:
@@ -234,7 +269,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
             larger.append(SwitchGroup(name=pairs["aggregatedblock"], where=place, switches=below))
         else:
             blocks.append(SwitchGroup(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
-    yield from (replace(block, block_sizes=tuple(sizes[0] if sizes else sorted(listed))) for block in blocks)
+    yield from blocks
     yield from _nested(larger)
     if sizes:
         yield from aggregate(blocks, *sizes)
@@ -260,14 +295,8 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
     for size in sizes[1:]:
         ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
-            raise HpctrainError(
-                "HT-slurm-topology-not-valid",
-                "{where}: block size {size} must be the first one, {first}, times a power of two, and "
-                "larger than the one before",
-                where=place,
-                size=size,
-                first=sizes[0],
-            )
+            problem = f"block size {size} is not the first one, {sizes[0]}, times a power of two, or not larger"
+            raise _not_valid(place, f"{problem} than the one before")
         step = ratio // members
         groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
         names = [f"{group[0]}+{len(group) - 1}" for group in groups]
@@ -286,11 +315,5 @@ def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
 def _number(text: str, key: str, place: str) -> int:
     # At most nine digits: Slurm keeps 32 bits.
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: {key}={value}: expected a whole number",
-            where=place,
-            key=key,
-            value=text[:60],
-        )
+        raise _not_valid(place, f"{key}={text[:60]}: expected a whole number")
     return int(text)

@@ -9,6 +9,11 @@ from xml.parsers import expat
 from hpctrain.common.errors import HpctrainError
 
 
+def not_valid(where: str, problem: str, remedy: str = "") -> HpctrainError:
+    """The error for a file about a host that no tool writes so."""
+    return HpctrainError("HT-node-file-not-valid", "{where}: {problem}", remedy, where=where, problem=problem)
+
+
 @dataclass(slots=True, kw_only=True)
 class Element:
     """One element; ``text`` has the characters directly in it, and ``where`` is its file and line."""
@@ -26,28 +31,14 @@ class Element:
     def attribute(self, name: str) -> str:
         """An attribute that the format requires; a missing one is an error."""
         if name not in self.attributes:
-            raise HpctrainError(
-                "HT-node-file-not-valid",
-                "{where}: <{element}> lacks the attribute {name!r}",
-                where=self.where,
-                element=self.tag,
-                name=name,
-            )
+            raise not_valid(self.where, f"<{self.tag}> lacks the attribute {name!r}")
         return self.attributes[name]
 
     def number(self, name: str, *, least: int = 0) -> int:
         """An attribute that is a whole number; one that is missing, not a number, or below ``least`` is an error."""
         value = self.attribute(name)
         if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
-            raise HpctrainError(
-                "HT-node-file-not-valid",
-                "{where}: <{element}> has {name}={value!r}, not a number from {least}",
-                where=self.where,
-                element=self.tag,
-                name=name,
-                value=value[:40],
-                least=least,
-            )
+            raise not_valid(self.where, f"<{self.tag}> has {name}={value[:40]!r}, not a number from {least}")
         return int(value)
 
 
@@ -81,14 +72,7 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
         open_elements[-1].text += data
 
     def entity(name: str, *_: object) -> None:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: declares the entity {name!r}, which no <{root}> file does",
-            remedy,
-            where=here(),
-            name=name,
-            root=root,
-        )
+        raise not_valid(here(), f"declares the entity {name!r}, which no <{root}> file does", remedy)
 
     parser.buffer_text = True
     parser.StartElementHandler = start
@@ -98,22 +82,8 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
     try:
         parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}:{line}: {problem}",
-            remedy,
-            where=where,
-            line=error.lineno,
-            problem=expat.ErrorString(error.code),
-        ) from error
+        raise not_valid(f"{where}:{error.lineno}", expat.ErrorString(error.code), remedy) from error
     [element] = top.children
     if element.tag != root:
-        raise HpctrainError(
-            "HT-node-file-not-valid",
-            "{where}: expected <{root}>, found <{element}>",
-            remedy,
-            where=element.where,
-            root=root,
-            element=element.tag,
-        )
+        raise not_valid(element.where, f"expected <{root}>, found <{element.tag}>", remedy)
     return element

@@ -248,8 +248,8 @@ def test_forwarding_tables_join_their_switches() -> None:
     warnings = build_fabric([*cables, *forwarding.read(wrong, "t")]).warnings
     assert any(" leaf1 " in warning and " n2 mlx5_0:" in warning for warning in warnings)
     without = DUMP_LFTS[: DUMP_LFTS.index("Unicast lids [0x0-0x5] of switch Lid 3")]
-    found = build_fabric([*cables, *forwarding.read(without, "t")]).warnings
-    assert any(warning.endswith(" (1): spine") for warning in found)
+    with refused("HT-fabric-files-do-not-match", where="t", switches="spine"):
+        build_fabric([*cables, *forwarding.read(without, "t")])
     # Tables of before and after a cable was lost, in one folder.
     twice = build_fabric([*cables, *forwarding.read(wrong, "old"), *forwarding.read(DUMP_LFTS, "new")])
     assert twice.tables is not None and twice.tables.tolist() == fabric.tables.tolist()
@@ -323,8 +323,6 @@ def test_blocks_are_joined_with_a_warning() -> None:
 
 
 def test_groups_that_are_no_tree() -> None:
-    with refused("HT-slurm-topology-not-valid", child="s9"):
-        build_fabric([_group("core", switches=("s9",)), _group("s1", hosts=("n1",))])
     with refused("HT-slurm-topology-not-valid", exception=""):
         build_fabric([_group("core")])
     plant, *_ = _two_leaves()

@@ -15,24 +15,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.host_list import expand_hosts
-from hpctrain.control.topology.blocks import uneven
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.convert import block, block_yaml, topology_conf, topology_yaml
+from hpctrain.control.topology.convert import topology_conf, topology_yaml
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover, slurm, slurm_yaml
 from hpctrain.control.topology.records import SwitchGroup
 from hpctrain.control.topology.subtrees import Subtree, subtrees
-from support.golden import check_text
 from support.refusals import refused
-from support.topology.small_fabric import small_fabric
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "slurm"
 WRITERS = {
     "topology.conf": topology_conf,
     "topology.yaml": topology_yaml,
-    "block-topology.conf": block,
-    "block-topology.yaml": block_yaml,
 }
 Tree = frozenset["Tree | str"]
 
@@ -61,12 +56,6 @@ def tree(text: str) -> Tree:
     return frozenset(below(group) for group in groups.values() if group.name not in children)
 
 
-def end_hosts(nested: Tree) -> set[Tree]:
-    """The sets that hold hosts, without what joins them."""
-    hosts = frozenset(each for each in nested if isinstance(each, str))
-    return {hosts} - {frozenset()} | {end for each in nested if not isinstance(each, str) for end in end_hosts(each)}
-
-
 def cut(items: list[Tree] | list[str], size: int) -> list[Tree]:
     return [frozenset(items[start : start + size]) for start in range(0, len(items), size)]
 
@@ -87,7 +76,6 @@ def test_the_tree_is_the_one_that_was_generated(hosts: int, leaf_down: int, pod_
     fabric = generated(hosts, leaf_down, pod_leaves)
     assert tree(topology_conf(fabric)) == expected
     assert tree(topology_yaml(fabric)) == expected
-    assert end_hosts(tree(block(fabric))) == set(leaves) == end_hosts(tree(block_yaml(fabric)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -121,40 +109,6 @@ def test_every_golden_file_has_its_case() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == set(WRITERS)
 
 
-def test_no_block_has_fewer_hosts_than_the_first_size_and_a_small_one_is_named() -> None:
-    fabric = generated(7, 3, None)
-    assert block(fabric).splitlines()[-1] == "BlockSizes=1"
-    (warning,) = uneven(fabric)
-    check_text("blocks-uneven", warning)
-    assert uneven(generated(6, 3, None)) == []
-
-
-def test_a_host_that_lost_an_adapter_stays_in_its_block() -> None:
-    cables = [(f"h{host} m{rail}", f"leaf{host % 2 * 2 + rail}") for host in range(8) for rail in range(2)]
-    cables.remove(("h4 m1", "leaf1"))
-    fabric = small_fabric([*cables, *((f"leaf{leaf}", "spine0") for leaf in range(4))])
-    lines = ["BlockName=leaf0 Nodes=h[0,2,4,6]", "BlockName=leaf2 Nodes=h[1,3,5,7]", "BlockSizes=4"]
-    assert block(fabric).splitlines() == lines
-
-
-BLOCKS = """\
-BlockName=b2 Nodes=n[1-5]
-BlockName=b10 Nodes=n[6-10]
-BlockName=a1 Nodes=n[11-15]
-BlockSizes=4,8
-"""
-
-
-def test_blocks_keep_their_order_and_their_sizes() -> None:
-    fabric = build_fabric(slurm.read(BLOCKS, "f"))
-    assert block(fabric) == BLOCKS
-    assert block(build_fabric(slurm_yaml.read(block_yaml(fabric), "f"))) == BLOCKS
-    # scontrol says the same in other words.
-    listed = BLOCKS.replace("\n", " BlockSize=4\n").replace("BlockSizes=4,8 BlockSize=4\n", "")
-    listed += "AggregatedBlock=b2,b10 BlockIndex=3 BlockSize=8 Nodes=n[1-10]\n"
-    assert block(build_fabric(slurm.read(listed, "f"))) == BLOCKS
-
-
 PLACEHOLDERS = """\
 BlockName=b1 Nodes=n[1-2]
 BlockName=empty
@@ -173,39 +127,10 @@ def test_blocks_without_hosts_keep_the_position_of_others() -> None:
     larger = {frozenset(fabric.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(fabric)[0].below}
     first = {"n1", "n2", "n5", "n6", "n7", "n8"}
     assert larger == {frozenset(first), frozenset({"n9", "n10", "n11", "n12"})}
-    written = block(fabric)
-    assert written.splitlines()[-1] == "BlockSizes=2,8"
-    for text, reader in ((written, slurm.read), (block_yaml(fabric), slurm_yaml.read)):
-        again = build_fabric(reader(text, "f"))
-        assert block(again) == written
-        assert {
-            frozenset(again.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(again)[0].below
-        } == larger
 
 
 def _hosts_below(tree: Subtree) -> list[int]:
     return [host for each in tree.walk() for host in each.hosts]
-
-
-def test_blocks_that_lost_hosts_or_neighbours_get_sizes_that_slurm_takes() -> None:
-    smaller = build_fabric(slurm.read(BLOCKS, "f"), leave_out=["n[6-8]"])
-    assert block(smaller).splitlines()[1:] == [
-        "BlockName=b10 Nodes=n[9-10]",
-        "BlockName=a1 Nodes=n[11-15]",
-        "BlockSizes=2,4",
-    ]
-    fewer = build_fabric(slurm.read(BLOCKS.replace("a1 Nodes=n[11-15]", "a1 Nodes=n11") + "", "f"), leave_out=["n?"])
-    lines = ["BlockName=b10 Nodes=n10", "BlockName=a1 Nodes=n11", "BlockSizes=1"]
-    assert block(fewer).splitlines() == lines
-
-
-@pytest.mark.parametrize(
-    ("hosts", "pod_leaves", "sizes"), [(16, 2, "2,4"), (16, 4, "2,8"), (18, 3, "2"), (14, 4, "2,8")]
-)
-def test_pods_are_larger_blocks_where_they_have_a_power_of_two_of_leaves(
-    hosts: int, pod_leaves: int, sizes: str
-) -> None:
-    assert block(generated(hosts, 2, pod_leaves)).splitlines()[-1] == f"BlockSizes={sizes}"
 
 
 def test_names_that_slurm_reads() -> None:

@@ -25,13 +25,13 @@ def test_a_fabric_has_speeds_where_any_link_has() -> None:
     assert not replace(fabric, bandwidth=np.ones_like(fabric.bandwidth)).has_speeds
 
 
-@pytest.mark.parametrize(("wanted", "meant"), [("GPU2", "gpu2"), ("gpu22", "gpu2"), ("zz", "n[1")])
+@pytest.mark.parametrize(("wanted", "meant"), [("GPU2", "gpu2"), ("gpu22", "gpu2")])
 def test_a_host_that_is_not_there(wanted: str, meant: str) -> None:
     fabric = replace(two_levels([5], spines=1), hosts=("gpu1", "gpu2", "gpu3", "Login", "n[1"))
     with refused("HT-not-in-fabric", hosts=[wanted]) as caught:
         host_numbers(fabric, ["gpu1", wanted])
-    assert repr(meant) in caught.value.values["shown"]
-    assert caught.value.hint.endswith("5 hosts: Login,gpu[1-3],n[1")
+    assert repr(meant) in caught.value.hint
+    assert caught.value.hint.endswith("5 hosts: Login, gpu[1-3], n[1")
 
 
 def test_the_list_of_known_hosts_has_an_end() -> None:

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.readers import forwarding, iblinkinfo, ibnetdiscover, ibnetdiscover_ports
+from hpctrain.control.topology.readers import forwarding, ibnetdiscover, ibnetdiscover_ports
 from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark
 from hpctrain.control.topology.summary import counts
 from support.refusals import refused
 from support.topology.infiniband_texts import (
     AGGREGATION,
     DUMP_LFTS,
-    IBLINKINFO,
-    IBLINKINFO_LINE,
     IBNETDISCOVER,
     IBNETDISCOVER_PORTS,
     OPENSM_LFTS,
@@ -31,7 +29,6 @@ Reader = Callable[[str, str], Iterator[Record]]
 _FABRICS: dict[str, tuple[Reader, str]] = {
     "ibnetdiscover": (ibnetdiscover.read, IBNETDISCOVER),
     "ibnetdiscover -p": (ibnetdiscover_ports.read, IBNETDISCOVER_PORTS),
-    "iblinkinfo": (iblinkinfo.read, IBLINKINFO),
 }
 _READERS = {**_FABRICS, "dump_lfts": (forwarding.read, DUMP_LFTS)}
 
@@ -110,36 +107,6 @@ def test_routers_and_their_cables_are_passed_over() -> None:
         list(ibnetdiscover.read(router, "f"))
 
 
-@pytest.mark.parametrize("before", ["CA: n1", "CA: n2", "Switch: 0x0000000000000002", "Switch: 0x0000000000000003"])
-def test_routers_of_iblinkinfo_are_passed_over_too(before: str) -> None:
-    # Lines as infiniband-diags' iblinkinfo.c prints them.
-    router = "Router: r1:\n      0x0000000000000091      9    1[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>  "
-    router += '     1    4[  ] "MF0;leaf1:MQM9701/U1" ( )\n'
-    cable = '           1    4[  ] ==( 4X        106.25 Gbps Active/  LinkUp)==>       9    1[  ] "r1" ( )\n'
-    text = IBLINKINFO.replace(before, router + before, 1).replace("           1    3", f"{cable}           1    3", 1)
-    found, plain = (build_fabric(iblinkinfo.read(each, "f")) for each in (text, IBLINKINFO))
-    assert (found.names, found.hosts, found.warnings) == (plain.names, plain.hosts, plain.warnings)
-    assert found.source.tolist() == plain.source.tolist()
-
-
-def test_a_port_of_iblinkinfo_whose_other_end_does_not_answer_has_no_cable() -> None:
-    down, up = (
-        '==(                Down/ Polling)==>             [  ] "" ( )',
-        "==( 4X        10.0 Gbps Initialize/  LinkUp)",
-    )
-    text = IBLINKINFO.replace(down, f'{up}==>      "Port not available"')
-    found, plain = (build_fabric(iblinkinfo.read(each, "f")) for each in (text, IBLINKINFO))
-    assert text != IBLINKINFO
-    assert (found.names, found.warnings) == (plain.names, plain.warnings)
-
-
-def test_a_lid_of_several_nodes_names_no_end_of_a_cable() -> None:
-    # Before a subnet manager has run.
-    text = IBLINKINFO.replace("      4    1", "      0    1").replace("      5    1", "      0    1")
-    with refused("HT-fabric-lid-twice", where="f:6", lid=0):
-        list(iblinkinfo.read(text, "f"))
-
-
 def test_ibnetdiscover_of_two_hosts_without_a_switch() -> None:
     # Lines as infiniband-diags' ibnetdiscover.c prints them: a blank before the other adapter's port.
     text = "".join(
@@ -151,35 +118,6 @@ def test_ibnetdiscover_of_two_hosts_without_a_switch() -> None:
     )
     fabric = build_fabric(ibnetdiscover.read(text, "f"))
     assert (fabric.hosts, fabric.lid.tolist(), fabric.bandwidth.tolist()) == (("n1", "n2"), [4, 5], [50e9, 50e9])
-
-
-def _lines(spine: str) -> str:
-    ends = [((0xC1, "n1 HCA-1", 1, 1), (0xA0, "leaf", 10, 1)), ((0xC2, "n2 HCA-1", 2, 1), (0xA0, "leaf", 10, 2))]
-    ends.append(((0xA0, "leaf", 10, 36), (0xB0, spine, 11, 1)))
-    both = [pair for one, other in ends for pair in ((one, other), (other, one))]
-    return "".join(IBLINKINFO_LINE.format(*one, other[0], other[2], other[3], other[1]) for one, other in both)
-
-
-@pytest.mark.parametrize(
-    ("spine", "hosts"),
-    [
-        ("MF0;spine-b:MSB7700/U1", 2),
-        ("SwitchX -  Mellanox Technologies", 2),
-        ("MT47396 Infiniscale-III Mellanox Technologies", 2),
-        ("Quantum Mellanox Technologies", 2),
-        ("n3 HCA-1", 3),
-    ],
-)
-def test_a_switch_with_one_cable_is_known_by_its_name(spine: str, hosts: int) -> None:
-    shown = counts(build_fabric(iblinkinfo.read(_lines(spine), "f")))
-    assert (shown["hosts"], shown["switches"], shown["links"]) == (hosts, 4 - hosts, 3)
-    # Or by the number of its port.
-    numbered = (
-        _lines("spine")
-        .replace("    11    1[  ]", "    11   17[  ]")
-        .replace('     11    1[  ] "spine"', '     11   17[  ] "spine"')
-    )
-    assert counts(build_fabric(iblinkinfo.read(numbered, "f")))["hosts"] == 2
 
 
 @pytest.mark.parametrize("tool", _FABRICS)
@@ -207,41 +145,6 @@ def test_tables_that_opensm_dumps() -> None:
     for cut in (OPENSM_LFTS[: OPENSM_LFTS.rindex("5 lids")], OPENSM_LFTS.replace("5 lids", "6 lids")):
         with pytest.raises(HpctrainError):
             list(forwarding.read(cut, "f"))
-
-
-def test_iblinkinfo_of_switches_only() -> None:
-    text = IBLINKINFO[IBLINKINFO.index("Switch: ") :]
-    fabric = build_fabric(iblinkinfo.read(text, "f"))
-    assert fabric.hosts == ("n1", "n2")
-    assert fabric.lid.tolist() == [1, 2, 3, 4, 5]
-    assert any(" 2 adapters" in warning for warning in fabric.warnings)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "values"),
-    [
-        (
-            IBLINKINFO.replace("106.25 Gbps", "106.5 Gbps", 1),
-            "HT-fabric-file-damaged",
-            {"where": "f:2", "speed": "106.5"},
-        ),
-        (IBLINKINFO.replace('[  ] "spine"', '"spine"', 1), "HT-fabric-file-damaged", {"where": "f:8"}),
-        (IBLINKINFO.replace("CA: n1 mlx5_0:\n", ""), "HT-fabric-file-damaged", {"where": "f:1"}),
-        (
-            IBLINKINFO[: IBLINKINFO.index("Switch: 0x0000000000000003")],
-            "HT-fabric-file-damaged",
-            {"where": "f:11", "missing": 2, "first": "f:8"},
-        ),
-    ],
-)
-def test_a_damaged_iblinkinfo_is_an_error(text: str, code: str, values: dict[str, object]) -> None:
-    with refused(code, **values):
-        list(iblinkinfo.read(text, "f"))
-
-
-def test_iblinkinfo_tells_fdr10_from_qdr() -> None:
-    text = IBLINKINFO.replace("  53.125 Gbps", "  10.0 Gbps (FDR10)").replace("       106.25 Gbps", "10.0 Gbps")
-    assert {link.speed for link in _of(Link, list(iblinkinfo.read(text, "f")))} == {"FDR10", "QDR", None}
 
 
 def test_forwarding_tables() -> None:
@@ -349,24 +252,6 @@ def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
             assert str(error.values["where"]).partition(":")[0] in ("f", "g"), error.message
 
     check()
-
-
-def test_one_damaged_table_can_be_left_out() -> None:
-    whole = list(forwarding.read(DUMP_LFTS, "f"))
-    damaged = DUMP_LFTS.replace("0x0002 ", "0x2 ", 1)
-    left = list(forwarding.read_undamaged(damaged, "f"))
-    assert _of(Forward, left) == [entry for entry in _of(Forward, whole) if entry.switch != "0000000000000001"]
-    assert [remark.where for remark in _of(Remark, left)] == ["f:5", "f:14"], "the damage, and ibroute's error"
-    assert _of(Forward, list(forwarding.read_undamaged(DUMP_LFTS, "f"))) == _of(Forward, whole)
-    assert not _of(Forward, list(forwarding.read_undamaged(damaged[:200], "f")))
-
-
-def test_a_damaged_table_names_the_command_that_wrote_it() -> None:
-    third = DUMP_LFTS[DUMP_LFTS.index("Unicast", 600) :]
-    for text, command in ((DUMP_LFTS, "dump_lfts > f"), (third, "ibroute 3 > f")):
-        with refused("HT-fabric-file-damaged") as error:
-            list(forwarding.read(text.replace("2 valid lids", "7 valid lids"), "f"))
-        assert error.value.hint.endswith(command)
 
 
 @pytest.mark.parametrize("tool", _READERS)

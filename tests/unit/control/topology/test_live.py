@@ -13,7 +13,6 @@ import pytest
 from hpctrain.common.cluster.node_map import NumaNode, slots
 from hpctrain.control.topology import live
 from hpctrain.control.topology.live import this_node
-from support.refusals import refused
 
 
 class Machine:
@@ -188,28 +187,6 @@ def test_gpus_and_nvlinks_of_nvml(machine: Machine, monkeypatch: pytest.MonkeyPa
         (1, "0000:3d:00.0", 0),
     ]
     assert node_map.gpu_gpu == (("X", "NV3"), ("NV3", "X"))
-
-
-def test_lstopo_is_asked_where_there_is_no_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refused("HT-program-not-found", path=tmp_path / "sys"):
-        this_node(tmp_path)
-    program = tmp_path / "lstopo"
-    program.write_text(
-        "#!/bin/sh\n[ \"$*\" = '--of xml' ] && echo '"
-        '<topology version="2.0"><object type="NUMANode" os_index="0" cpuset="0x3" nodeset="0x1"/>'
-        '<object type="PU" os_index="0" cpuset="0x1"/></topology>'
-        "'\n"
-    )
-    program.chmod(0o755)
-    assert this_node(tmp_path).numa_nodes == (NumaNode(index=0, cores=(0,)),)
-    program.write_text("#!/bin/sh\necho no display >&2; exit 7\n")
-    with refused("HT-program-failed", program=program, status=7, said=": no display"):
-        this_node(tmp_path)
-    program.write_text("#!/bin/sh\nexec /bin/sleep 20\n")
-    monkeypatch.setattr(live, "_LSTOPO_SECONDS", 0.2)
-    with refused("HT-program-no-answer", program=program, seconds=0.2):
-        this_node(tmp_path)
 
 
 def test_this_machine() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, Pipeline, Sharding
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
-from hpctrain.control.topology.mesh_layout import groups, mesh_flows, stage_ranks
+from hpctrain.control.topology.mesh_flows import groups, mesh_flows, stage_ranks
 from support import needs
 
 MODEL = MeshModel(

@@ -19,7 +19,8 @@ from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.mesh_layout import TORCH, MeshLayout, host_grid, in_one_node, lay, mesh_flows, whole_runs
+from hpctrain.control.topology.mesh_flows import mesh_flows
+from hpctrain.control.topology.mesh_layout import TORCH, MeshLayout, host_grid, in_one_node, lay, whole_runs
 from hpctrain.control.topology.placement import Rings, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from support.topology.small_fabric import small_fabric, two_levels

@@ -226,17 +226,3 @@ def test_misuse(hosts: list[int], code: str, values: dict[str, str]) -> None:
     fabric = two_levels([2], spines=1)
     with refused(code, **values):
         report(replace(fabric, hosts=(*fabric.hosts, "h02")), hosts)
-
-
-def test_flows_by_a_switch_without_a_table_are_counted_and_not_taken_for_idle() -> None:
-    fabric = two_levels([2, 2], spines=1)
-    tables = np.full((2, 5), -1, np.int16)
-    tables[:, 1:] = _min_hop_tables(fabric)[:2]
-    lid = np.where(fabric.level == 0, np.arange(1, 1 + len(fabric.names)), 0).astype(np.int32)
-    known = replace(fabric, lid=lid, tables=tables, table_switches=np.flatnonzero(fabric.level == 1).astype(np.int32))
-    found = report(known, [0, 2, 1, 3])
-    # All four neighbours as given are on different leaves, and placed two are.
-    assert (found.given.unknown, found.placed.unknown) == (4, 2)
-    assert (found.given.worst_load, found.placed.worst_load) == (0, 1)
-    assert not found.already_optimal
-    assert report(fabric, [0, 2, 1, 3]).given.unknown == 0

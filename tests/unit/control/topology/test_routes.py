@@ -147,30 +147,6 @@ def test_a_lost_flow_names_source_destination_and_where_it_ends(damage, named) -
         Routes(damage(fabric)).paths(np.array([1], np.int32), np.array([3], np.int32))
 
 
-@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), rails=st.integers(1, 2), place=st.integers(0, 4))
-def test_a_switch_without_a_table_leaves_out_the_pairs_that_pass_it_and_no_others(
-    sizes: list[int], rails: int, place: int
-) -> None:
-    fabric = with_tables(two_levels(sizes, spines=1, rails=rails))
-    keep = np.arange(len(fabric.table_switches)) != place % len(fabric.table_switches)
-    damaged = replace(fabric, tables=fabric.tables[keep], table_switches=fabric.table_switches[keep])
-    [without] = fabric.table_switches[~keep]
-    ends = adapters(fabric)
-    source, target = (each.ravel().astype(np.int32) for each in np.meshgrid(ends, ends, indexing="ij"))
-    whole, known = Routes(fabric).paths(source, target), Routes(damaged).paths(source, target)
-    passing = []
-    for flow in range(len(source)):
-        path = whole.link[whole.start[flow] : whole.start[flow + 1]]
-        if without in fabric.target[path]:
-            passing.append(flow)
-            path = path[:0]
-        assert known.link[known.start[flow] : known.start[flow + 1]].tolist() == path.tolist()
-    assert known.unknown.tolist() == passing
-    assert whole.unknown.size == 0
-    assert (Routes(damaged).unknown_pairs(), Routes(fabric).unknown_pairs()) == (len(passing), 0)
-    assert list(Routes(damaged).faults()) == []
-
-
 def test_the_hint_speaks_of_tables_only_where_some_were_given() -> None:
     def hint(fabric: Fabric) -> str:
         apart = replace(fabric, level=np.where(fabric.level == 2, -1, fabric.level).astype(np.int32))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
-from hpctrain.control.topology.choice import Choice, without_switches
 from hpctrain.control.topology.readers import (
     forwarding,
-    iblinkinfo,
     ibnetdiscover,
     ibnetdiscover_ports,
     slurm,
     slurm_yaml,
 )
-from hpctrain.control.topology.records import Forward, Record
+from hpctrain.control.topology.readers.slurm import Choice, without_switches
+from hpctrain.control.topology.records import Record
 
 Reader = Callable[[str, str], Iterator[Record]]
 
@@ -27,7 +25,6 @@ Reader = Callable[[str, str], Iterator[Record]]
 _FORMATS: dict[str, tuple[str, Reader]] = {
     "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s*[0-9]+\s*"|# Topology file', ibnetdiscover.read),
     "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover_ports.read),
-    "iblinkinfo": (r"(?:CA|Switch): |0x[0-9a-f]{16} \"", iblinkinfo.read),
     "topology.conf or scontrol show topology": (
         r"\s*(?i:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=",
         slurm.read,
@@ -46,7 +43,6 @@ def read_records(
     paths: Sequence[Path],
     routes: Path | None = None,
     *,
-    skip_damaged: bool = False,
     choice: Choice = Choice(),
 ) -> Iterator[Record]:
     """The records of a fabric's files and its forwarding tables.
@@ -54,7 +50,6 @@ def read_records(
     Args:
         paths: a file in one of the formats above, or one file per subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        skip_damaged: a damaged forwarding table becomes a remark.
         choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
@@ -83,29 +78,8 @@ def read_records(
             "it should hold the output of ibroute of each switch",
             path=routes,
         )
-    if skip_damaged:
-        yield from _undamaged_tables(files, routes)
-        return
-    try:
-        yield from chain.from_iterable(forwarding.read(_text(file), str(file)) for file in files)
-    except HpctrainError as error:
-        skip = "`hpctrain topology` can leave a damaged table out with --skip-damaged"
-        raise error.but(hint=f"{error.hint}; {skip}") from error
-
-
-def _undamaged_tables(files: Sequence[Path], routes: Path) -> Iterator[Record]:
-    found = False
     for file in files:
-        for record in forwarding.read_undamaged(_text(file), str(file)):
-            found = found or isinstance(record, Forward)
-            yield record
-    if not found:
-        raise HpctrainError(
-            "HT-fabric-file-damaged",
-            "{path}: every forwarding table is damaged",
-            "run without --skip-damaged to see what is wrong",
-            path=routes,
-        )
+        yield from forwarding.read(_text(file), str(file))
 
 
 def reader_of(text: str, where: str) -> Reader:
@@ -120,8 +94,8 @@ def reader_of(text: str, where: str) -> Reader:
             f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
             where=where,
         )
-    if found := _NO_SWITCHES.search(text):
-        raise without_switches(found[1].lower(), where)
+    if _NO_SWITCHES.search(text):
+        raise without_switches(where)
     what = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
     raise HpctrainError(
         "HT-fabric-unknown-format",
