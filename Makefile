@@ -31,7 +31,7 @@ test: test-setup
 thorough: test-setup .deepspeed/installed.stamp
 	$(call suite,long or thorough)
 
-test-setup: horovod .mpich/installed.stamp .frameworks/installed.stamp .pyspark/installed.stamp
+test-setup: horovod .mpich/installed.stamp .frameworks/installed.stamp
 
 # Unit tests need a core each, and jobs of Slurm and runs on hosts mostly wait beside them; ranks elsewhere need their
 # cores also while they wait, but two modules leave fewer of them idle. What is measured of links needs all cores. A
@@ -173,11 +173,6 @@ horovod: .venv/packages.stamp
 		pandas==3.1.1 dill==0.4.1 multiprocess==0.70.19
 	touch $@
 
-# And Spark, which is 460 MB of Java's.
-.pyspark/installed.stamp: .venv/packages.stamp
-	$(BIN)/python -m pip install --no-compile --no-deps --target .pyspark pyspark==4.3.0 py4j==0.10.9.9
-	touch $@
-
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .pyspark .fuzz .flavours .gpu .wheels dist site .mypy_cache .ruff_cache \
+	rm -rf .venv .mpich .deepspeed .frameworks .fuzz .flavours .gpu .wheels dist site .mypy_cache .ruff_cache \
 		.pytest_cache .hypothesis .import_linter_cache

@@ -1,10 +1,9 @@
-"""Sharding 5,000 images by one process, by ranks of 1, 2 and 4 hosts, and by Spark: ``python benchmarks/shards.py``.
+"""Sharding 5,000 images by one process, and by ranks of 1, 2 and 4 hosts: ``python benchmarks/shards.py``.
 
 Each of them makes the shards anew, whole commands in turn; the table has the medians of their times, of which those
 from the first shard to the manifest leave out how all begins and lists the source, the ratios to one process, and the
-hash over all files of the shards, which is to be one. The hosts and Spark's master and two workers are
-on this machine and share its cores: the ratios show what several hosts cost, not how fast they are. In the last row an
-executor is killed when a third of the shards is there. Needs root, Java, and pyspark as ``make test`` has it.
+hash over all files of the shards, which is to be one. The hosts are on this machine and share its cores: the ratios
+show what several hosts cost, not how fast they are. Needs root.
 """
 
 from __future__ import annotations
@@ -22,21 +21,17 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Self
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 from hpctrain.common.shards.fake import FakeSet, make_fake
 
-# Where the hosts and the cluster of Spark are made.
+# Where the hosts are made.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from support import local_spark
 from support.hosts import local_hosts
 from support.hosts.local_hosts import LocalHosts, Settings
 from support.launching import AS_ROOT
-from support.local_spark import LocalSpark
 
 _LIMIT_SECONDS = 600.0
 _HOSTS = {1: "one host", 2: "two hosts, a rank each", 4: "four hosts, a rank each"}
@@ -46,75 +41,28 @@ _BROKEN = 4
 
 
 class Measurement:
-    """The ways to make the shards of a folder of archives; ``wanted``: how many shards there are to be."""
+    """The ways to make the shards of a folder of archives."""
 
-    def __init__(self, folder: Path, hosts: LocalHosts, spark: LocalSpark, shard_mb: float) -> None:
+    def __init__(self, folder: Path, hosts: LocalHosts, shard_mb: float) -> None:
         self._folder = folder
         self._hosts = hosts
-        self._spark = spark
-        self.wanted = 0
         self._command = ("data", "shard", str(folder / "archives"), str(folder / "shards"), "--shard-mb", str(shard_mb))
         self.ways: dict[str, Callable[[], object]] = {
             _ALONE: self._alone,
             **{title: self._on_hosts(number) for number, title in _HOSTS.items()},
-            "Spark, two executors": self._by_spark,
-            "Spark, one of them killed": self._with_a_kill,
         }
 
-    def _start(self, *options: str, **variables: str) -> _Started:
-        return _Started([sys.executable, "-m", "hpctrain", *self._command, *options], variables)
-
     def _alone(self) -> None:
-        with self._start() as started:
-            started.finish()
-
-    def _by_spark(self) -> None:
-        with self._start("--engine", "spark", **self._spark.environment) as started:
-            started.finish()
+        subprocess.run([sys.executable, "-m", "hpctrain", *self._command], check=True, timeout=_LIMIT_SECONDS)
 
     def _on_hosts(self, number: int) -> Callable[[], object]:
         names = ",".join(f"{name}:1" for name in self._hosts.names[:number])
         command = ("hpctrain", *self._command, "-H", names)
         return lambda: self._hosts.run("h1", *command, cwd=self._folder, timeout=_LIMIT_SECONDS)
 
-    def _with_a_kill(self) -> None:
-        with self._start("--engine", "spark", **self._spark.environment) as started:
-            while len(self.shards()) < self.wanted / 3:
-                assert started.process.poll() is None, "it ended before an executor could be killed"
-                time.sleep(0.01)
-            executor = self._spark.executors()[0]
-            for process in [*executor.children(recursive=True), executor]:
-                process.kill()
-            output = started.finish()
-        assert "Lost executor" in output, output
-
     def shards(self) -> list[Path]:
         """Those that are there."""
         return list((self._folder / "shards").glob("*.tar"))
-
-
-class _Started:
-    """A command, which ends with the block that it is used in."""
-
-    def __init__(self, command: list[str], variables: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables}
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            for each in [*psutil.Process(self.process.pid).children(recursive=True), self.process]:
-                each.kill()
-            self.process.communicate()
-
-    def finish(self) -> str:
-        """Wait for its end; what it printed."""
-        output, _ = self.process.communicate(timeout=_LIMIT_SECONDS)
-        assert self.process.returncode == 0, output
-        return output
 
 
 def digest(folder: Path) -> str:
@@ -147,7 +95,6 @@ def measure(measurement: Measurement, folder: Path, rounds: int) -> dict[str, Re
             first = min(path.stat().st_mtime for path in measurement.shards())
             result.making.append((folder / "shards" / "manifest.json").stat().st_mtime - first)
             result.hashes.add(digest(folder / "shards"))
-            measurement.wanted = len(measurement.shards())
             shutil.rmtree(folder / "shards")
             print(f"{name}: {result.whole[-1]:.1f} s", file=sys.stderr)
     return results
@@ -182,7 +129,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="the medians are shown")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if reason := local_hosts.obstacle() or local_spark.obstacle():
+    if reason := local_hosts.obstacle():
         parser.error(reason)
     with tempfile.TemporaryDirectory(prefix="hpctrain-shards-") as name:
         folder = Path(name)
@@ -191,8 +138,8 @@ def main() -> int:
         place = folder.parent / f"hpctrain-hosts-{secrets.token_hex(4)}"
         shared = [folder, Path(__file__).parents[1], Path(sys.prefix).resolve()]
         variables = {"PYTHONPATH": str(Path(__file__).parents[1]), **AS_ROOT}
-        with LocalHosts(place, Settings(), shared=shared, variables=variables) as hosts, LocalSpark() as spark:
-            results = measure(Measurement(folder, hosts, spark, options.shard_mb), folder, options.rounds)
+        with LocalHosts(place, Settings(), shared=shared, variables=variables) as hosts:
+            results = measure(Measurement(folder, hosts, options.shard_mb), folder, options.rounds)
     title = f"{options.images} images of {options.size} pixels; load {os.getloadavg()[0]:.1f}"
     Console(width=120).print(table(results, options.images, title))
     if options.json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +21,6 @@ from hpctrain.report.output import answer
 
 if TYPE_CHECKING:
     from hpctrain.common.files.objects import Objects
-    from hpctrain.common.shards.manifest import Shrinking
     from hpctrain.common.shards.work import Manifest, Work
 
 app = typer.Typer(
@@ -41,26 +39,9 @@ Ranks = Annotated[
 ]
 
 
-class Engine(StrEnum):
-    """The programs that divide the work."""
-
-    ranks = "ranks"
-    spark = "spark"
-
-
-EngineOption = Annotated[Engine, typer.Option("--engine", help="Ranks of MPI, or a job of Spark.")]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master", metavar="URL", help="Of Spark: spark://HOST:PORT, yarn, local[*]; by default as configured."
-    ),
-]
-
 _NAMED = 10
 # The usual size of a shard.
 _USUAL_MB = 64
-# The usual one of shrunk photographs (FFCV, MXNet's im2rec take 90 to 95).
-_QUALITY = 90
 
 
 @app.command()
@@ -114,9 +95,7 @@ def shard(
             metavar="PIXELS", min=32, help="Make new JPEG files, of larger photographs with this shorter side."
         ),
     ] = None,
-    quality: Annotated[
-        int | None, typer.Option(metavar="Q", min=1, max=100, help="With --short-side: JPEG quality (90).")
-    ] = None,
+    quality: Annotated[int, typer.Option(metavar="Q", min=1, max=100, help="With --short-side: JPEG quality.")] = 90,
     validation_share: Annotated[
         float | None,
         typer.Option(
@@ -128,13 +107,11 @@ def shard(
     ] = None,
     *,
     hosts: HostNames,
-    engine: EngineOption = Engine.ranks,
-    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
     from hpctrain.common.shards.make import ShardRequest
-    from hpctrain.common.shards.manifest import ShardManifest
+    from hpctrain.common.shards.manifest import ShardManifest, Shrinking
 
     if megabytes and samples:
         raise _wrong_options("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
@@ -146,10 +123,10 @@ def shard(
         shard_samples=samples,
         image_column=image_column,
         label_column=label_column,
-        shrinking=_shrinking(short_side, quality),
+        shrinking=Shrinking(short_side=short_side, quality=quality) if short_side else None,
         validation_share=validation_share,
     )
-    manifest = _make(sharding, ranks, hosts, engine, master)
+    manifest = _make(sharding, ranks, hosts)
     assert isinstance(manifest, ShardManifest)
     counts = {name: {"samples": split.samples, "shards": len(split.shards)} for name, split in manifest.splits.items()}
     broken = [image.model_dump() for image in manifest.broken]
@@ -171,31 +148,11 @@ def _wrong_options(problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-data-options", "{problem}", hint, problem=problem)
 
 
-def _make(work: Work, ranks: int | None, hosts: HostNames, engine: Engine, master: str | None) -> Manifest:
+def _make(work: Work, ranks: int | None, hosts: HostNames) -> Manifest:
     from hpctrain.common.run.plan import HostOptions
     from hpctrain.control.programs.shard import on_ranks
 
-    if engine is Engine.spark:
-        from hpctrain.control.programs.spark import on_spark
-
-        if ranks is not None or hosts.given():
-            problem = "--engine spark has executors, and -np and --hosts are for ranks"
-            raise _wrong_options(problem, "Spark's configuration sets the number and size of the executors")
-        return on_spark(work, master)
-    if master is not None:
-        raise _wrong_options("--master is for a Spark cluster", "--engine spark uses it")
     return on_ranks(work, ranks, HostOptions(**hosts.given()))
-
-
-def _shrinking(short_side: int | None, quality: int | None) -> Shrinking | None:
-    from hpctrain.common.shards.manifest import Shrinking
-
-    if short_side is not None:
-        return Shrinking(short_side=short_side, quality=quality or _QUALITY)
-    if quality is not None:
-        problem = "--quality is for photographs that --short-side shrinks; others keep their bytes"
-        raise _wrong_options(problem, "add --short-side PIXELS, for example 400")
-    return None
 
 
 def _bytes_of(option: str, megabytes: float) -> int:
@@ -232,8 +189,6 @@ def prepare_text(
     ] = _USUAL_MB,
     *,
     hosts: HostNames,
-    engine: EngineOption = Engine.ranks,
-    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into 16-bit tokens, or continue doing so; remakes shards that are missing or damaged."""
@@ -249,7 +204,7 @@ def prepare_text(
         seed=seed,
         part_bytes=_bytes_of("--part-mb", megabytes),
     )
-    manifest = _make(wanted, ranks, hosts, engine, master)
+    manifest = _make(wanted, ranks, hosts)
     assert isinstance(manifest, TextManifest)
     known, splits = manifest.settings.tokenizer, {"train": manifest.train, "val": manifest.val}
     counts = {name: {"tokens": split.tokens, "documents": split.documents} for name, split in splits.items()}
@@ -262,11 +217,13 @@ def prepare_text(
 
 
 @app.command()
-def verify(shards: Shards, as_json: AsJson = False) -> None:
+def verify(
+    shards: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")], as_json: AsJson = False
+) -> None:
     """Compare a folder of shards with its manifest: sizes and SHA-256. Exits 3 if anything differs."""
     from hpctrain.common.shards.folders import verify_folder
 
-    verified = verify_folder(_source(shards))
+    verified = verify_folder(shards)
     if as_json:
         status = "failed" if verified.faults else "ok"
         rows = [{"file": file, "fault": fault} for file, fault in verified.faults.items()]

@@ -14,7 +14,6 @@ MODULES = {
     "parquet": ("pyarrow",),
     "text": ("tokenizers",),
     "objects": ("fsspec", "s3fs", "tenacity"),
-    "spark": ("pyspark",),
     "report": ("matplotlib",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),

@@ -1,4 +1,4 @@
-"""Lists and masks of CPUs as the kernel, NCCL and hwloc print them."""
+"""The cores of machines: lists and masks as the kernel, NCCL and hwloc print them, and those of this machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
+from hpctrain.common.cluster.node_map import NumaNode
+from hpctrain.common.cluster.rdma import kernel_text
 from hpctrain.common.errors import HpctrainError
 
 # More than any machine has; a wrong file must not fill the memory.
 MOST_CPUS = 65536
+_SYSTEM = "sys/devices/system"
 
 
 def cores_of_list(text: str, where: str) -> tuple[int, ...]:
@@ -90,3 +94,41 @@ def _runs(cpus: Sequence[int]) -> list[tuple[int, ...]]:
     """The runs of neighbours."""
     starts = [place for place in range(len(cpus)) if place == 0 or cpus[place] != cpus[place - 1] + 1]
     return [tuple(cpus[start:end]) for start, end in pairwise([*starts, len(cpus)])]
+
+
+def numa_nodes(root: Path = Path("/")) -> list[NumaNode]:
+    """The nodes with the cores that this process may use; one node where the kernel tells none."""
+    allowed = allowed_cpus(root)
+
+    def cores(cpus: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({min(threads_of(cpu, root) & allowed) for cpu in allowed.intersection(cpus)}))
+
+    folders = (root / _SYSTEM).glob("node/node[0-9]*")
+    nodes = [
+        NumaNode(index=(index := int(node.name[4:])), cores=cores(cpus_of_node(index, root) or ())) for node in folders
+    ]
+    return nodes or [NumaNode(index=0, cores=cores(_online(root)))]
+
+
+def allowed_cpus(root: Path = Path("/")) -> set[int]:
+    """The CPUs that this process may use, of those that are online: the kernel allows others, too."""
+    status = (root / "proc/self/status").read_text()
+    allowed = set(cores_of_list(re.findall(r"Cpus_allowed_list:\s*(\S+)", status)[0], "/proc/self/status"))
+    return allowed.intersection(_online(root)) or allowed
+
+
+def _online(root: Path) -> tuple[int, ...]:
+    file = root / _SYSTEM / "cpu/online"
+    return cores_of_list(kernel_text(file), str(file))
+
+
+def cpus_of_node(index: int, root: Path = Path("/")) -> tuple[int, ...] | None:
+    """All CPUs of a NUMA node, None where the kernel tells of no such node."""
+    file = root / _SYSTEM / f"node/node{index}/cpulist"
+    return cores_of_list(kernel_text(file), str(file)) if file.exists() else None
+
+
+def threads_of(cpu: int, root: Path = Path("/")) -> set[int]:
+    """The hardware threads of a CPU's core. A sandbox may tell none: then it is its own core."""
+    siblings = root / _SYSTEM / f"cpu/cpu{cpu}/topology/thread_siblings_list"
+    return {cpu, *cores_of_list(kernel_text(siblings), str(siblings))}

@@ -73,10 +73,6 @@ def all_attempts_seconds() -> float:
     return TIMEOUT.read() * _SHARE_OF_TIMEOUT
 
 
-class DamagedObjectError(HpctrainError):
-    """The server has no such object, or another than was written; other errors leave open what it has."""
-
-
 class Objects:
     """The objects below a URL. Connects on first use; for several threads at a time.
 
@@ -118,7 +114,6 @@ class Objects:
             size: the object's size in bytes, if it is known.
 
         Raises:
-            DamagedObjectError: it is not there, or not as it was written; named as below.
             HpctrainError: it cannot be fetched: named, with the number of attempts and what was wrong at the last one;
                 the disk is full; or the URL is none of fsspec's.
         """
@@ -161,11 +156,10 @@ class Objects:
                 raise disk_error(error, to, f"choose another folder with {CACHE.name}") from error
             attempts = retrying.statistics.get("attempt_number", 1)
             waited = time.monotonic() - begun
-            kind = DamagedObjectError if isinstance(error, (_DamagedError, FileNotFoundError)) else HpctrainError
-            raise kind(
+            raise HpctrainError(
                 "HT-object-not-fetched",
                 "{object}: {problem}; gave up in attempt {attempts} of at most {most}, after {waited:.1f} s",
-                f"hpctrain data verify {quote(self.url)} compares all objects with the manifest; endpoint and "
+                f"hpctrain data stage {quote(self.url)} DIR compares all objects with the manifest; endpoint and "
                 "credentials come from the environment (AWS_ENDPOINT_URL, AWS_PROFILE and the like)",
                 exit_code=1,
                 object=self.at(name),

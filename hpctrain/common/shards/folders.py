@@ -1,15 +1,15 @@
-"""Compares folders of shards, of photographs or of tokens, with their manifests; a folder may be object storage."""
+"""Compares folders of shards, of photographs or of tokens, with their manifests."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from hpctrain.common.files.disk import temporary_folder
-from hpctrain.common.files.objects import DamagedObjectError, Objects
+from hpctrain.common.files.objects import Objects
 from hpctrain.common.shards.manifest import (
     MANIFEST,
     MOST_MANIFEST_BYTES,
@@ -67,30 +67,14 @@ def holds_text(source: Path | Objects) -> bool:
     return (source / text.SETTINGS).exists()
 
 
-def verify_folder(source: Path | Objects) -> VerifiedFolder:
-    """Compare sizes and hashes. Objects are fetched a few at a time, and none is kept.
-
-    Args:
-        source: a folder of shards, or what there is below a URL.
+def verify_folder(folder: Path) -> VerifiedFolder:
+    """Compare sizes and hashes.
 
     Raises:
-        HpctrainError: there is no manifest, it is damaged, or an object cannot be fetched.
+        HpctrainError: there is no manifest, or it is damaged.
     """
-    if isinstance(source, Path):
-        return _verified(source, holds_text(source), lambda file: _file_fault(source, file))
-    with temporary_folder("hpctrain-verify-", None, "TMPDIR=DIR chooses another folder") as name:
-        folder = Path(name)
-        content = source.read(MANIFEST, MOST_MANIFEST_BYTES)
-        (folder / MANIFEST).write_bytes(content)
-        again = f"a new upload of the folder to {source.url}"
-        return _verified(folder, text.is_of_text(content), lambda file: _object_fault(source, folder, file), again)
-
-
-def _verified(
-    folder: Path, of_text: bool, fault: Callable[[StoredFile], str | None], again: str = ""
-) -> VerifiedFolder:
     files: Sequence[StoredFile]
-    if of_text:
+    if holds_text(folder):
         tokens = text.read_text_manifest(folder)
         files, shards = tokens.files, len(tokens.files)
         holds = f"{tokens.train.tokens} tokens in train, {tokens.val.tokens} tokens in val"
@@ -105,8 +89,9 @@ def _verified(
             holds += f", shrunk to a short side of {smaller.short_side} pixels"
         remedy = command(images.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        faults = {file.name: found for file, found in zip(files, pool.map(fault, files), strict=True) if found}
-    return VerifiedFolder(shards=shards, holds=holds, faults=faults, remedy=again or remedy)
+        found = pool.map(partial(_file_fault, folder), files)
+        faults = {file.name: fault for file, fault in zip(files, found, strict=True) if fault}
+    return VerifiedFolder(shards=shards, holds=holds, faults=faults, remedy=remedy)
 
 
 def _file_fault(folder: Path, file: StoredFile) -> str | None:
@@ -114,18 +99,3 @@ def _file_fault(folder: Path, file: StoredFile) -> str | None:
         return file.fault(folder)
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _object_fault(objects: Objects, folder: Path, file: StoredFile) -> str | None:
-    """The fault of an object; None if it can be fetched, because fetching compares its hash.
-
-    Raises:
-        HpctrainError: it cannot be fetched, which says nothing of the object, or there is no room for it.
-    """
-    try:
-        objects.fetch(file.name, folder / file.name, limit=file.limit, sha256=file.sha256, size=file.size)
-    except DamagedObjectError as error:
-        return error.message.removeprefix(f"{objects.at(file.name)}: ")
-    finally:
-        (folder / file.name).unlink(missing_ok=True)
-    return None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.resumable import Map
@@ -33,18 +30,6 @@ def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
             :func:`hpctrain.common.shards.text.prepare.prepare_text`.
     """
     return make_shards(work, run, say) if isinstance(work, ShardRequest) else prepare_text(work, run, say)
-
-
-def naming_host(function: Callable[[Any], Any], task: Any) -> Any:
-    """What the function makes of a task, on whatever host this is.
-
-    Raises:
-        HpctrainError: the function's, after the name of the host, because the fault may be of this host alone.
-    """
-    try:
-        return function(task)
-    except HpctrainError as error:
-        raise error.but(before=f"on {socket.gethostname()}: ") from error
 
 
 def with_absolute_paths(work: Work) -> Work:

@@ -23,10 +23,8 @@ from hpctrain.control.programs.bench import run_program, working_folder
 from hpctrain.control.supervision.start import prove_launcher
 
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "shard.py"
-# For each of several processes that share the cores.
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
-# All ranks start with this environment.
-START = Start(environment=ENVIRONMENT)
+# Several processes share the cores.
+_START = Start(environment={"TOKENIZERS_PARALLELISM": "false"})
 
 
 def require_extras(work: Work) -> None:
@@ -70,7 +68,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
     with working_folder(shared=away) as name:
         folder = Path(name).absolute()
         out = folder / "made.json"
-        request = TrainingRequest(work=shard_script(work, str(out)), backend="mpi", host_options=hosts, start=START)
+        request = TrainingRequest(work=shard_script(work, str(out)), backend="mpi", host_options=hosts, start=_START)
         plan = make_plan(request, machine, _with_coordinator_slot(arranged))
         made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
     if "error" in made:

@@ -12,6 +12,14 @@ from hpctrain.control.topology.records import FabricNode, Forward, Link, Record,
 _XDR_DEVICES = frozenset((0x1023, 0x1025, 0x1027, 0x2101, 0xA2DF))
 
 
+_OWN = "switch ports cabled to their own switch, left out"
+_SILENT = "ports at whose other end nothing answers (no cable, or a dead one)"
+_ONE_SIDED = "cables that only one of their ends reports"
+_CONTRADICTED = "ports whose other end reports another cable, left out"
+_UNKNOWN = "cables to nodes that are not in the file, left out"
+_UNEVEN = "cables whose ends report different speeds, each used for its own direction"
+
+
 @dataclass(kw_only=True)
 class Found:
     """All records by kind, nodes by GUID and cable ends by GUID and port; the first of duplicates counts."""
@@ -57,42 +65,30 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
     reports another cable carry no traffic and are left out.
     """
     ends: list[Link] = []
-    silent: list[str] = []
-    own: list[str] = []
-    one_sided: list[str] = []
-    contradicted: list[str] = []
-    unknown: list[str] = []
-    uneven: list[str] = []
-    nodes = found.nodes
+    faults: dict[str, list[str]] = {
+        fault: [] for fault in (_OWN, _SILENT, _ONE_SIDED, _CONTRADICTED, _UNKNOWN, _UNEVEN)
+    }
     for key, end in found.ends.items():
+        fault = None
         if end.peer is None or end.peer_port is None:
-            silent.append(_port(found, end))
+            fault = _SILENT
         elif end.peer == end.guid:
-            own.append(_port(found, end))
-        elif end.peer not in nodes or end.guid not in nodes:
-            unknown.append(_port(found, end))
+            fault = _OWN
+        elif end.peer not in found.nodes or end.guid not in found.nodes:
+            fault = _UNKNOWN
         else:
             back = found.ends.get((end.peer, end.peer_port))
             if back is None or back.peer is None:
-                one_sided.append(_port(found, end))
-                ends += [
-                    end,
-                    end._replace(guid=end.peer, port=end.peer_port, peer=end.guid, peer_port=end.port, lid=None),
-                ]
+                fault = _ONE_SIDED
+                back = end._replace(guid=end.peer, port=end.peer_port, peer=end.guid, peer_port=end.port, lid=None)
+                ends += [end, back]
             elif (back.peer, back.peer_port) != key:
-                contradicted.append(_port(found, end))
+                fault = _CONTRADICTED
             else:
                 ends.append(end)
-                if key < (end.peer, end.peer_port) and _speeds_differ(end, back):
-                    uneven.append(_port(found, end))
-    faults = {
-        "switch ports cabled to their own switch, left out": own,
-        "ports at whose other end nothing answers (no cable, or a dead one)": silent,
-        "cables that only one of their ends reports": one_sided,
-        "ports whose other end reports another cable, left out": contradicted,
-        "cables to nodes that are not in the file, left out": unknown,
-        "cables whose ends report different speeds, each used for its own direction": uneven,
-    }
+                fault = _UNEVEN if key < (end.peer, end.peer_port) and _speeds_differ(end, back) else None
+        if fault:
+            faults[fault].append(_port(found, end))
     return ends, [counted(fault, ports) for fault, ports in faults.items() if ports]
 
 

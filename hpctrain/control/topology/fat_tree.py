@@ -37,31 +37,28 @@ def fat_tree(
     """
     leaf_count = -(-hosts // leaf_down) * rails
     pod = min(pod_leaves or leaf_down, leaf_count) if levels == 3 else leaf_count
-
-    leaves = [_Node("switch", f"leaf{number + 1:03d}") for number in range(leaf_count)]
-    adapters = []
-    for host in range(hosts):
-        for rail in range(rails):
-            adapter = _Node("adapter", f"node{host + 1:04d} mlx5_{rail}")
-            leaves[host // leaf_down * rails + rail].join(adapter)
-            adapters.append(adapter)
-    spines = [_Node("switch", f"spine{number + 1:03d}") for number in range(-(-leaf_count // pod) * leaf_up)]
+    cores_of_spine = (spine_up or pod) if levels == 3 else 0
+    leaves = [_Node("S", f"leaf{number + 1:03d}") for number in range(leaf_count)]
+    adapters = [_Node("H", f"node{host + 1:04d} mlx5_{rail}") for host in range(hosts) for rail in range(rails)]
+    spines = [_Node("S", f"spine{number + 1:03d}") for number in range(-(-leaf_count // pod) * leaf_up)]
+    cores = [_Node("S", f"core{number + 1:03d}") for number in range(leaf_up * cores_of_spine)]
+    for number, adapter in enumerate(adapters):
+        host, rail = divmod(number, rails)
+        leaves[host // leaf_down * rails + rail].join(adapter)
     for number, leaf in enumerate(leaves):
-        for place in range(leaf_up):
-            leaf.join(spines[number // pod * leaf_up + place])
-    cores: list[_Node] = []
-    if levels == 3:
-        up = spine_up or pod
-        cores = [_Node("switch", f"core{number + 1:03d}") for number in range(leaf_up * up)]
-        for number, spine in enumerate(spines):
-            for place in range(up):
-                spine.join(cores[number % leaf_up * up + place])
+        for spine in spines[number // pod * leaf_up :][:leaf_up]:
+            leaf.join(spine)
+    for number, spine in enumerate(spines):
+        for core in cores[number % leaf_up * cores_of_spine :][:cores_of_spine]:
+            spine.join(core)
     return "".join(_listing([*leaves, *spines, *cores], adapters, speed))
 
 
 @dataclass(slots=True)
 class _Node:
-    kind: Literal["switch", "adapter"]
+    """A switch (``S``) or an adapter (``H``), with the node and port at the other end of each of its cables."""
+
+    kind: Literal["S", "H"]
     name: str
     guid: str = ""
     lid: int = 0
@@ -78,7 +75,7 @@ def _listing(switches: list[_Node], adapters: list[_Node], speed: str) -> Iterat
     for lid, node in enumerate([*switches, *adapters], start=1):
         node.lid = lid
         # GUIDs are 16 apart, which leaves room for the port GUIDs of adapters with several ports.
-        node.guid = f"{(_SWITCH_GUID if node.kind == 'switch' else _ADAPTER_GUID) + lid * 16:016x}"
+        node.guid = f"{(_SWITCH_GUID if node.kind == 'S' else _ADAPTER_GUID) + lid * 16:016x}"
     yield "#\n# Topology file: a generated fat tree\n#\n"
     for switch in switches:
         yield (
@@ -86,11 +83,8 @@ def _listing(switches: list[_Node], adapters: list[_Node], speed: str) -> Iterat
             f'Switch\t{most} "S-{switch.guid}"\t\t# "{switch.name}" enhanced port 0 lid {switch.lid} lmc 0\n'
         )
         for port, (peer, peer_port) in enumerate(switch.ports, start=1):
-            end = (
-                f'"S-{peer.guid}"[{peer_port}]'
-                if peer.kind == "switch"
-                else f'"H-{peer.guid}"[{peer_port}]({peer.guid}) '
-            )
+            guid = f"({peer.guid}) " if peer.kind == "H" else ""
+            end = f'"{peer.kind}-{peer.guid}"[{peer_port}]{guid}'
             yield f'[{port}]\t{end}\t\t# "{peer.name}" lid {peer.lid} 4x{speed}\n'
     for adapter in adapters:
         ((leaf, leaf_port),) = adapter.ports

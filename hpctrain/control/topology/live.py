@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 
 from hpctrain.common.cluster.adapter_kinds import LinkLayer, is_telling, link_layer_of_name
-from hpctrain.common.cluster.machine_cores import numa_nodes
+from hpctrain.common.cluster.cores import numa_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
 from hpctrain.common.cluster.rdma import kernel_text, ports_of
 from hpctrain.common.errors import HpctrainError

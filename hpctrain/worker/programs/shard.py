@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import write_json
-from hpctrain.common.shards.work import Manifest, make, naming_host, read_work
+from hpctrain.common.shards.work import Manifest, make, read_work
 
 
 def main(work: str, out: str | None = None) -> None:
@@ -46,11 +47,19 @@ def _make(work: str, executor: Any) -> Manifest:
 
 
 def _map(executor: Any, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-    for result in executor.map(partial(naming_host, function), items):
+    for result in executor.map(partial(_naming_host, function), items):
         if stopping.this_process.asked(look=True):
             print("asked to stop: what is not made yet is left for the next attempt", flush=True)
             sys.exit(stopping.RESUMABLE)
         yield result
+
+
+def _naming_host(function: Callable[[Any], Any], task: Any) -> Any:
+    """The result of a task; an error begins with the name of this host, of which alone the fault may be."""
+    try:
+        return function(task)
+    except HpctrainError as error:
+        raise error.but(before=f"on {socket.gethostname()}: ") from error
 
 
 if __name__ == "__main__":

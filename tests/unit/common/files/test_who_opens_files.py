@@ -20,7 +20,7 @@ _ALLOWED = {
         "worker.comm.stacks",
         "control.doctor.facts",
         "control.launchers.open_mpi_folder",
-        "common.cluster.machine_cores",
+        "common.cluster.cores",
     },
     "of this installation": {
         "control.schedulers.slurm.script",

@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
@@ -216,42 +214,6 @@ def test_every_cut_is_an_error_or_loses_no_cable(tool: str) -> None:
         cables = {end for link in _of(Link, records) for end in ((link.guid, link.port), (link.peer, link.peer_port))}
         missing = whole - cables
         assert missing <= {("0000000000000001", 2)}, (text[:length][-80:], missing)
-
-
-_LINES = [line for _, text in _READERS.values() for line in text.splitlines(keepends=True)]
-_ANYTHING = st.text(max_size=60)
-
-
-@st.composite
-def _damaged(draw: st.DrawFn, text: str) -> str:
-    """A text with a few places cut out, doubled, or filled with lines of other tools or anything at all."""
-    for _ in range(draw(st.integers(0, 3))):
-        start = draw(st.integers(0, len(text)))
-        end = draw(st.integers(start, min(len(text), start + 80)))
-        text = (
-            text[:start]
-            + draw(st.sampled_from(["", text[start:end] * 2]) | st.sampled_from(_LINES) | _ANYTHING)
-            + text[end:]
-        )
-    return text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tool", _READERS)
-def test_any_text_gives_records_or_an_error_for_the_user(tool: str) -> None:
-    read, valid = _READERS[tool]
-
-    @settings(max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(_ANYTHING | _damaged(valid))
-    def check(text: str) -> None:
-        try:
-            records = list(read(text, "f"))
-            assert _of(FabricNode, records) or _of(Forward, records)
-            build_fabric([*records, *ibnetdiscover.read(IBNETDISCOVER, "g")] if tool == "dump_lfts" else records)
-        except HpctrainError as error:
-            assert str(error.values["where"]).partition(":")[0] in ("f", "g"), error.message
-
-    check()
 
 
 @pytest.mark.parametrize("tool", _READERS)

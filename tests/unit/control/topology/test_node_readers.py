@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.cores import cores_of_list, cores_of_mask, cores_of_nodes
@@ -34,7 +34,6 @@ from support.topology.node_texts import (
 
 REAL = Path(__file__).parents[5] / "shared" / "data" / "nodes"
 READERS = {"nvidia-smi": nvidia_smi.read, "NCCL": nccl.read, "hwloc": hwloc.read}
-TEXTS = (WITH_ADAPTERS, EARLY, GPUS_ONLY, NCCL_DUMP, hwloc_export("2.0"), hwloc_export("3.0"))
 
 
 def _real(name: str) -> str:
@@ -561,42 +560,6 @@ def test_dgx2_without_nvlinks() -> None:
     text = _real("nvidia-dgx2.hwloc.xml").replace("NVLinkBandwidth", "ignored")
     node_map = hwloc.read(text, "dgx2")
     assert node_map.gpu_gpu[0] == ("X", "PIX", "PXB", "PXB", *["NODE"] * 4, *["SYS"] * 8)
-
-
-@st.composite
-def damaged(draw: st.DrawFn) -> str:
-    """A real text with a part cut out, doubled, or replaced by a part of another, or no such text at all."""
-    text, other = draw(st.sampled_from(TEXTS)), draw(st.sampled_from(TEXTS))
-    words = [match.span() for match in re.finditer(r"\w+", text)]
-    ends = st.integers(0, len(text))
-    start, end = draw(st.sampled_from(words) | st.tuples(ends, ends).map(lambda span: (min(span), max(span))))
-    at = draw(st.integers(0, len(other)))
-    noise = draw(st.text(max_size=8) | st.binary(max_size=8).map(lambda data: data.decode("latin-1")))
-    middle = draw(st.sampled_from(["", noise, "-1", "9" * 5000, text[start:end] * 2, other[at : at + 200]]))
-    return draw(st.sampled_from([text[:start] + middle + text[end:], text[:start] + middle, middle]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@settings(max_examples=2 * settings().max_examples, deadline=None)
-@given(text=damaged())
-@example(text="")
-@example(text="GPU0")
-@example(text="\x00" * 100)
-@example(text="\ud800")
-def test_any_text_is_read_or_refused(read: object, text: str) -> None:
-    try:
-        node_map = read(text, "file")  # type: ignore[operator]
-    except HpctrainError as error:
-        assert error.message.startswith("file")
-        return
-    assert node_map.gpus or node_map.adapters or node_map.numa_nodes
-    try:
-        placed = slots(node_map, max(1, len(node_map.gpus)))
-    except HpctrainError as error:
-        assert error.code == "HT-ranks-too-many"
-    else:
-        assert len(placed) == max(1, len(node_map.gpus))
 
 
 def test_cpu_lists_and_masks() -> None:

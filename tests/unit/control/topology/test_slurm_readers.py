@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.host_list import expand_names
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric_files import read_records
 from hpctrain.control.topology.readers import slurm, slurm_yaml
 from hpctrain.control.topology.readers.slurm import Choice
@@ -236,87 +235,6 @@ def test_a_switch_without_hosts_is_remarked_upon() -> None:
 def test_refused_with_its_line(reader: Reader, text: str, code: str, values: dict[str, object]) -> None:
     with refused(code, **values):
         list(reader(text, "f"))
-
-
-# Words of the formats in any order come closer to what can go wrong than any characters do.
-PIECES = st.sampled_from(
-    [
-        *(
-            "SwitchName=",
-            "Switches=",
-            "Nodes=",
-            "BlockName=",
-            "BlockSizes=",
-            "Level=1",
-            "AggregatedBlock=",
-            "LinkSpeed=",
-        ),
-        *(
-            "- topology: ",
-            "tree:",
-            "block:",
-            "switches:",
-            "blocks:",
-            "- switch: ",
-            "- block: ",
-            "children: ",
-            "nodes: ",
-        ),
-        *("block_sizes: ", "cluster_default: true", "flat: true", "&a ", "*a", "!!", "{", "}", "[", "]", ": ", "- "),
-        *(
-            "core",
-            "s1",
-            "s[1-2]",
-            "n[1-",
-            "n1",
-            "1,2,4",
-            "0",
-            ".",
-            ",",
-            "=",
-            '"',
-            "#",
-            "\\",
-            " ",
-            "  ",
-            "    ",
-            "\n",
-            "\r",
-        ),
-        *("switch.node", "switch.switch.node", "\x00", "\ufeff", "\u2028", "é", "9" * 30),
-    ]
-)
-# Whole texts with a part cut out and another put in: truncated, mixed and damaged files.
-DAMAGED = st.builds(
-    lambda text, start, length, other: text[:start] + other + text[start + length :],
-    st.sampled_from([CONF, SCONTROL, YAML, BLOCK_YAML]),
-    st.integers(0, 400),
-    st.integers(0, 60),
-    st.lists(PIECES, max_size=3).map("".join),
-)
-TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=25).map("".join), DAMAGED)
-
-
-@pytest.mark.slow
-@settings(max_examples=2 * settings().max_examples, deadline=None)
-@given(TEXTS)
-@pytest.mark.parametrize("reader", [slurm.read, slurm_yaml.read])
-def test_any_text_gives_hosts_or_a_clear_error(reader: Reader, text: str) -> None:
-    try:
-        records = list(reader(text, "f"))
-    except HpctrainError as error:
-        assert error.message.startswith("f")
-        return
-    groups = [record for record in records if isinstance(record, SwitchGroup)]
-    assert any(group.hosts for group in groups)
-    assert {child for group in groups for child in group.switches} <= {group.name for group in groups}
-
-
-@pytest.mark.slow
-def test_a_gigantic_line() -> None:
-    for reader in (slurm.read, slurm_yaml.read):
-        with pytest.raises(HpctrainError):
-            list(reader("SwitchName=" + "x" * 3_000_000, "f"))
 
 
 @pytest.mark.parametrize(("above", "below"), PASTED)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from other_allreduces import halving_doubling, hierarchical, ring
+from other_allreduces import halving_doubling, ring
 
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import (
@@ -25,44 +25,6 @@ def sent(steps: list[Phase], adapters: int) -> np.ndarray:
 def test_a_ring_sends_the_least_that_an_all_reduce_can(ranks: int) -> None:
     order = np.random.default_rng(ranks).permutation(ranks)
     assert sent(ring(order), ranks) == pytest.approx(2 * (ranks - 1) / ranks)
-
-
-@given(bits=st.integers(1, 5))
-def test_so_does_halving_doubling_on_powers_of_two(bits: int) -> None:
-    ranks = 2**bits
-    steps = halving_doubling(np.arange(ranks))
-    assert sum(step.repeats for step in steps) == 2 * bits
-    assert sent(steps, ranks) == pytest.approx(2 * (ranks - 1) / ranks)
-
-
-@given(groups=st.integers(1, 5), members=st.integers(1, 5))
-def test_so_does_a_hierarchical_all_reduce(groups: int, members: int) -> None:
-    ranks = groups * members
-    steps = hierarchical(np.arange(ranks).reshape(groups, members))
-    assert np.sum(sent(steps, ranks)) == pytest.approx(2 * (ranks - 1))
-
-
-def test_halving_doubling_folds_what_is_no_power_of_two() -> None:
-    """Of 6 ranks, 0 and 2 hand their buffers to 1 and 3 and get them back; 1, 3, 4, 5 reduce."""
-    steps = halving_doubling(np.arange(6))
-    assert [(step.source.tolist(), step.target.tolist(), step.share) for step in steps] == [
-        ([0, 2], [1, 3], 1.0),
-        ([1, 3, 4, 5], [4, 5, 1, 3], 0.5),
-        ([1, 3, 4, 5], [3, 1, 5, 4], 0.25),
-        ([1, 3, 4, 5], [3, 1, 5, 4], 0.25),
-        ([1, 3, 4, 5], [4, 5, 1, 3], 0.5),
-        ([1, 3], [0, 2], 1.0),
-    ]
-
-
-@given(bits=st.integers(0, 4), extra=st.integers(0, 15))
-def test_halving_pairs_every_rank_with_all_others_directly_or_not(bits: int, extra: int) -> None:
-    """What every rank contributed reaches every rank, following the steps."""
-    ranks = 2**bits + min(extra, 2**bits - 1)
-    known = np.eye(ranks, dtype=bool)
-    for step in halving_doubling(np.arange(ranks)):
-        known[step.target] |= known[step.source]
-    assert known.all()
 
 
 def test_a_ring_on_one_leaf_takes_two_steps_a_rank() -> None:
