@@ -84,16 +84,6 @@ docs: .venv/docs.stamp
 # With --quiet, MkDocs would count no warnings, and strict would mean nothing. The variable silences an advertisement.
 build-pages = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# Coverage-guided fuzzing of what reads outside data, in an environment of its own: atheris has no wheel for every Python.
-FUZZ_SECONDS ?= 3600
-fuzz: .fuzz/installed.stamp
-	.fuzz/bin/python tests/fuzz/fuzz_readers.py --out .fuzz/out --seconds $(FUZZ_SECONDS) $(READERS)
-
-.fuzz/installed.stamp: pyproject.toml
-	$(PYTHON) -m venv .fuzz
-	.fuzz/bin/python -m pip install --editable '.[imagenet,parquet,text]' 'atheris>=3' pytest
-	touch $@
-
 # What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has
 # PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
 # sections out, each of which is bounded by the minutes in tests/support/gpu_sections.py.
@@ -174,5 +164,5 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .fuzz .flavours .gpu .wheels dist site .mypy_cache .ruff_cache \
+	rm -rf .venv .mpich .deepspeed .frameworks .flavours .gpu .wheels dist site .mypy_cache .ruff_cache \
 		.pytest_cache .hypothesis .import_linter_cache

@@ -54,10 +54,6 @@ class FabricOptions:
         Path | None,
         typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
     ] = None
-    leave_out: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Hosts that take no part, such as 'storage*'; repeatable."),
-    ] = None
     topology: TopologyName = None
 
     def read(self, files: Sequence[Path], hosts: Sequence[str] = ()) -> Fabric:
@@ -68,7 +64,6 @@ class FabricOptions:
         return read_fabric(
             files,
             self.routes,
-            leave_out=self.leave_out or [],
             choice=Choice(name=self.topology, hosts=hosts),
         )
 

@@ -1,4 +1,4 @@
-"""Short campaigns over changed run directories; ``run_directories.py`` and ``run_keys.py`` have the long ones."""
+"""A short campaign over changed run directories; ``run_directories.py`` has the long one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.fuzz import run_directories, run_keys
+from support.fuzz import run_directories
 
 
 @pytest.fixture(scope="module")
@@ -18,15 +18,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "words", [[run_directories.__file__, "--cases", "150"], [run_keys.__file__, "--share", "400"]], ids=["any", "keys"]
-)
-def test_no_directory_hurts(words: list[str], trained: Path, tmp_path: Path) -> None:
+def test_no_directory_hurts(trained: Path, tmp_path: Path) -> None:
     # In a process of its own: its children's memory begins with its own, and a process of tests may hold much.
     campaign = subprocess.run(
-        [sys.executable, *words, "--run", str(trained)],
+        [sys.executable, run_directories.__file__, "--cases", "150", "--run", str(trained)],
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(run_keys.__file__).parents[2])},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(run_directories.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,

@@ -49,12 +49,13 @@ class FakeSet:
     broken: int
 
     def __post_init__(self) -> None:
+        problem = ""
         if self.classes < 1 or self.validation < self.classes:
-            problem = f"{self.images} images are too few for {self.classes} classes"
-            raise _misuse(problem, f"--images must be at least {self.classes * _VALIDATION_SHARE}")
-        if not 0 <= self.broken <= self.train // 2:
-            problem = f"--broken {self.broken} of {self.train} training images"
-            raise _misuse(problem, f"at most {self.train // 2}, half of them")
+            problem = f"{self.images} images are too few for {self.classes} classes: ten of each at least"
+        elif not 0 <= self.broken <= self.train // 2:
+            problem = f"--broken {self.broken} of {self.train} training images: at most half of them"
+        if problem:
+            raise HpctrainError("HT-fake-wrong", "{problem}", problem=problem)
 
     @property
     def validation(self) -> int:
@@ -70,19 +71,14 @@ class FakeSet:
         return [f"n{9_000_000 + 17 * label:08}" for label in range(self.classes)]
 
 
-def _misuse(problem: str, hint: str) -> HpctrainError:
-    return HpctrainError("HT-fake-wrong", "{problem}", hint, problem=problem)
-
-
 def make_fake(folder: Path, fake: FakeSet) -> None:
     """Write the three archives; their bytes depend on ``fake`` alone.
 
     Raises:
         HpctrainError: the folder holds one of them already, the disk is full, or a process was killed.
     """
-    for name in (TRAIN, VALIDATION, DEVKIT):
-        if (folder / name).exists():
-            raise _misuse(f"{folder / name} is there already", "choose another folder, or remove it")
+    if there := [folder / name for name in (TRAIN, VALIDATION, DEVKIT) if (folder / name).exists()]:
+        raise HpctrainError("HT-fake-wrong", "{path} is there already", "choose another folder", path=there[0])
     # Before the processes fork, so that they share them.
     photographs()
     try:
@@ -171,16 +167,7 @@ def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
     from scipy.io import savemat
 
     counts = np.bincount(train_labels(fake), minlength=fake.classes)
-    fields = [
-        "ILSVRC2012_ID",
-        "WNID",
-        "words",
-        "gloss",
-        "num_children",
-        "children",
-        "wordnet_height",
-        "num_train_images",
-    ]
+    fields = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images".split()
     rows = [
         (ids[label], wnid, f"fake {label}", "an image that was generated", 0, np.zeros((1, 0)), 0, int(counts[label]))
         for label, wnid in enumerate(fake.wnids)

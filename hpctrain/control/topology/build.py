@@ -20,7 +20,6 @@ from hpctrain.control.topology.levels import degraded_links, levels
 from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import (
     UNNAMED_HOSTS,
-    LeftOut,
     host_and_device,
     is_aggregation_node,
     is_service_host,
@@ -36,7 +35,7 @@ from hpctrain.control.topology.switch_tree import tree_fabric
 _FAULTS = 3
 
 
-def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) -> Fabric:
+def build_fabric(records: Iterable[Record]) -> Fabric:
     """The fabric that the records of one or several readers describe.
 
     Switches come first, then adapters host by host, both in natural order of their names, so that the result does not
@@ -45,8 +44,6 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
 
     Args:
         records: any order; those of forwarding tables may be among them.
-        leave_out: patterns (``*``, ``?``) of hosts to leave out, for example storage servers. A pattern that matches
-            no host becomes a warning.
 
     Raises:
         HpctrainError: no hosts or no cables, or records of a Slurm tree together with those of cables
@@ -68,8 +65,8 @@ def build_fabric(records: Iterable[Record], *, leave_out: Sequence[str] = ()) ->
             where=found.where,
         )
     if found.groups:
-        return tree_fabric(found, leave_out)
-    fabric, switches = _cabled(found, leave_out)
+        return tree_fabric(found)
+    fabric, switches = _cabled(found)
     if not found.forwards:
         return fabric
     fabric = _with_tables(fabric, found, switches)
@@ -86,7 +83,6 @@ def read_fabric(
     files: Path | Sequence[Path],
     routes: Path | None = None,
     *,
-    leave_out: Sequence[str] = (),
     choice: Choice = Choice(),
 ) -> Fabric:
     """Read the fabric of a file in any known format, or of one file per subnet.
@@ -95,7 +91,6 @@ def read_fabric(
         files: the output of ``ibnetdiscover`` or ``scontrol show topology``, or a file of Slurm's.
             Hosts of the same name in several files are one host, with an adapter on each subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        leave_out: patterns of hosts to leave out, see :func:`build_fabric`.
         choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
@@ -104,7 +99,7 @@ def read_fabric(
     with _without_gc():
         paths = [files] if isinstance(files, Path) else files
         records = read_records(paths, routes, choice=choice)
-        return build_fabric(records, leave_out=leave_out)
+        return build_fabric(records)
 
 
 @contextmanager
@@ -127,11 +122,10 @@ class _Adapter:
     port: int
     host: str
     name: str
-    takes_part: bool
     lid: int
 
 
-def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, int]]:
+def _cabled(found: Found) -> tuple[Fabric, dict[str, int]]:
     """The fabric, and the number of each switch by its GUID."""
     engines = _leave_engines_out(found)
     ends, cable_warnings = cable_ends(found)
@@ -140,8 +134,8 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
         (node for node in found.nodes.values() if node.kind == "switch"),
         key=lambda node: (natural_key(node.name), node.guid),
     )
-    adapters = _adapters(found, ends, leave_out, warnings)
-    hosts = list(dict.fromkeys(adapter.host for adapter in adapters if adapter.takes_part))
+    adapters = _adapters(found, ends, warnings)
+    hosts = list(dict.fromkeys(adapter.host for adapter in adapters))
     if not hosts:
         raise _no_hosts(found)
     warnings += engines
@@ -155,7 +149,7 @@ def _cabled(found: Found, leave_out: Sequence[str]) -> tuple[Fabric, dict[str, i
 
     is_switch = np.arange(len(places)) < len(switches)
     host = np.full(len(places), -1, np.int32)
-    host[len(switches) :] = [number[adapter.host] if adapter.takes_part else -1 for adapter in adapters]
+    host[len(switches) :] = [number[adapter.host] for adapter in adapters]
     service = np.array([is_service_host(name) for name in hosts])
     level = levels(is_switch, host >= 0, (host >= 0) & service[host], source, target)
     names = _unique(
@@ -264,52 +258,46 @@ def _no_hosts(found: Found) -> HpctrainError:
     )
 
 
-def _adapters(found: Found, ends: Sequence[Link], leave_out: Sequence[str], warnings: list[str]) -> list[_Adapter]:
+def _adapters(found: Found, ends: Sequence[Link], warnings: list[str]) -> list[_Adapter]:
     """Every adapter port with a cable, host by host in natural order."""
     cabled: dict[str, dict[int, Link]] = {}
     for end in ends:
         if found.nodes[end.guid].kind == "adapter":
             cabled.setdefault(end.guid, {})[end.port] = end
     adapters: list[_Adapter] = []
-    nameless, apart, loose = [], [], []
-    left = LeftOut(leave_out)
+    nameless, loose = [], []
     for node in found.nodes.values():
         if node.kind != "adapter":
             continue
         host, _ = host_and_device(node.name)
-        left_out = left.matches(host or node.guid)
         ports = cabled.get(node.guid, {})
         if not ports:
             loose.append(node.name or node.guid)
-        elif left_out:
-            apart.append(node.name if host else node.guid)
         elif host is None:
             nameless.append(node.guid)
         for end in ports.values():
-            adapters.append(_adapter(node, host, end, several=len(ports) > 1, takes_part=not left_out))
+            adapters.append(_adapter(node, host, end, several=len(ports) > 1))
     counts: dict[str, list[str]] = {
-        "adapters of hosts that were to be left out": apart,
         "adapters without a host name, each taken for a host of its own under its GUID": nameless,
         "adapters without a cable, left out": loose,
         "hosts with an installer's default name, each perhaps several machines": sorted(
             {adapter.host for adapter in adapters if adapter.host in UNNAMED_HOSTS}
         ),
     }
-    warnings += [counted(what, names) for what, names in counts.items() if names] + left.unmatched()
+    warnings += [counted(what, names) for what, names in counts.items() if names]
     hosts = {host: natural_key(host) for host in {adapter.host for adapter in adapters}}
     return sorted(
         adapters, key=lambda adapter: (hosts[adapter.host], natural_key(adapter.name), adapter.guid, adapter.port)
     )
 
 
-def _adapter(node: FabricNode, host: str | None, end: Link, *, several: bool, takes_part: bool) -> _Adapter:
+def _adapter(node: FabricNode, host: str | None, end: Link, *, several: bool) -> _Adapter:
     name = node.name.strip() if host else node.guid
     return _Adapter(
         guid=node.guid,
         port=end.port,
         host=host or node.guid,
         name=f"{name}/{end.port}" if several else name,
-        takes_part=takes_part,
         lid=end.lid or 0,
     )
 

@@ -18,6 +18,7 @@ _ONE_SIDED = "cables that only one of their ends reports"
 _CONTRADICTED = "ports whose other end reports another cable, left out"
 _UNKNOWN = "cables to nodes that are not in the file, left out"
 _UNEVEN = "cables whose ends report different speeds, each used for its own direction"
+_FAULTS = (_OWN, _SILENT, _ONE_SIDED, _CONTRADICTED, _UNKNOWN, _UNEVEN)
 
 
 @dataclass(kw_only=True)
@@ -65,9 +66,7 @@ def cable_ends(found: Found) -> tuple[list[Link], list[str]]:
     reports another cable carry no traffic and are left out.
     """
     ends: list[Link] = []
-    faults: dict[str, list[str]] = {
-        fault: [] for fault in (_OWN, _SILENT, _ONE_SIDED, _CONTRADICTED, _UNKNOWN, _UNEVEN)
-    }
+    faults: dict[str, list[str]] = {fault: [] for fault in _FAULTS}
     for key, end in found.ends.items():
         fault = None
         if end.peer is None or end.peer_port is None:

@@ -9,8 +9,7 @@ Several roots get the same height, and a lost cable changes no height.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,26 +70,16 @@ def _switch_levels(is_leaf: Mask, source: Ints, target: Ints) -> Ints:
     """
     passes = ~is_leaf | _connecting_leaves(is_leaf, source, target)
     climbing = passes[source] | passes[target]
-    classes = _classes(is_leaf, passes, source[climbing], target[climbing])
-    return _class_levels(classes, _heights(classes))[classes.of]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Classes:
-    """Classes of switches with the same neighbours, of which a large fabric has few.
-
-    Attributes:
-        of: the class of each switch.
-        size: the number of switches in each class.
-        is_leaf, passes: per class, whether its switches are leaves, and whether they forward traffic.
-        beside: per class, the classes that it is cabled to.
-    """
-
-    of: Ints
-    size: Ints
-    is_leaf: Mask
-    passes: Mask
-    beside: list[list[int]]
+    beside: list[set[int]] = [set() for _ in is_leaf]
+    for one, other in zip(source[climbing].tolist(), target[climbing].tolist(), strict=True):
+        beside[one].add(other)
+    heights = _heights(is_leaf, passes, beside)
+    rank = [height + _ABOVE * _stands_above(switch, beside, heights) for switch, height in enumerate(heights)]
+    level = np.zeros(len(rank), np.int32)
+    for switch in sorted(range(len(rank)), key=rank.__getitem__):
+        below = (level[other] for other in beside[switch] if rank[other] < rank[switch])
+        level[switch] = int(rank[switch]) if rank[switch] <= 1 else 1 + max([1, *below])
+    return level
 
 
 def _connecting_leaves(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
@@ -110,93 +99,59 @@ def _connecting_leaves(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
     return joining
 
 
-def _classes(is_leaf: Mask, passes: Mask, source: Ints, target: Ints) -> _Classes:
-    # One number per pair of ends, so that parallel cables count once.
-    near, far = np.divmod(np.unique(source.astype(np.int64) * len(is_leaf) + target), len(is_leaf))
-    first = np.searchsorted(near, np.arange(len(is_leaf) + 1))
-    known: dict[tuple[bool, bool, bytes], int] = {}
-    of = np.empty(len(is_leaf), np.int32)
-    members: list[int] = []
-    for switch, (leaf, through) in enumerate(zip(is_leaf.tolist(), passes.tolist(), strict=True)):
-        key = leaf, through, far[first[switch] : first[switch + 1]].tobytes()
-        of[switch] = known.setdefault(key, len(known))
-        if of[switch] == len(members):
-            members.append(switch)
-    return _Classes(
-        of=of,
-        size=np.bincount(of, minlength=len(members)).astype(np.int32),
-        is_leaf=is_leaf[members],
-        passes=passes[members],
-        beside=[np.unique(of[far[first[each] : first[each + 1]]]).tolist() for each in members],
-    )
-
-
-def _heights(classes: _Classes) -> list[int]:
-    """The height of each class: 1 for a leaf, else one more than its greatest distance from the nearer end of a
-    shortest path between leaves; 0 for a class on no such path.
+def _heights(is_leaf: Mask, passes: Mask, beside: Sequence[set[int]]) -> list[int]:
+    """The height of each switch: 1 for a leaf, else one more than its greatest distance from the nearer end of a
+    shortest path between leaves; 0 for a switch on no such path.
     """
-    leaves = np.flatnonzero(classes.is_leaf)
-    away = _distances(classes, leaves)
+    heights: list[int] = is_leaf.astype(int).tolist()
+    leaves = np.flatnonzero(is_leaf)
+    away = _distances(leaves, passes, beside)
     between = away[:, leaves]
-    heights: list[int] = classes.is_leaf.astype(int).tolist()
-    for alike in leaves[classes.size[leaves] > 1].tolist():
-        for switch in classes.beside[alike]:
-            if classes.passes[switch]:
-                heights[switch] = max(heights[switch], 2)
-    for switch in np.flatnonzero(classes.passes).tolist():
-        reached = np.flatnonzero(away[:, switch] > 0)
-        far = away[reached, switch]
-        on_the_way = np.add.outer(far, far) == between[np.ix_(reached, reached)]
-        climbed = np.minimum.outer(far, far)[on_the_way]
-        if climbed.size:
-            heights[switch] = max(heights[switch], 1 + int(climbed.max()))
+    known: dict[bytes, int] = {}
+    for switch in np.flatnonzero(passes).tolist():
+        far = away[:, switch]
+        # Switches at the same distances from all leaves, of which a large fabric has many, have one height.
+        if (key := far.tobytes()) not in known:
+            reached = np.flatnonzero(far > 0)
+            near = far[reached]
+            on_the_way = np.add.outer(near, near) == between[np.ix_(reached, reached)]
+            known[key] = 1 + int(np.minimum.outer(near, near)[on_the_way].max()) if on_the_way.any() else 0
+        heights[switch] = max(heights[switch], known[key])
     return heights
 
 
-def _distances(classes: _Classes, leaves: NDArray[np.intp]) -> NDArray[np.int16]:
-    """Cables from each leaf to each class through switches that forward, (leaves, classes); -1 where none lead."""
-    cabled = [switch for switch, beside in enumerate(classes.beside) if beside]
-    beside = np.array([each for switch in cabled for each in classes.beside[switch]], np.intp)
-    first = np.cumsum([0, *(len(classes.beside[switch]) for switch in cabled)])[:-1]
+def _distances(leaves: NDArray[np.intp], passes: Mask, beside: Sequence[set[int]]) -> NDArray[np.int16]:
+    """Cables from each leaf to each switch through switches that forward, (leaves, switches); -1 where none lead."""
+    cabled = [switch for switch, others in enumerate(beside) if others]
+    ends = np.array([other for switch in cabled for other in sorted(beside[switch])], np.intp)
+    first = np.cumsum([0, *(len(beside[switch]) for switch in cabled)])[:-1]
     # One bit per leaf, so that all leaves search at the same time.
-    away = np.full((len(leaves), len(classes.size)), -1, np.int16)
+    away = np.full((len(leaves), len(beside)), -1, np.int16)
     away[np.arange(len(leaves)), leaves] = 0
     front = np.packbits(away.T == 0, axis=1)
     hops = 0
-    while front.any() and len(beside):
+    while front.any() and len(ends):
         hops += 1
         touched = np.zeros_like(front)
-        touched[cabled] = np.bitwise_or.reduceat(front[beside], first, axis=0)
+        touched[cabled] = np.bitwise_or.reduceat(front[ends], first, axis=0)
         reached = np.unpackbits(touched, axis=1, count=len(leaves)).T.astype(np.bool_) & (away < 0)
         away[reached] = hops
-        front = np.packbits(reached.T & classes.passes[:, None], axis=1)
+        front = np.packbits(reached.T & passes[:, None], axis=1)
     return away
 
 
-def _class_levels(classes: _Classes, heights: list[int]) -> Ints:
-    rank = [height + _ABOVE * _stands_above(switch, classes, heights) for switch, height in enumerate(heights)]
-    level = np.zeros(len(rank), np.int32)
-    for switch in sorted(range(len(rank)), key=lambda each: rank[each]):
-        if rank[switch] <= 1:
-            level[switch] = int(rank[switch])
-        else:
-            below = (level[each] for each in classes.beside[switch] if rank[each] < rank[switch])
-            level[switch] = 1 + max([1, *below])
-    return level
-
-
-def _stands_above(switch: int, classes: _Classes, heights: list[int]) -> bool:
+def _stands_above(switch: int, beside: Sequence[set[int]], heights: Sequence[int]) -> bool:
     """Whether a switch has one switch below it, and is cabled to one of its height that has several others."""
-    mine = _below(switch, classes, heights)
-    if heights[switch] < 2 or classes.size[list(mine)].sum() != 1:
+    mine = _below(switch, beside, heights)
+    if heights[switch] < 2 or len(mine) != 1:
         return False
-    equals = (each for each in classes.beside[switch] if heights[each] == heights[switch])
-    theirs = [_below(each, classes, heights) for each in equals]
-    return any(classes.size[list(those)].sum() > 1 and not those & mine for those in theirs)
+    equals = (other for other in beside[switch] if heights[other] == heights[switch])
+    theirs = [_below(other, beside, heights) for other in equals]
+    return any(len(those) > 1 and not those & mine for those in theirs)
 
 
-def _below(switch: int, classes: _Classes, heights: list[int]) -> set[int]:
-    return {each for each in classes.beside[switch] if 0 < heights[each] < heights[switch]}
+def _below(switch: int, beside: Sequence[set[int]], heights: Sequence[int]) -> set[int]:
+    return {other for other in beside[switch] if 0 < heights[other] < heights[switch]}
 
 
 def oversubscription(fabric: Fabric) -> dict[int, float]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Collection
 
 from hpctrain.control.topology.records import FabricNode
 
@@ -78,22 +77,3 @@ def managers(hosts: Collection[str]) -> set[str]:
 def is_service_host(host: str) -> bool:
     """Whether a host's name has a word for managing the fabric or storing files: ``ufm``, ``mds``, ``oss`` …"""
     return _SERVICE.search(host) is not None
-
-
-class LeftOut:
-    """The hosts that a user leaves out, by patterns (``*``, ``?``); records which patterns matched."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self._matched = dict.fromkeys(patterns, False)
-
-    def matches(self, host: str) -> bool:
-        """Whether some pattern matches the host."""
-        if not self._matched:
-            return False
-        matching = [pattern for pattern in self._matched if fnmatchcase(host, pattern)]
-        self._matched.update(dict.fromkeys(matching, True))
-        return bool(matching)
-
-    def unmatched(self) -> list[str]:
-        """A warning for each pattern that has matched no host."""
-        return [f"no host was left out for {pattern!r}" for pattern, matched in self._matched.items() if not matched]

@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from hpctrain.common.errors import HpctrainError, abbreviated, counted
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.control.topology.cabling import Found
 from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.names import LeftOut, natural_key
+from hpctrain.control.topology.names import natural_key
 from hpctrain.control.topology.records import SwitchGroup
 
 # Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
 ABOVE_ALL = "(above all)"
 
 
-def tree_fabric(found: Found, leave_out: Sequence[str] = ()) -> Fabric:
+def tree_fabric(found: Found) -> Fabric:
     """The fabric of the groups: one adapter per host, and a cable of bandwidth 1 for each name below another.
 
     Blocks, and separate trees, are joined by one more switch: their hosts reach each other by a network that the file
     does not describe.
 
-    Args:
-        leave_out: patterns of hosts to leave out.
-
     Raises:
         HpctrainError: there are no hosts.
     """
-    left = LeftOut(leave_out)
-    apart = sorted({host for group in found.groups for host in group.hosts if left.matches(host)}, key=natural_key)
-    groups = {group.name: group for group in _without(found.groups, set(apart))}
+    groups = {group.name: group for group in _with_hosts(found.groups)}
     hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural_key)
     if not hosts:
         raise HpctrainError(
             "HT-slurm-topology-not-valid",
-            "{where}: no hosts in it{exception}",
+            "{where}: no hosts in it",
             "its leaves need Nodes=",
             where=found.where,
-            exception=" but those left out" if apart else "",
         )
-    warnings = [*found.warnings, *left.unmatched()]
-    if apart:
-        warnings.append(counted("hosts that were to be left out", apart))
+    warnings = [*found.warnings]
     switches = sorted(groups, key=natural_key)
     below = {child for group in groups.values() for child in group.switches}
     level = _levels(groups)
@@ -88,9 +80,9 @@ def _levels(groups: Mapping[str, SwitchGroup]) -> dict[str, int]:
     return level
 
 
-def _without(groups: Sequence[SwitchGroup], hosts: Container[str]) -> Sequence[SwitchGroup]:
-    """The groups without these hosts, and without switches that then have nothing below them."""
-    left = [replace(group, hosts=tuple(host for host in group.hosts if host not in hosts)) for group in groups]
+def _with_hosts(groups: Sequence[SwitchGroup]) -> Sequence[SwitchGroup]:
+    """The groups that have hosts or switches below them."""
+    left = list(groups)
     while empty := {group.name for group in left if not (group.hosts or group.switches)}:
         left = [
             replace(group, switches=tuple(switch for switch in group.switches if switch not in empty))

@@ -257,10 +257,6 @@ def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
     assert codes(said) == ["HT-format-unknown"] and "'topology.conf'" in said
 
 
-def test_hosts_can_be_left_out(fabric: str, capsys: pytest.CaptureFixture[str]):
-    assert json.loads(run(capsys, "show", fabric, "--leave-out", "node000[1-2]", "--json"))["hosts"] == 6
-
-
 def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     assert "-np 2" in run(capsys, "verify", code=2)
