@@ -13,7 +13,7 @@ endif
 # Thousands of processes import the same modules: what Python compiles of them is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train check test thorough test-setup lint docs bench faults flavours fuzz clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
+.PHONY: train check test thorough test-setup lint docs bench faults flavours clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/train.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir hpctrain-runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$

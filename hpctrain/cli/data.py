@@ -21,7 +21,7 @@ from hpctrain.report.output import answer
 
 if TYPE_CHECKING:
     from hpctrain.common.files.objects import Objects
-    from hpctrain.common.shards.work import Manifest, Work
+    from hpctrain.common.shards.shard_work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
@@ -192,8 +192,8 @@ def prepare_text(
     as_json: AsJson = False,
 ) -> None:
     """Turn text into 16-bit tokens, or continue doing so; remakes shards that are missing or damaged."""
-    from hpctrain.common.shards.text.manifest import TextManifest
     from hpctrain.common.shards.text.prepare import Preparation
+    from hpctrain.common.shards.text.token_manifest import TextManifest
 
     wanted = Preparation(
         sources=tuple(sources),

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hpctrain.common.shards.fake import FakeSet, make_fake
-from hpctrain.common.shards.read import open_shards
+from hpctrain.common.shards.image_shards import open_shards
 from support.launching import Launch
 from support.refusals import codes, refused
 

@@ -167,7 +167,10 @@ def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
     from scipy.io import savemat
 
     counts = np.bincount(train_labels(fake), minlength=fake.classes)
-    fields = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images".split()
+    fields = [
+        *("ILSVRC2012_ID", "WNID", "words", "gloss"),
+        *("num_children", "children", "wordnet_height", "num_train_images"),
+    ]
     rows = [
         (ids[label], wnid, f"fake {label}", "an image that was generated", 0, np.zeros((1, 0)), 0, int(counts[label]))
         for label, wnid in enumerate(fake.wnids)

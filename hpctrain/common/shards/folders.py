@@ -18,7 +18,7 @@ from hpctrain.common.shards.manifest import (
     read_manifest,
     remake,
 )
-from hpctrain.common.shards.text import manifest as text
+from hpctrain.common.shards.text import token_manifest as text
 
 # Hashing runs beside other threads; more of them than this help no disk.
 _MOST_THREADS = 8

@@ -16,6 +16,7 @@ from hpctrain.common.files.objects import Objects
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import open_regular, read_regular
 from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.manifest import (
     MANIFEST,
     MOST_MANIFEST_BYTES,
@@ -25,7 +26,6 @@ from hpctrain.common.shards.manifest import (
     parse_manifest,
     read_manifest,
 )
-from hpctrain.common.shards.read import open_shards
 
 # The manifest of what is being staged, until it is whole.
 _BEGUN = "staging.json"

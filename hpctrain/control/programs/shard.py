@@ -15,7 +15,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import ShardRequest
-from hpctrain.common.shards.work import Manifest, Work, as_manifest, make, with_absolute_paths
+from hpctrain.common.shards.shard_work import Manifest, Work, as_manifest, make, with_absolute_paths
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan

@@ -27,12 +27,12 @@ import simplejpeg
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.make import ShardRequest, make_shards
-from hpctrain.common.shards.read import open_shards
 from hpctrain.worker.bench import other_loaders
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.bench.other_loaders import Epoch, Files
-from hpctrain.worker.data.loader import ImageNet
+from hpctrain.worker.data.image_loader import ImageNet
 
 _MADE = 384
 # The least images of a pass, and those for each process: what PyTorch's DataLoader makes in advance, three times.

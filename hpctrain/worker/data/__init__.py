@@ -106,7 +106,7 @@ def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
 
 
 def _text(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, SampleSource]:
-    from hpctrain.common.shards.text.read import TokenShards
+    from hpctrain.common.shards.text.token_shards import TokenShards
     from hpctrain.worker.data.text import Windows, bundled_tokens
 
     context = recipe.model.context
@@ -130,7 +130,7 @@ def _text(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, Samp
 
 
 def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, SampleSource]:
-    from hpctrain.worker.data.loader import ImageNet, Pool, WorkerPool
+    from hpctrain.worker.data.image_loader import ImageNet, Pool, WorkerPool
 
     if recipe.model.name == "digits_cnn":
         problem = f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs"
@@ -160,7 +160,7 @@ def with_head(recipe: Recipe, train: SampleSource, comm: Communicator) -> Recipe
     """
     if recipe.data.name != "imagenet":
         return recipe
-    from hpctrain.worker.data.loader import ImageNet
+    from hpctrain.worker.data.image_loader import ImageNet
 
     assert isinstance(train, ImageNet)
     found, asked = len(train.classes), recipe.model.classes

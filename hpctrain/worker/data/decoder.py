@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, look
-from hpctrain.common.shards.read import Shards
+from hpctrain.common.shards.image_shards import Shards
 from hpctrain.worker.data.images import (
     Crop,
     changed,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.shards.read import Shards
+from hpctrain.common.shards.image_shards import Shards
 from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
 
 # The most bytes of a task or a result, each of which a SOCK_SEQPACKET socket keeps in one piece.

@@ -1,6 +1,6 @@
 """What ``hpctrain data shard`` and ``prepare-text`` run on every rank: rank 0 hands out the work, the others do it.
 
-``python shard.py WORK [OUT]``, the first an :data:`hpctrain.common.shards.work.Work` as JSON. Rank 0 writes OUT:
+``python shard.py WORK [OUT]``, the first an :data:`hpctrain.common.shards.shard_work.Work` as JSON. Rank 0 writes OUT:
 ``{"manifest": …}``, or ``{"error": …}`` for what the user can correct. Without it that fails the run.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import write_json
-from hpctrain.common.shards.work import Manifest, make, read_work
+from hpctrain.common.shards.shard_work import Manifest, make, read_work
 
 
 def main(work: str, out: str | None = None) -> None:

@@ -45,7 +45,7 @@ def _shard_files() -> Mapping[str, bytes]:
 
 def _manifest(content: bytes, folder: Path) -> None:
     """A folder of shards with another manifest, or with another index if it begins as one."""
-    from hpctrain.common.shards.read import open_shards
+    from hpctrain.common.shards.image_shards import open_shards
 
     clear(folder)
     for name, whole in _shard_files().items():

@@ -15,10 +15,10 @@ from hpctrain.common.recipes.entries import load_entry
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.own import LARGE, OwnImages, OwnText, OwnWeights, own_recipe
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.shards.image_shards import Shards
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.make import divided, drawn
 from hpctrain.common.shards.manifest import read_manifest
-from hpctrain.common.shards.read import Shards
 from support.refusals import codes
 
 

@@ -27,7 +27,7 @@ from hpctrain.common.shards.resumable import (
     write_model,
 )
 from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest, wrong_text
-from hpctrain.common.shards.text.manifest import (
+from hpctrain.common.shards.text.token_manifest import (
     SETTINGS,
     TOKEN,
     TextManifest,

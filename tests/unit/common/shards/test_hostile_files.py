@@ -21,15 +21,15 @@ from hpctrain.common.shards import archives, devkit
 from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.fake import FakeSet, _meta, make_fake
 from hpctrain.common.shards.folders import verify_folder
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ClassFolder, ValidationTar, list_part
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import INDEX_ROW, MOST_MANIFEST_BYTES, read_manifest
-from hpctrain.common.shards.read import open_shards
 from hpctrain.common.shards.stage import stage
 from hpctrain.common.shards.text.documents import Span, TextFile, divide, documents
-from hpctrain.common.shards.text.manifest import read_text_manifest
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
-from hpctrain.common.shards.text.read import TokenShards
+from hpctrain.common.shards.text.token_manifest import read_text_manifest
+from hpctrain.common.shards.text.token_shards import TokenShards
 from support.hostile_files import cost_of
 from support.refusals import refused
 
@@ -183,7 +183,7 @@ def test_an_index_whose_header_has_gigabytes_is_refused(folder: Path) -> None:
     os.truncate(path, 1 << 33)
     program = (
         "import sys; from pathlib import Path; "
-        "from hpctrain.common.shards.read import *; open_shards(Path(sys.argv[1]), 'train')"
+        "from hpctrain.common.shards.image_shards import *; open_shards(Path(sys.argv[1]), 'train')"
     )
     cost = cost_of(program, str(folder / "shards"))
     assert cost.status == 1 and "HpctrainError" in cost.stderr

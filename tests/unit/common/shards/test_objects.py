@@ -27,10 +27,10 @@ from hpctrain.common.files.whole import temporary
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
+from hpctrain.common.shards.image_shards import Shards, open_shards
 from hpctrain.common.shards.manifest import MOST_MANIFEST_BYTES, read_manifest
-from hpctrain.common.shards.read import Shards, open_shards
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
-from hpctrain.common.shards.text.read import TokenShards
+from hpctrain.common.shards.text.token_shards import TokenShards
 from hpctrain.worker.bench.loader import photographs, write_folders, write_shards
 from hpctrain.worker.data import open_sources
 from support.refusals import check, codes, refused

@@ -14,10 +14,10 @@ from PIL import Image
 
 from hpctrain.cli.main import main
 from hpctrain.common.files.whole import temporary
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.one_shard import ShardTask
-from hpctrain.common.shards.read import open_shards
 from support.refusals import refused
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -26,11 +26,11 @@ from hpctrain.common.shards import archives
 from hpctrain.common.shards import make as sharding
 from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ImageFile
 from hpctrain.common.shards.make import ShardRequest, cut_shards, make_shards
 from hpctrain.common.shards.manifest import ShardManifest, Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
-from hpctrain.common.shards.read import open_shards
 from hpctrain.common.shards.resumable import Map
 from support.refusals import codes, refused
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpctrain.common.shards import read as shards_module
+from hpctrain.common.shards import image_shards as shards_module
+from hpctrain.common.shards.image_shards import Shards, open_shards
 from hpctrain.common.shards.manifest import INDEX_ROW, ShardFile, ShardManifest, ShardSettings, Split, read_manifest
-from hpctrain.common.shards.read import Shards, open_shards
 from support.refusals import refused
 
 _CONTENTS = [[b"first", b"second, longer"], [b"third" * 1000], [b"4"]]

@@ -15,8 +15,8 @@ from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import stage as stage_module
 from hpctrain.common.shards.fake import FakeSet, make_fake
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.make import ShardRequest, make_shards
-from hpctrain.common.shards.read import open_shards
 from hpctrain.common.shards.stage import StagedFolder, stage
 from support.refusals import refused
 

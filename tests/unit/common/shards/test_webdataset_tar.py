@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.make import ShardRequest, make_shards
-from hpctrain.common.shards.read import open_shards
 from support.refusals import refused
 
 

@@ -26,13 +26,13 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Images, Jitter, ModelSettings
 from hpctrain.common.shards.decoding import Header
-from hpctrain.common.shards.read import open_shards
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import decoder, open_sources, with_head
 from hpctrain.worker.data.decoder import Cut, DecodingJob, _Random
 from hpctrain.worker.data.images import Crop
-from hpctrain.worker.data.loader import ImageNet, WorkerPool
+from hpctrain.worker.data.image_loader import ImageNet, WorkerPool
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.data.sampling import cut, epoch_order, global_batches, share
 from hpctrain.worker.data.worker import DecodingTask, _Worker
@@ -369,7 +369,7 @@ def test_signals_of_the_run_are_not_the_workers(folder):
 _RANK = """
 import sys, os, time, numpy as np
 from pathlib import Path
-from hpctrain.worker.data.loader import ImageNet
+from hpctrain.worker.data.image_loader import ImageNet
 from hpctrain.common.recipes.schema import Recipe
 source = ImageNet(Path(sys.argv[1]), "train", Recipe.model_validate_json(sys.argv[2]))
 stream = source.stream([np.arange(4)] * 1000, 0)

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.resumable import Map
-from hpctrain.common.shards.text.manifest import TextManifest
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
+from hpctrain.common.shards.text.token_manifest import TextManifest
 from hpctrain.common.shards.text.tokenizer import BYTES
 
 Work = ShardRequest | Preparation

@@ -1,4 +1,4 @@
-"""Reads the tokens of a folder (:mod:`hpctrain.common.shards.text.manifest`) from anywhere in one long row."""
+"""Reads the tokens of a folder (:mod:`hpctrain.common.shards.text.token_manifest`) from anywhere in one long row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.cache import ShardFiles
 from hpctrain.common.shards.manifest import SplitName
-from hpctrain.common.shards.text.manifest import TOKEN, TextManifest, command, read_text_manifest
+from hpctrain.common.shards.text.token_manifest import TOKEN, TextManifest, command, read_text_manifest
 
 
 class TokenShards:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.shards.read import open_shards
+from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.worker.data.decoder import STAGES, Broken, Decoder, DecodingJob
 from hpctrain.worker.data.samples import BROKEN, Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
