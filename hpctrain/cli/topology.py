@@ -213,7 +213,8 @@ def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_ho
     if mesh is None:
         return None
     from hpctrain.common.recipes.mesh import parse_mesh
-    from hpctrain.control.topology.mesh_layout import lay, published_work
+    from hpctrain.control.topology.mesh_flows import published_work
+    from hpctrain.control.topology.mesh_layout import lay
 
     given = found.given.order
     work = published_work(parse_mesh(mesh).at(ranks_per_host * len(given)))

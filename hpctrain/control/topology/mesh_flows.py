@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,20 @@ from hpctrain.common.recipes.mesh import AXES, Axis, Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.control.topology.fabric import Floats, Ints
 from hpctrain.control.topology.placement import Order
+
+# The model of Narayanan et al. 2021, arXiv 2104.04473, table 1, that is trained with tp 8 and pp 4: 60 layers of width
+# 10240, batches of 1792 samples of 2048 tokens; settings in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The
+# element types are torchtitan's: gradients are reduced in float32, all else travels in bf16.
+_PUBLISHED = MeshModel(
+    parameters=76.1e9, layers=60, width=10240, sequence=2048, parameter_bytes=2, gradient_bytes=4, activation_bytes=2
+)
+_PUBLISHED_BATCH = 1792
+
+
+def published_work(mesh: Mesh) -> MeshWork:
+    """A mesh with the published model of 76.1 billion parameters, for questions without a recipe."""
+    return MeshWork(mesh=mesh, model=replace(_PUBLISHED, samples=_PUBLISHED_BATCH / mesh.data_ranks))
+
 
 # The stages per rank of schedules with several: the minimum of torch.distributed.pipelining.
 _LOOPS = 2

@@ -8,13 +8,8 @@ after the other together along the tree of the switches.
 from __future__ import annotations
 
 import math
-<<<<<<< HEAD
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-=======
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
->>>>>>> a18850c0 (Fabrics without iblinkinfo, blocks as output, partial tables, and a second folding: topology 6,888 -> 5,768 lines)
 from functools import cached_property
 from itertools import accumulate, permutations
 from operator import mul
@@ -30,20 +25,6 @@ from hpctrain.control.topology.subtrees import subtrees_of
 
 TORCH: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """torchtitan's order of axes, outermost first (torchtitan, torchtitan/distributed/parallel_dims.py)."""
-
-
-# The model of Narayanan et al. 2021, arXiv 2104.04473, table 1, that is trained with tp 8 and pp 4: 60 layers of width
-# 10240, batches of 1792 samples of 2048 tokens; settings in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. The
-# element types are torchtitan's: gradients are reduced in float32, all else travels in bf16.
-_PUBLISHED = MeshModel(
-    parameters=76.1e9, layers=60, width=10240, sequence=2048, parameter_bytes=2, gradient_bytes=4, activation_bytes=2
-)
-_PUBLISHED_BATCH = 1792
-
-
-def published_work(mesh: Mesh) -> MeshWork:
-    """A mesh with the published model of 76.1 billion parameters, for questions without a recipe."""
-    return MeshWork(mesh=mesh, model=replace(_PUBLISHED, samples=_PUBLISHED_BATCH / mesh.data_ranks))
 
 
 @dataclass(frozen=True, kw_only=True)

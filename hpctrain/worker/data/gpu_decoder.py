@@ -1,7 +1,7 @@
 """Decodes photographs on a rank's GPU with nvJPEG, through torchvision, and cuts and resizes them there in batches.
 
-Which part of a photograph is cut is drawn as in the workers of :mod:`hpctrain.worker.data.image_loader`, from the same random
-numbers; the pixels differ a little, by decoder and filter.
+Which part of a photograph is cut is drawn as in the workers of :mod:`hpctrain.worker.data.image_loader`, from the same
+random numbers; the pixels differ a little, by decoder and filter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, broken_image
-from hpctrain.worker.data.images import mean_colour
 from hpctrain.worker.data.image_loader import LoadedPiece, Pool
+from hpctrain.worker.data.images import mean_colour
 from hpctrain.worker.data.sampling import Indices
 
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.

@@ -370,7 +370,6 @@ def test_short_side_and_quality_are_options(source: Path, tmp_path: Path, capfd:
     }
 
 
-
 def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

@@ -25,8 +25,8 @@ from hpctrain.common.shards.decoding import Header
 from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.data import gpu_decoder, with_decoder
 from hpctrain.worker.data.gpu_decoder import CardPool, Cut, resized
-from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.image_loader import ImageNet, Pool
+from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.data.sampling import cut
 from support.refusals import refused

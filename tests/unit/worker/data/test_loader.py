@@ -31,8 +31,8 @@ from hpctrain.worker.bench.loader import Photograph, photographs, write_folders,
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import decoder, open_sources, with_head
 from hpctrain.worker.data.decoder import Cut, DecodingJob, _Random
-from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.image_loader import ImageNet, WorkerPool
+from hpctrain.worker.data.images import Crop
 from hpctrain.worker.data.samples import BROKEN
 from hpctrain.worker.data.sampling import cut, epoch_order, global_batches, share
 from hpctrain.worker.data.worker import DecodingTask, _Worker
