@@ -12,7 +12,7 @@ import typer
 from hpctrain.cli.run_options import TrainingOptions
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import AXES
-from hpctrain.control.topology.link_speed import LANE_GBIT
+from hpctrain.control.topology.records import LANE_GBIT
 
 # Matches 200Gb, 200G, 25Gbit/s, and 25GB/s, in which B stands for bytes.
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*[gG](b|bit|B)?(?:ps|/s)?", re.ASCII)

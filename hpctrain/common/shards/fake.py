@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.whole import put_in_place, temporary, write_whole
-from hpctrain.common.shards.archives import DEVKIT, TRAIN, VALIDATION
 from hpctrain.common.shards.devkit import GROUND_TRUTH, META
+from hpctrain.common.shards.image_sources import DEVKIT, TRAIN, VALIDATION
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import require_room, write_whole
-from hpctrain.common.shards.archives import find_source
+from hpctrain.common.shards.image_sources import find_source
 from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct, wrong_source
 from hpctrain.common.shards.manifest import (
     MANIFEST,

@@ -13,14 +13,13 @@ from hpctrain.common.extras import require
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.own import OwnImages, OwnText
-from hpctrain.common.shards.archives import find_source
 from hpctrain.common.shards.decoding import MOST_BYTES, BrokenImageError, look
 from hpctrain.common.shards.folders import holds_text
 from hpctrain.common.shards.image_shards import Shards
+from hpctrain.common.shards.image_sources import SPLITS, find_source, split_folders
 from hpctrain.common.shards.listing import ClassFolder, ImageFile, wrong_source
 from hpctrain.common.shards.make import divided, list_images
 from hpctrain.common.shards.manifest import MANIFEST, read_manifest
-from hpctrain.common.shards.splits import SPLITS, split_folders
 from hpctrain.common.shards.text.token_manifest import read_text_manifest
 
 # The sizes of so many training images are read, spread evenly over all.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.network import networks, stated_network
-from hpctrain.control.topology.link_speed import LANE_GBIT
+from hpctrain.control.topology.records import LANE_GBIT
 
 if TYPE_CHECKING:
     from hpctrain.common.cluster.node_map import NodeMap

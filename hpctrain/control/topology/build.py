@@ -17,7 +17,6 @@ from hpctrain.control.topology.components import components
 from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
 from hpctrain.control.topology.fabric_files import read_records
 from hpctrain.control.topology.levels import degraded_links, levels
-from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import (
     UNNAMED_HOSTS,
     host_and_device,
@@ -28,7 +27,7 @@ from hpctrain.control.topology.names import (
     switch_name,
 )
 from hpctrain.control.topology.readers.slurm import Choice
-from hpctrain.control.topology.records import FabricNode, Link, Record
+from hpctrain.control.topology.records import FabricNode, Link, Record, bandwidth
 from hpctrain.control.topology.switch_tree import tree_fabric
 
 # Damaged forwarding tables usually cause hundreds of faults.

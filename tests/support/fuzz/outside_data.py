@@ -64,7 +64,7 @@ def _manifest(content: bytes, folder: Path) -> None:
 
 def _archive(content: bytes, folder: Path) -> None:
     """An archive of images, as that of a class and as that of validation."""
-    from hpctrain.common.shards.archives import TRAIN, find_source
+    from hpctrain.common.shards.image_sources import TRAIN, find_source
     from hpctrain.common.shards.listing import ValidationTar, list_part, require_distinct
 
     with contextlib.suppress(HpctrainError):

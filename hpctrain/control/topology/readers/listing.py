@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology.link_speed import LANE_GBIT
-from hpctrain.control.topology.records import Remark
+from hpctrain.control.topology.records import LANE_GBIT, Remark
 
 # Far longer than any line of the tools, whose descriptions of nodes have 64 characters at most.
 _LONGEST_LINE = 4096

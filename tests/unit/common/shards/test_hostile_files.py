@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.shards import archives, devkit
+from hpctrain.common.shards import devkit, image_sources
 from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.fake import FakeSet, _meta, make_fake
 from hpctrain.common.shards.folders import verify_folder
@@ -108,7 +108,7 @@ def _staged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reading"),
     [
-        *((f"source/{name}", _sharded) for name in archives.ARCHIVES),
+        *((f"source/{name}", _sharded) for name in image_sources.ARCHIVES),
         ("shards/manifest.json", _verified),
         ("shards/manifest.json", _opened),
         ("shards/manifest.json", _staged),

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hpctrain.cli.main import main
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import temporary
-from hpctrain.common.shards import archives
+from hpctrain.common.shards import image_sources
 from hpctrain.common.shards import make as sharding
 from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
@@ -34,7 +34,7 @@ from hpctrain.common.shards.one_shard import tar_bytes
 from hpctrain.common.shards.resumable import Map
 from support.refusals import codes, refused
 
-_TRAIN, _VAL, _DEVKIT = archives.ARCHIVES
+_TRAIN, _VAL, _DEVKIT = image_sources.ARCHIVES
 Sample = tuple[str, int, bytes]
 
 

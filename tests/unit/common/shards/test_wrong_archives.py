@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.shards import archives
+from hpctrain.common.shards import image_sources
 from hpctrain.common.shards.devkit import GROUND_TRUTH, META
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from support.refusals import refused
 
-_TRAIN, _VAL, _DEVKIT = archives.ARCHIVES
+_TRAIN, _VAL, _DEVKIT = image_sources.ARCHIVES
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import NO_PORT, Fabric
 from hpctrain.control.topology.levels import oversubscription
-from hpctrain.control.topology.link_speed import bandwidth
 from hpctrain.control.topology.names import host_and_device, is_service_host, natural_key, switch_name
 from hpctrain.control.topology.readers import forwarding, ibnetdiscover
-from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup
+from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup, bandwidth
 from hpctrain.control.topology.summary import connected_hosts, counts
 from support.golden import check_text
 from support.refusals import refused
