@@ -5,6 +5,7 @@ WebDataset shards of other programs; and which of them are for training, and whi
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,9 +168,16 @@ def _class_names(folder: Path, wanted: str = _WANTED) -> list[str]:
     names = sorted(path.name for path in folder.iterdir() if not is_clutter(path.name))
     if not names:
         raise wrong_source(folder, "has no folder of a class", wanted)
-    if others := [name for name in names if not (folder / name).is_dir()]:
-        hint = "the images of a split lie in one folder per class: move them there"
-        raise wrong_source(folder / others[0], "is not the folder of a class", hint)
+    spelt: dict[str, str] = {}
+    for name in names:
+        if not (folder / name).is_dir():
+            hint = "the images of a split lie in one folder per class: move them there"
+            raise wrong_source(folder / name, "is not the folder of a class", hint)
+        other = spelt.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            problem = f"has the folders {other!a} and {name!a}, which are one name in two forms of Unicode"
+            hint = "move the images of both into one: macOS and Linux spell accents differently"
+            raise wrong_source(folder, problem, hint)
     return names
 
 

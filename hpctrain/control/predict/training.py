@@ -285,7 +285,7 @@ def images(recipe: Recipe, shards: ShardManifest | None = None) -> tuple[int, in
     """Samples of the training and of the validation set; those of ImageNet where its shards are not at hand."""
     training, validation = _IMAGES[recipe.data.name]
     if shards is not None:
-        training, validation = shards.image_sources["train"].samples, shards.splits["val"].samples
+        training, validation = shards.splits["train"].samples, shards.splits["val"].samples
     if recipe.data.name == "digits":
         validation = round(training * recipe.data.test_fraction)
         return training - validation, validation
