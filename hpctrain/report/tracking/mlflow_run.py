@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event, EventsFile, kept
+from hpctrain.common.run.events import Event, EventsFile
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.supervision.trackers import require_server
 from hpctrain.report.tracking.curves import Curves
 from hpctrain.report.tracking.parameters import facts, parameters, run_id, texts, title
-from hpctrain.report.tracking.redaction import server
 from hpctrain.report.tracking.sending import parts
 
 # The most in one request (mlflow/utils/validation.py).
@@ -29,14 +28,14 @@ class MlflowRun:
     """Implements :class:`hpctrain.report.tracking.sending.Tracking`.
 
     The server's run is found again by a tag. Sending a metric again does no harm, because MLflow keeps one of each
-    name, step, time and value. Steps that were lost with a resume and done again are there twice if they were sent
-    before, because MLflow deletes no metric.
+    name, step, time and value. Steps that were lost with a resume and done again are there twice, because MLflow
+    deletes no metric.
 
     Args:
         say: prints the address at which the run can be seen.
     """
 
-    def __init__(self, directory: RunDirectory, say: Callable[[str], None], *, whole: bool) -> None:
+    def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         # Both print addresses.
@@ -45,53 +44,44 @@ class MlflowRun:
         self._directory = directory
         self._plan = read_model(directory.plan, Plan)
         self._address = require_server()
-        self.place = server(self._address)
         self._say = say
-        self._whole = whole
         self._client: Any = None
         self._run = ""
         self._curves = Curves()
 
     def send(self, events: Sequence[Event]) -> None:
-        if not self._run and self._open() and not self._whole:
-            # What earlier attempts recorded, and these events with it.
-            for part in parts(kept(EventsFile(self._directory.events)), _METRICS):
-                self._log(part)
-        else:
-            self._log(events)
+        if not self._run:
+            self._open()
+        from mlflow.entities import RunTag
+
+        if tags := texts(facts(events)):
+            self._client.log_batch(self._run, tags=[RunTag(key, value) for key, value in tags.items()])
+        for values in parts(self._metrics(events), _METRICS):
+            self._client.log_batch(self._run, metrics=values)
+        self._send_status(events)
 
     def close(self) -> None:
         """Nothing to do: the client holds no connection."""
 
-    def _open(self) -> bool:
-        """Find or make the run; returns whether it is new to the server."""
+    def _open(self) -> None:
         # Imported here, because it takes seconds.
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(self._address)
         experiment, identity = self._experiment(), run_id(self._directory)
-        known = self._client.search_runs([experiment], f"tags.`{_TAG}` = '{identity}'", max_results=1)
-        run = known[0] if known else self._new(experiment, identity)
-        self._run = run.info.run_id
-        # The server already has some of them if it failed in between.
-        values = {key: value for key, value in texts(parameters(self._plan)).items() if key not in run.data.params}
-        for part in parts(values.items(), _OTHERS):
-            self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
-        if self._address.startswith("http"):
-            self._say(f"mlflow: {self.place}/#/experiments/{experiment}/runs/{self._run}")
+        if known := self._client.search_runs([experiment], f"tags.`{_TAG}` = '{identity}'", max_results=1):
+            self._run = known[0].info.run_id
         else:
-            self._say(f"mlflow: run {self._run} of experiment {experiment} in {self.place}")
-        return not known
-
-    def _log(self, events: Sequence[Event]) -> None:
-        from mlflow.entities import RunTag
-
-        for tags in parts(texts(facts(events)).items(), _OTHERS):
-            self._client.log_batch(self._run, tags=[RunTag(key, value) for key, value in tags])
-        for values in parts(self._metrics(events), _METRICS):
-            self._client.log_batch(self._run, metrics=values)
-        self._send_status(events)
+            tags = {_TAG: identity, "hpctrain.run_dir": str(self._directory.path.absolute())}
+            began = _milliseconds(next(iter(EventsFile(self._directory.events))).time)
+            name = title(self._plan, self._directory)
+            run = self._client.create_run(experiment, start_time=began, tags=tags, run_name=name)
+            self._run = run.info.run_id
+            for part in parts(texts(parameters(self._plan)).items(), _OTHERS):
+                self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
+        place = _shown(self._address)
+        self._say(f"mlflow: {place}/#/experiments/{experiment}/runs/{self._run}" if place else f"mlflow: {self._run}")
 
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException
@@ -99,28 +89,12 @@ class MlflowRun:
         if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return given
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._plan.title
-        if found := self._client.get_experiment_by_name(name):
-            return str(found.experiment_id)
-        try:
-            return str(self._client.create_experiment(name))
-        except MlflowException:
-            # Another run has made it in between.
-            if found := self._client.get_experiment_by_name(name):
-                return str(found.experiment_id)
-            raise
-
-    def _new(self, experiment: str, identity: str) -> Any:
-        tags = {
-            _TAG: identity,
-            "hpctrain.run_dir": str(self._directory.path.absolute()),
-            "mlflow.source.name": self._plan.title,
-        }
-        # In a container the user may have no name.
-        with contextlib.suppress(KeyError, OSError):
-            tags["mlflow.user"] = getpass.getuser()
-        began = _milliseconds(next(iter(EventsFile(self._directory.events))).time)
-        name = title(self._plan, self._directory)
-        return self._client.create_run(experiment, start_time=began, tags=tags, run_name=name)
+        if not (found := self._client.get_experiment_by_name(name)):
+            # Another run may make it in between.
+            with contextlib.suppress(MlflowException):
+                return str(self._client.create_experiment(name))
+            found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id)
 
     def _send_status(self, events: Sequence[Event]) -> None:
         changes = [event for event in events if isinstance(event, StartEvent | EndEvent)]
@@ -136,6 +110,12 @@ class MlflowRun:
         for point in filter(None, map(self._curves.point, events)):
             for name, value in point.values.items():
                 yield Metric(name, value, _milliseconds(point.time), point.iteration)
+
+
+def _shown(address: str) -> str:
+    """The scheme, host and port of an address, without what may be a password or a token; empty for a local store."""
+    found = urlsplit(address)
+    return f"{found.scheme}://{found.netloc.rpartition('@')[2]}" if found.scheme.startswith("http") else ""
 
 
 def _milliseconds(seconds: float) -> int:

@@ -14,7 +14,7 @@ from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import flat, settings
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import ChangedEvent, RunEvent, StartEvent
+from hpctrain.common.run.events.kinds import RunEvent, StartEvent
 from hpctrain.common.run.events.lines import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
@@ -53,15 +53,9 @@ def facts(events: Iterable[Event]) -> dict[str, Any]:
     for event in events:
         match event:
             case StartEvent():
-                found |= {"attempt": event.attempt, "job": event.job, "hosts": event.hosts and len(event.hosts)}
+                found |= {"attempt": event.attempt, "job": event.job}
             case RunEvent():
                 found |= {"ranks": event.ranks, "backend": event.backend, "model_parameters": event.parameters}
-                found["bucket_mb"] = event.bucket_mb
-            case ChangedEvent():
-                found |= {
-                    f"changed.{key}": f"{json.dumps(old)} -> {json.dumps(new)}"
-                    for key, (old, new) in event.differences.items()
-                }
     return {key: value for key, value in found.items() if value is not None}
 
 

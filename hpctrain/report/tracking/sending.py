@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections import deque
@@ -17,32 +16,21 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.tracking import Tracker, parse_trackers
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, kept
-from hpctrain.control.supervision.trackers import MLFLOW_SERVER, require_trackers
-from hpctrain.report.tracking.redaction import secrets, without
+from hpctrain.control.supervision.trackers import require_trackers
 
 _PAUSE_SECONDS = 2.0
 # How long trackers may take at the end of a run. The import of a library alone takes seconds where all cores are busy.
 _END_SECONDS = 30.0
-# From then on the user is told what the command waits for.
-_SILENT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 # The most events at a time: they take some MB as models.
 _PART = 5000
-# Characters of a library's message, whose beginning says what is wrong.
-_LONGEST = 300
 
 Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 class Tracking(Protocol):
-    """One run at a tracker.
-
-    Attributes:
-        place: what a message names when it fails.
-    """
-
-    place: str
+    """One run at a tracker."""
 
     def send(self, events: Sequence[Event]) -> None:
         """Hand over the next events."""
@@ -73,7 +61,7 @@ def _tracking(name: Tracker, directory: RunDirectory, say: Say, *, whole: bool) 
             case "mlflow":
                 from hpctrain.report.tracking.mlflow_run import MlflowRun
 
-                return MlflowRun(directory, say, whole=whole)
+                return MlflowRun(directory, say)
             case "wandb":
                 from hpctrain.report.tracking.wandb_run import WandbRun
 
@@ -83,10 +71,16 @@ def _tracking(name: Tracker, directory: RunDirectory, say: Say, *, whole: bool) 
 
 
 def _described(error: Exception) -> str:
-    """A library's exception in words, without the secrets that it may quote."""
-    code = getattr(error, "error_code", None)
-    words = without(str(error), secrets(os.environ, os.environ.get(MLFLOW_SERVER))).split("\n")[0][:_LONGEST]
-    return f"{code or type(error).__name__}: {words}"
+    """A library's exception without its text, which may quote an address with a password: its types and causes."""
+    if isinstance(error, HpctrainError):
+        return f"{error.message}: {error.hint}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    names = [str(getattr(error, "error_code", None) or type(error).__name__)]
+    cause: BaseException | None = error
+    while cause := cause.__cause__ or cause.__context__:
+        names.append(type(cause).__name__)
+    return " from ".join(dict.fromkeys(names))
 
 
 def _send(name: Tracker, directory: RunDirectory, events: Iterable[Sequence[Event]], say: Say, *, whole: bool) -> bool:
@@ -103,53 +97,39 @@ def _send(name: Tracker, directory: RunDirectory, events: Iterable[Sequence[Even
             tracking.send(part)
         if tracking:
             tracking.close()
-    except HpctrainError as error:
-        if whole:
-            raise
-        say(f"{name}: {error.message}: {error.hint}")
-        return False
     except Exception as error:
-        place = tracking.place if tracking else name
-        rest = "" if whole else "; nothing waits for it, and it gets no more of this run"
-        say(f"{name}: {place} fails ({_described(error)}){rest}")
+        if whole and isinstance(error, HpctrainError):
+            raise
+        say(f"{name}: it gets no more of this run ({_described(error)})")
         return False
     return True
 
 
 class _Feed(threading.Thread):
-    """Sends the events of a run to one tracker as they come.
+    """Sends the events of a run to one tracker as they come."""
 
-    Attributes:
-        messages: for the user, not printed yet.
-        has_all: whether the tracker has taken all of them.
-    """
-
-    def __init__(self, name: Tracker, directory: RunDirectory) -> None:
+    def __init__(self, name: Tracker, directory: RunDirectory, say: Say) -> None:
         # What hangs in a request must not keep the launcher.
         super().__init__(daemon=True)
         self.tracker = name
-        self.messages: deque[str] = deque()
         self.has_all = False
+        self.ended = threading.Event()
         self._directory = directory
+        self._say = say
         self._events: deque[Event] = deque()
-        self._ended = threading.Event()
         self.start()
 
     def run(self) -> None:
-        self.has_all = _send(self.tracker, self._directory, self._parts(), self.messages.append, whole=False)
+        self.has_all = _send(self.tracker, self._directory, self._parts(), self._say, whole=False)
 
     def give(self, event: Event) -> None:
         if self.is_alive():
             self._events.append(event)
 
-    def end(self) -> None:
-        """Say that no more events come."""
-        self._ended.set()
-
     def _parts(self) -> Iterator[list[Event]]:
         last = False
         while not last:
-            last = self._ended.wait(_PAUSE_SECONDS)
+            last = self.ended.wait(_PAUSE_SECONDS)
             while part := [self._events.popleft() for _ in range(min(len(self._events), _PART))]:
                 yield part
 
@@ -158,7 +138,7 @@ class Trackers:
     """The trackers of a run that goes on, which get its events within a block.
 
     Args:
-        notice: prints a message for the user.
+        notice: prints a message for the user, from any thread.
         over: whether their end, which began at this time, has to be over.
     """
 
@@ -172,42 +152,27 @@ class Trackers:
         self._directory = directory
         self._notice = notice
         self._over = over
-        self._feeds = [_Feed(name, directory) for name in names]
+        self._feeds = [_Feed(name, directory, notice) for name in names]
 
     def __enter__(self) -> Self:
         return self
 
     def give(self, event: Event) -> None:
-        """Send an event with the next ones, and pass on what there is to say."""
+        """Send an event with the next ones."""
         for feed in self._feeds:
             feed.give(event)
-        self._look()
 
     def __exit__(self, *raised: object) -> None:
         """Let them send the rest, all at the same time."""
         began = time.monotonic()
-        said = False
         for feed in self._feeds:
-            feed.end()
-        while waits := ", ".join(feed.tracker for feed in self._feeds if feed.is_alive()):
-            waited = time.monotonic() - began
-            if waited > _END_SECONDS or self._over(began):
-                break
-            if waited > _SILENT_SECONDS and not said:
-                said = True
-                self._notice(f"waiting for {waits} to take the rest of this run, {_END_SECONDS:.0f} s at most")
-            self._look()
-            time.sleep(_POLL_SECONDS)
-        self._look()
+            feed.ended.set()
         for feed in self._feeds:
+            while feed.is_alive() and time.monotonic() - began < _END_SECONDS and not self._over(began):
+                feed.join(_POLL_SECONDS)
             if not feed.has_all:
                 command = f"hpctrain report {shell_word(self._directory.path)} --tracking {feed.tracker}"
-                self._notice(f"{feed.tracker} does not have all of this run; it gets it by: {command}")
-
-    def _look(self) -> None:
-        for feed in self._feeds:
-            while feed.messages:
-                self._notice(feed.messages.popleft())
+                self._notice(f"{feed.tracker} does not have all of this run, but its report has; later: {command}")
 
 
 def send_later(run_dir: Path, names: str, notice: Say) -> int:
@@ -218,7 +183,7 @@ def send_later(run_dir: Path, names: str, notice: Say) -> int:
         notice: prints a message for the user.
 
     Raises:
-        HpctrainError: an unknown name, no run, a damaged one, or a tracker's package or address is missing.
+        HpctrainError: an unknown name, no run, or a tracker's package or address is missing.
     """
     trackers = parse_trackers(names)
     require_trackers(trackers)

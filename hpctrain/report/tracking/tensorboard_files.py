@@ -30,8 +30,6 @@ class TensorBoardFiles:
     TensorBoard is imported at the first scalar, since it imports boto3, which takes longer than a short script.
     """
 
-    place = "tensorboard"
-
     def __init__(self, directory: RunDirectory, *, whole: bool) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise ModuleNotFoundError("No module named 'tensorboard'", name="tensorboard")

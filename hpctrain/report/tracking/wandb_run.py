@@ -30,8 +30,6 @@ class WandbRun:
         say: prints the command that uploads the files.
     """
 
-    place = "wandb"
-
     def __init__(self, directory: RunDirectory, say: Callable[[str], None]) -> None:
         self._directory = directory
         self._say = say

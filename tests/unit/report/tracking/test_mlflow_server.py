@@ -203,7 +203,7 @@ def test_a_server_that_is_killed_loses_nothing(
         run.wait_for_steps(len(run.logged) + 20)
         server.kill()
         before = len(run.logged)
-        run.wait_for("nothing waits for it")
+        run.wait_for("gets no more of this run")
         # Faster than any server could have been waited for.
         run.wait_for_steps(before + 40)
         run.end()

@@ -88,7 +88,7 @@ def test_a_job_goes_on_where_its_tracker_gets_nothing(capfd: pytest.CaptureFixtu
     assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 0
     error = capfd.readouterr().err
     command = "hpctrain report run --tracking mlflow"
-    assert "mlflow: tracking:" in error and command in error
+    assert "mlflow: it gets no more of this run (tracking:" in error and command in error
 
 
 def test_a_folder_that_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
