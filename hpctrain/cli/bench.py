@@ -4,82 +4,28 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from hpctrain.cli.host_options import NamedHosts
-from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.tables import AsJson
+from hpctrain.cli.options import AsJson, NamedHosts, with_groups
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.output import answer, tell, terminal
-
-if TYPE_CHECKING:
-    from hpctrain.common.run.plan import HostOptions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")
 
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M,102400000,256M"
 
 
-class ModelOption(StrEnum):
-    """The networks of ``bench step``."""
-
-    convnet = "convnet"
-    resnet50 = "resnet50"
-    transformer = "transformer"
-    gpt = "gpt"
-    digits = "digits"
-
-
+Model = Literal["convnet", "resnet50", "transformer", "gpt", "digits"]
 # Samples a rank that one core computes in well under a second.
-_BATCHES = {
-    ModelOption.convnet: 16,
-    ModelOption.resnet50: 8,
-    ModelOption.transformer: 8,
-    ModelOption.gpt: 8,
-    ModelOption.digits: 32,
-}
+_BATCHES: dict[Model, int] = {"convnet": 16, "resnet50": 8, "transformer": 8, "gpt": 8, "digits": 32}
+
+Precision = Literal["float32", "bf16", "fp16"]
 
 Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks (2, or the hosts' slots).")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TimedSteps:
-    """The training steps that ``bench step --sweep`` times.
-
-    Attributes:
-        samples: of a rank in each step.
-        rounds: the number of steps of each variant.
-        image_size: the side length of the images in pixels; None for 64.
-    """
-
-    ranks: int | None
-    hosts: HostOptions
-    model: ModelOption
-    samples: int
-    rounds: int
-    image_size: int | None
-
-
-class PrecisionOption(StrEnum):
-    """The precisions of recipes."""
-
-    float32 = "float32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-class NetworkOption(StrEnum):
-    """The networks of ``bench checkpoint``."""
-
-    resnet18 = "resnet18"
-    resnet50 = "resnet50"
-    resnet101 = "resnet101"
 
 
 # Below this load average, a measurement counts as undisturbed.
@@ -167,8 +113,8 @@ def step(
     *,
     hosts: NamedHosts,
     model: Annotated[
-        ModelOption, typer.Option(help="Network; they have 13, 26, 10, 11 and 0.09 million parameters.")
-    ] = ModelOption.convnet,
+        Model, typer.Option(help="Network; they have 13, 26, 10, 11 and 0.09 million parameters.")
+    ] = "convnet",
     rounds: Annotated[int, typer.Option(min=1, help="Steps of each variant.")] = 30,
     batch: Annotated[int | None, typer.Option(min=1, help="Samples per rank (16, 8, 8, 8, 32).")] = None,
     image_size: Annotated[
@@ -179,8 +125,8 @@ def step(
         typer.Option("--sweep", help="Measure half, one, two and four times the batch, for `predict --calibration`."),
     ] = False,
     precision: Annotated[
-        PrecisionOption, typer.Option(help="Precision of the forward and backward pass; for --sweep.")
-    ] = PrecisionOption.float32,
+        Precision, typer.Option(help="Precision of the forward and backward pass; for --sweep.")
+    ] = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Time one training step without communication (the limit), with Horovod's own optimizer, with PyTorch's
@@ -191,7 +137,7 @@ def step(
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import step_rows, step_table
 
-    if image_size and model != ModelOption.resnet50:
+    if image_size and model != "resnet50":
         raise HpctrainError(
             "HT-option-not-usable-here",
             "--image-size is for resnet50, not for {model}",
@@ -200,11 +146,14 @@ def step(
         )
     samples = batch or _BATCHES[model]
     options = HostOptions(**hosts.given())
-    steps = _TimedSteps(ranks=ranks, hosts=options, model=model, samples=samples, rounds=rounds, image_size=image_size)
     if sweep:
-        _sweep(steps, precision, as_json=as_json)
+        batches = sorted({max(1, samples // 2), samples, 2 * samples, 4 * samples})
+        size = (image_size or 64) if model == "resnet50" else None
+        arguments = (model, str(rounds), ",".join(map(str, batches)), str(size or 0), precision)
+        measured = measure("sweep", ranks, *arguments, hosts=options)
+        _print_sweep(measured, model, size, precision, as_json=as_json)
         return
-    if precision != PrecisionOption.float32:
+    if precision != "float32":
         raise HpctrainError(
             "HT-option-needs-another",
             "--precision {precision} is for --sweep",
@@ -223,25 +172,21 @@ def step(
     _print_tables(table, left_out=measured["left_out"], load=measured["load"])
 
 
-def _sweep(steps: _TimedSteps, precision: PrecisionOption, *, as_json: bool) -> None:
-    """Time steps without communication at several batch sizes, which calibrate a prediction."""
+def _print_sweep(
+    measured: Mapping[str, Any], model: Model, size: int | None, precision: Precision, *, as_json: bool
+) -> None:
+    """Print steps without communication at several batch sizes, which calibrate a prediction."""
     from hpctrain.control.predict.sweep import make_sweep
-    from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import sweep_table
 
-    model, samples = steps.model, steps.samples
-    batches = sorted({max(1, samples // 2), samples, 2 * samples, 4 * samples})
-    size = (steps.image_size or 64) if model == ModelOption.resnet50 else None
-    arguments = (model, str(steps.rounds), ",".join(map(str, batches)), str(size or 0), precision)
-    measured = measure("sweep", steps.ranks, *arguments, hosts=steps.hosts)
     if measured["hosts"] > 1:
         raise HpctrainError(
             "HT-option-not-usable-here",
             "--sweep measures what one node computes",
             "leave the hosts out, or name one",
         )
-    name = "digits_cnn" if model == ModelOption.digits else str(model)
-    made = make_sweep(measured, name, image_size=size, precision=precision.value)
+    name = "digits_cnn" if model == "digits" else str(model)
+    made = make_sweep(measured, name, image_size=size, precision=precision)
     if as_json:
         answer(json_text({"sweeps": [made.model_dump()], "load": measured["load"]}))
         return
@@ -290,8 +235,8 @@ def loader(
 def checkpoint(
     ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="Number of ranks.")] = 2,
     model: Annotated[
-        NetworkOption, typer.Option(help="Network; with momentum 94, 204 and 356 MB.")
-    ] = NetworkOption.resnet50,
+        Literal["resnet18", "resnet50", "resnet101"], typer.Option(help="Network; with momentum 94, 204 and 356 MB.")
+    ] = "resnet50",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each variant.")] = 10,
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder to write to; its disk is measured.")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.status import Target
+from hpctrain.cli.options import Target
 from hpctrain.report.output import answer
 
 # The launcher first waits for the ranks to stop, and then kills those that are left.

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.tables import AsJson, print_table
+from hpctrain.cli.options import AsJson
 from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, iterations
 from hpctrain.common.checkpoints.reconcile import GONE, missing
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report.output import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, print_table, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.tables import AsJson, print_table
-from hpctrain.report.output import answer_json
+from hpctrain.cli.options import AsJson
+from hpctrain.report.output import answer_json, print_table
 
 if TYPE_CHECKING:
     from hpctrain.common.run.directory import RunDirectory

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.host_options import HostNames
-from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.tables import AsJson
+from hpctrain.cli.options import AsJson, HostNames, with_groups
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.printable import shell_word

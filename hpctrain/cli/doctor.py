@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.host_options import NamedHosts
-from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import StartOptions
-from hpctrain.cli.tables import AsJson
+from hpctrain.cli.options import AsJson, NamedHosts, with_groups
+from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.run.directory import RUNS
 from hpctrain.report.output import answer_json, tell, terminal

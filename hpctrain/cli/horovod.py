@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.tables import AsJson
+from hpctrain.cli.options import AsJson
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.horovod.wheel import Progress
 from hpctrain.report.output import answer, answer_json, tell, terminal

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.status import Target
+from hpctrain.cli.options import Target
 from hpctrain.common.errors import HpctrainError
 from hpctrain.report.output import answer, tell
 

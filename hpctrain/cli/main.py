@@ -9,13 +9,11 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-from hpctrain.cli import completion
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.extras import missing_extra
 from hpctrain.report.output import answer, answer_json, tell
@@ -41,13 +39,13 @@ _COMMANDS = {
     "horovod": ("hpctrain.cli.horovod", "app", "Build Horovod for this environment, and check it."),
 }
 # No list has those that no user calls: a job script does.
-_HIDDEN = {"job": ("hpctrain.cli.job", "job", "Do in a job what its script leaves to hpctrain.")}
+_HIDDEN = {"job": ("hpctrain.cli.submit", "job", "Do in a job what its script leaves to hpctrain.")}
 
 
 # The base of Typer's errors, which has a copy of Click; one about an unknown option has ``possibilities``.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
-# Options of mpirun, srun, torchrun and accelerate, and what commands have for them.
+# Options of mpirun, srun, torchrun and accelerate for the number of ranks, and for hosts.
 _OF_RANKS = frozenset(
     ("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc", "gpus", "num-gpus", "gpus-per-node", "devices")
 )
@@ -56,18 +54,6 @@ _RANKS = {
     "submit": "--nodes N, with --tasks-per-node T or --gpus-per-node G, is the number of ranks",
     "predict": "--nodes N with --gpus-per-node G is the number of ranks",
 }
-_HOSTS = {
-    "submit": "--nodes N is the number of nodes; --sbatch nodelist=LIST names them",
-    "predict": "--nodes N is the number of nodes",
-}
-
-# Of trackers, and of Python.
-_MEANT = {name: f"--tracking {name}" for name in ("tensorboard", "mlflow", "wandb")} | {
-    "m": "run a script beside the package that consists of: import runpy; "
-    "runpy.run_module('MODULE', run_name='__main__', alter_sys=True)"
-}
-
-_PACKAGE = Path(__file__).parents[1]
 
 # What commands are called elsewhere.
 _OTHER_WORDS = {
@@ -79,7 +65,7 @@ _OTHER_WORDS = {
     "stop": "cancel",
 }
 
-# Their first word is a recipe, whose name is completed without importing the command.
+# A wrong option of these may be one of the script, or a key of the recipe.
 _OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))
 
 
@@ -98,36 +84,11 @@ class _Commands(TyperGroup):
     """The commands by name and help; each is loaded when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        completes_first_word = ctx.resilient_parsing and len(args) == 1
-        if completes_first_word and args[0] in _OF_RECIPES:
-            self.commands[args[0]] = _of_recipe(args[0])
-        elif args[0] in _COMMANDS or args[0] in _HIDDEN:
-            if args[0] == "plan" and any(each.partition("=")[0] in ("--gpu", "--cluster") for each in args):
-                raise HpctrainError(
-                    "HT-option-not-usable-here",
-                    "plan places ranks; what they take on GPUs is predicted by a command of its own",
-                    "hpctrain predict, with the same options",
-                )
+        if args[0] in _COMMANDS or args[0] in _HIDDEN:
             self.commands[args[0]] = _load(args[0], helps="--help" in args)
         elif not args[0].startswith("-") and not ctx.resilient_parsing:
             raise _unknown(args[0])
         return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except EOFError as error:
-            # Click would only print "Aborted!". Python writes its .pyc files without looking whether all of it fitted:
-            # one that a full disk or a limit on file sizes cut is an EOFError at each later import.
-            from hpctrain.common.files.printable import shell_word
-
-            places = f"{shell_word(sys.prefix)} {shell_word(_PACKAGE)}"
-            raise HpctrainError(
-                "HT-file-cut-short",
-                "something that was read ended early: {reason}",
-                f"a full disk cuts Python's compiled files; then: find {places} -name '*.pyc' -delete",
-                reason=error,
-            ) from error
 
 
 def _load(name: str, *, helps: bool) -> Any:
@@ -161,20 +122,13 @@ def _name_unknown_options(command: Any) -> None:
             if name in _OF_RANKS:
                 hint = _RANKS.get(ctx.info_name, "-np N is the number of ranks")
             elif name in _OF_HOSTS:
-                here = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
-                hint = _HOSTS.get(ctx.info_name, here)
+                hint = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
             elif script:
                 hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
-            elif name in _MEANT:
-                hint = _MEANT[name]
             elif key := _key_of_recipes(name):
                 hint = f"a value of a recipe is set by --set {key}=…; its keys: hpctrain recipes show NAME"
-            elif other := next(
-                (each for each in ("run", "submit") if option in _options_of(_load(each, helps=False))), None
-            ):
-                hint = f"hpctrain {other} has {option}"
             else:
-                hint = nearest(option, _options_of(command))
+                hint = nearest(option, [each for parameter in command.params for each in parameter.opts])
             raise HpctrainError(
                 "HT-option-unknown",
                 "hpctrain {command} has no option {option}",
@@ -184,10 +138,6 @@ def _name_unknown_options(command: Any) -> None:
             ) from error
 
     command.parse_args = parse_args
-
-
-def _options_of(command: Any) -> list[str]:
-    return [each for parameter in command.params for each in parameter.opts if each.startswith("-")]
 
 
 def _key_of_recipes(option: str) -> str | None:
@@ -205,26 +155,6 @@ def _key_of_recipes(option: str) -> str | None:
     found = [key for key in keys(Recipe) if wanted in (key.rpartition(".")[2], key.replace(".", "_"))]
     outermost = [key for key in found if key.count(".") == min(each.count(".") for each in found)]
     return outermost[0] if len(outermost) == 1 else None
-
-
-class _OfRecipe(TyperCommand):
-    """Completes a command's first word. For options it imports the command itself, which takes long."""
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        assert self.name
-        command = _load(self.name, helps=False)
-        with command.make_context(self.name, [], parent=ctx.parent, resilient_parsing=True) as own:
-            return command.shell_complete(own, incomplete)
-
-
-def _of_recipe(name: str) -> Any:
-    command = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-    @command.command(name, cls=_OfRecipe)
-    def first_word(recipe: Annotated[str, typer.Argument(autocompletion=completion.recipes)] = "") -> None:
-        """Never called: only its argument is completed."""
-
-    return typer.main.get_command(command)
 
 
 # Rich, which groups the options in a command's help, takes a tenth of a second even for one line about a typing error.

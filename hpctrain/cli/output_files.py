@@ -23,33 +23,23 @@ def require_places(files: Iterable[Path]) -> None:
     seen: set[Path] = set()
     for file in files:
         try:
-            _require_place(file)
             place = file.parent.resolve() / file.name
+            problem, hint = _problem(file, taken=place in seen)
         except OSError as error:
             raise disk_error(error, file, _ELSEWHERE) from error
-        if place in seen:
-            raise HpctrainError(
-                "HT-output-not-writable",
-                "cannot write {path} twice: one would replace the other",
-                "name a file for each",
-                path=file,
-            )
+        if problem:
+            raise HpctrainError("HT-output-not-writable", "cannot write {path}: " + problem, hint, path=file)
         seen.add(place)
 
 
-def _require_place(file: Path) -> None:
+def _problem(file: Path, *, taken: bool) -> tuple[str, str]:
     if not file.parent.is_dir():
-        raise HpctrainError(
-            "HT-output-not-writable",
-            "cannot write {path}: there is no folder {folder}",
-            f"mkdir -p {shell_word(file.parent)}",
-            path=file,
-            folder=file.parent,
-        )
+        return "its folder is not there", f"mkdir -p {shell_word(file.parent)}"
     if file.is_dir():
-        raise HpctrainError("HT-output-not-writable", "cannot write {path}: it is a folder", "name a file", path=file)
+        return "it is a folder", "name a file"
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise HpctrainError("HT-output-not-writable", "cannot write {path}: permission denied", _ELSEWHERE, path=file)
+        return "permission denied", _ELSEWHERE
+    return ("it would be written twice", "name a file for each") if taken else ("", "")
 
 
 def save(contents: Mapping[Path, bytes]) -> None:

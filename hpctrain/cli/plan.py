@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli import completion
-from hpctrain.cli.host_options import HostsWithSlots
-from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import TrainingOptions
+from hpctrain.cli.options import HostsWithSlots, RecipeName, with_groups
+from hpctrain.cli.training_options import TrainingOptions
 from hpctrain.cli.work import print_notes
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine import as_if_installed, this_machine
@@ -40,13 +38,7 @@ _DIVIDES: Mapping[Stage, str] = {
 
 @with_groups
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe's name or file.",
-            autocompletion=completion.recipes,
-        ),
-    ],
+    recipe: RecipeName,
     ranks: Annotated[
         int | None, typer.Option("-np", metavar="N", help="Ranks on all hosts; by default one per GPU or host.")
     ] = None,

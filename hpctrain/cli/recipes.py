@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from hpctrain.cli import completion
+from hpctrain.cli.options import AsJson, recipes
 from hpctrain.cli.output_files import require_places, save
-from hpctrain.cli.tables import AsJson, print_table
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.files.printable import shell_word
@@ -19,7 +18,7 @@ from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.output import answer, answer_json, tell
+from hpctrain.report.output import answer, answer_json, print_table, tell
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -47,7 +46,7 @@ def list_recipes(as_json: AsJson = False) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="A published recipe, or the path of a recipe file.", autocompletion=completion.recipes),
+        typer.Argument(help="A published recipe, or the path of a recipe file.", autocompletion=recipes),
     ],
     overrides: Overrides = None,
     world: Annotated[
@@ -70,9 +69,7 @@ def show(
 def check(
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE", help="A recipe file, or a published recipe's name.", autocompletion=completion.recipes
-        ),
+        typer.Argument(metavar="FILE", help="A recipe file, or a published recipe's name.", autocompletion=recipes),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -167,7 +164,7 @@ def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
 
 
 def _show_run(recipe: Recipe, world: int | None, *, as_json: bool) -> None:
-    from hpctrain.report.schedule import at_world, schedule, table
+    from hpctrain.report.recipe_schedule import at_world, schedule, table
 
     # Everything is checked before anything is printed.
     found = schedule(at_world(recipe, world)) if world else {}

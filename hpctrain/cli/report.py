@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from hpctrain.report.output import answer, answer_json, say, tell
-
-if TYPE_CHECKING:
-    from hpctrain.common.run.directory import RunDirectory
+from hpctrain.report.output import answer, answer_json, tell
 
 
 def report(
@@ -21,7 +17,7 @@ def report(
         str,
         typer.Argument(
             metavar="[RUN_DIR|JOBID|last]",
-            help="The directory or job of a run, a series or an array, ended or not; by default the last run.",
+            help="The directory or job of a run, ended or not; by default the last run.",
             show_default=False,
         ),
     ] = "last",
@@ -35,10 +31,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,
 ) -> None:
-    """Write RUN_DIR/report.html, one page that needs no other file, and print its path.
-
-    If the run was predicted, its measured figures are set beside the prediction.
-    """
+    """Write RUN_DIR/report.html, one page that needs no other file, and print its path."""
     from hpctrain.common.errors import HpctrainError
     from hpctrain.common.files.printable import shell_word
     from hpctrain.common.run.directory import RunDirectory
@@ -69,21 +62,4 @@ def report(
     if as_json:
         answer_json(read_summary(directory))
         return
-    page = write_report(directory)
-    print_comparison(directory)
-    answer(page)
-
-
-def print_comparison(directory: RunDirectory) -> None:
-    """Print the comparison on stderr; nothing without a prediction.
-
-    Raises:
-        HpctrainError: the directory holds no run.
-    """
-    from hpctrain.report.page import read_comparison
-
-    comparison, fault = read_comparison(directory)
-    if fault:
-        say(f"hpctrain: warning: {fault}", sys.stderr)
-    for line in comparison.lines if comparison else ():
-        say(line, sys.stderr)
+    answer(write_report(directory))

@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli import completion
-from hpctrain.cli.host_options import HostsWithSlots
-from hpctrain.cli.option_groups import given, with_groups
-from hpctrain.cli.run_options import PredictedGpu, StartOptions, StopOptions, WorkOptions, require_gpu
+from hpctrain.cli.options import Arguments, HostsWithSlots, Oversubscribe, RecipeOrScript, given, with_groups
+from hpctrain.cli.training_options import StartOptions, StopOptions, WorkOptions
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
@@ -21,24 +19,13 @@ from hpctrain.common.run.request import TrainingRequest
 
 @with_groups
 def run(
-    work: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RECIPE|SCRIPT.py]",
-            help="A recipe's name or file, or a script.",
-            autocompletion=completion.recipes,
-        ),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")
-    ] = None,
+    work: RecipeOrScript = None,
+    arguments: Arguments = None,
     ranks: Annotated[
         int | None,
         typer.Option("-np", metavar="N", help="Number of ranks; by default one per host, or one per GPU of --node."),
     ] = None,
-    oversubscribe: Annotated[
-        bool, typer.Option("--oversubscribe", help="Allow more ranks than this machine has cores.")
-    ] = False,
+    oversubscribe: Oversubscribe = False,
     *,
     training: WorkOptions,
     hosts: HostsWithSlots,
@@ -61,9 +48,8 @@ def run(
         bool, typer.Option("--accept-changes", help="Let --resume continue with a changed recipe, script or plan.json.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what a shell would have to execute; run nothing.")
+        bool, typer.Option("--dry-run", help="Print the command that would start the ranks; run nothing.")
     ] = False,
-    gpu: PredictedGpu = None,
     start: StartOptions,
     stop: StopOptions,
 ) -> None:
@@ -73,7 +59,6 @@ def run(
     --stop-signal stop it with a checkpoint; a second TERM or INT ends it at once. A second one of the others does not,
     because Slurm may deliver them twice.
     """
-    require_gpu(gpu)
     if accept_changes and not resume:
         raise HpctrainError(
             "HT-option-needs-another",
@@ -106,7 +91,7 @@ def run(
     from hpctrain.cli.run_output import Terminal
     from hpctrain.control.supervision.begin import begin_or_resume
 
-    raise typer.Exit(begin_or_resume(request, Terminal(request.work, gpu), resume=resume))
+    raise typer.Exit(begin_or_resume(request, Terminal(), resume=resume))
 
 
 def _directory(name: str | None, *, resume: bool) -> Path | None:

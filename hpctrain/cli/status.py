@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli.tables import table_width
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RUNS
-from hpctrain.report.output import answer, answer_json, duration, tell
+from hpctrain.report.output import answer, answer_json, duration, table_width, tell
 
 if TYPE_CHECKING:
     from hpctrain.report.status import ArrayStatus, RunStatus
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
 _WIDEST_NAME, _LONGEST_NAME = 60, 500
 # Beyond these the values, and the lines about faults and stalls, are counted; --json has all of them.
 _MOST_VALUES, _MOST_LINES = 100, 10
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="[RUN_DIR|JOBID|last]",
-        help="A run's directory, or a job: 12, or 12_3; by default the last run in hpctrain-runs/.",
-        show_default=False,
-    ),
-]
 
 
 def status(
@@ -90,7 +80,7 @@ def _show_runs(newest: int | None, state: str | None, *, as_json: bool) -> None:
 
 
 def _table(run: RunStatus) -> str:
-    from hpctrain.report.energy import energy_line
+    from hpctrain.report.run_energy import energy_line
 
     rows = [
         (run.title, " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip()),

@@ -1,26 +1,181 @@
-"""``hpctrain submit``."""
+"""``hpctrain submit``, and ``hpctrain job``, which job scripts call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import typer
 
-from hpctrain.cli import completion
-from hpctrain.cli.host_options import JobHosts
-from hpctrain.cli.jobs import order_job
-from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import JobStart, Restarts, WorkOptions
-from hpctrain.cli.submit_options import Cluster, JobOptions, ListClusters, ScriptOptions
+from hpctrain.cli.options import (
+    Arguments,
+    FabricFile,
+    Interface,
+    NodeFile,
+    TopologyName,
+    completing,
+    recipes,
+    with_groups,
+)
+from hpctrain.cli.training_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.work import read_tasks, require_work
-from hpctrain.common.run.plan import Start, Stop
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.common.run.resuming import resume_command
+from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.order import container_options, find_cluster, host_options, requested
-from hpctrain.control.schedulers.request import require_options
-from hpctrain.control.schedulers.scheduler import Order
+from hpctrain.control.schedulers.outcome import last_words, may_go_on
+from hpctrain.control.schedulers.request import further_options, require_options
+from hpctrain.control.schedulers.scheduler import Order, ScriptContent, scheduler
+from hpctrain.report.output import answer, tell
+
+# The exit status that shells give to a command that Ctrl-C ended.
+_INTERRUPTED = 130
+
+
+def _print_variables(wanted: bool) -> None:
+    if wanted:
+        from hpctrain.control.schedulers.slurm.script import list_variables
+
+        answer(list_variables())
+        raise typer.Exit
+
+
+def _print_clusters(wanted: bool) -> None:
+    if wanted:
+        from hpctrain.control.schedulers.profiles import describe_profiles
+
+        for line in describe_profiles():
+            tried = "" if line.tried else " (hpctrain was not run there)"
+            answer(f"{line.name}: {line.remark}{tried}\n  {line.source}")
+        raise typer.Exit
+
+
+def _cluster_names() -> Iterable[str]:
+    from hpctrain.control.schedulers.profiles import profile_names
+
+    return ["auto", *profile_names()]
+
+
+Cluster = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FILE|auto",
+        help="A cluster profile; auto discovers the cluster at hand.",
+        autocompletion=completing(_cluster_names),
+    ),
+]
+ListClusters = Annotated[
+    bool, typer.Option("--list-clusters", callback=_print_clusters, is_eager=True, help="Print the shipped profiles.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Requests to Slurm; None leaves a value to the profile."""
+
+    panel: ClassVar[str] = "What is requested from Slurm"
+
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.")] = None
+    gpus_per_node: Annotated[int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.")] = None
+    tasks_per_node: Annotated[
+        int | None, typer.Option(metavar="T", help="Ranks on each node; by default one per GPU.")
+    ] = None
+    cpus_per_task: Annotated[
+        int | None, typer.Option(metavar="C", help="CPUs of each rank; by default its share of the cores.")
+    ] = None
+    time: Annotated[str | None, typer.Option(metavar="[D-]H:M:S", help="Time limit of a job.")] = None
+    partition: Annotated[str | None, typer.Option("--partition", "-p")] = None
+    account: Annotated[str | None, typer.Option()] = None
+    qos: Annotated[str | None, typer.Option()] = None
+    constraint: Annotated[str | None, typer.Option(help="Features that the nodes must have.")] = None
+    job_name: Annotated[str | None, typer.Option(help="Name of the job; by default the recipe's or script's.")] = None
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="One training run per task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
+        ),
+    ] = None
+    dependency: Annotated[str | None, typer.Option(metavar="afterok:ID")] = None
+    chain: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of jobs, each resuming where the last one stopped.")
+    ] = None
+    further: Annotated[
+        list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.")
+    ] = None
+
+    def asked(self) -> dict[str, Any]:
+        """The fields of :class:`~hpctrain.control.schedulers.request.JobRequest`; None for an option not given."""
+        options = dict(vars(self))
+        return {"name": options.pop("job_name"), "sbatch": further_options(options.pop("further") or []), **options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """The options about the job script."""
+
+    panel: ClassVar[str] = "The job script"
+
+    stage: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help=f"Copy to each node, unpacking archives; a script finds it in ${STAGE.name}; repeatable.",
+        ),
+    ] = None
+    stage_environment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SOURCE", help="The ranks' virtual environment, a folder or an archive, copied to each node."
+        ),
+    ] = None
+    pack: Annotated[
+        bool,
+        typer.Option(
+            "--pack", help="Send this environment to each node as one archive, and start from the node's disk."
+        ),
+    ] = False
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your own Jinja template for the job script.")
+    ] = None
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Verify for a few steps first, on the job's nodes; a job whose ranks differ from one process ends.",
+        ),
+    ] = False
+    list_variables: Annotated[
+        bool,
+        typer.Option(
+            "--list-variables", callback=_print_variables, is_eager=True, help="Print the variables of a template."
+        ),
+    ] = False
+
+    def content(self) -> ScriptContent:
+        """What the job script does."""
+        return ScriptContent(
+            stage=self.stage or (),
+            stage_environment=self.stage_environment,
+            pack=self.pack,
+            template=self.template,
+            verify=self.verify,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHosts:
+    """What is known of a job's hosts before it starts."""
+
+    fabric: FabricFile = None
+    topology: TopologyName = None
+    node: NodeFile = None
+    interface: Interface = None
 
 
 @with_groups
@@ -28,12 +183,10 @@ def submit(
     work: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.", autocompletion=completion.recipes
+            metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.", autocompletion=recipes
         ),
     ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")
-    ] = None,
+    arguments: Arguments = None,
     cluster: Cluster = "auto",
     *,
     job: JobOptions,
@@ -78,14 +231,23 @@ def submit(
         request=request,
         trainings={task: replace(training_request, work=each) for task, each in works.items()},
         content=script.content(),
-        options={
-            *_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}),
-            *_given({"wait": wait or None}),
-        },
+        options={*_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}), *_given({"wait": wait or None})},
         image=start.container,
         run_dir=run_dir,
     )
-    order_job(order, dry_run=dry_run, wait=wait)
+    where = scheduler(order.cluster.profile.scheduled_by)
+    if dry_run:
+        shown = where.describe(order, tell)
+        answer(shown.text, end="")
+        if shown.notes:
+            tell(shown.notes)
+        return
+    submitted = where.submit(order, tell)
+    answer(submitted.directory)
+    answer(" ".join(submitted.jobs))
+    tell(submitted.advice)
+    if wait:
+        raise typer.Exit(_wait(RunDirectory(submitted.directory), request.tasks))
 
 
 def _given(values: Mapping[str, object]) -> set[str]:
@@ -94,3 +256,44 @@ def _given(values: Mapping[str, object]) -> set[str]:
     return {
         f"--{names.get(name, name).replace('_', '-')}" for name, value in values.items() if value not in (None, False)
     }
+
+
+def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
+    from hpctrain.cli.run_output import print_metrics
+    from hpctrain.control.schedulers import waiting
+    from hpctrain.control.supervision.audience import Audience
+    from hpctrain.control.supervision.follow import Follower
+    from hpctrain.report.console import Console
+    from hpctrain.report.page import read_summary
+
+    runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
+    try:
+        with Console() as console:
+            audience = Audience(show=console.show, output=console.output, errors=console.errors)
+            follower = None if tasks else Follower(directory, audience)
+            waiting.wait(directory, follower, tell)
+    except KeyboardInterrupt:
+        place = shell_word(directory.path)
+        tell(f"the job continues. See its state: hpctrain status {place}")
+        tell(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}")
+        return _INTERRUPTED
+    code = waiting.exit_code(runs)
+    if not code and not tasks:
+        print_metrics(read_model(directory.plan, Plan), read_summary(directory))
+        tell(f"report: hpctrain report {shell_word(directory.path)}")
+    if code:
+        words = None if tasks else last_words(directory)
+        tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}{f': {words}' if words else ''}")
+        if any(may_go_on(waiting.status_left(run), last_words(run)) for run in runs):
+            tell(f"  to resume: {resume_command(directory)}")
+    return code
+
+
+def job(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of job.sh and job.json.")],
+    told: Annotated[str | None, typer.Argument(metavar="SIGNAL", help="The signal that came before.")] = None,
+) -> None:
+    """Do in a job of Slurm what its script leaves to hpctrain."""
+    from hpctrain.control.schedulers.slurm.batch import run_batch
+
+    raise typer.Exit(run_batch(directory, told, tell))

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.host_options import NamedHosts, TopologyName
-from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.options import AsJson, NamedHosts, Routes, TopologyName, with_groups
 from hpctrain.cli.output_files import require_places, save
-from hpctrain.cli.run_options import StartOptions
-from hpctrain.cli.tables import AsJson
+from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.report.output import answer, answer_json, tell, terminal
 
@@ -50,10 +48,7 @@ Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric 
 class FabricOptions:
     """What is read of a fabric beside its files."""
 
-    routes: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's."),
-    ] = None
+    routes: Routes = None
     topology: TopologyName = None
 
     def read(self, files: Sequence[Path], hosts: Sequence[str] = ()) -> Fabric:

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.cli import completion
-from hpctrain.cli.host_options import HostsWithSlots
-from hpctrain.cli.option_groups import with_groups
-from hpctrain.cli.run_options import StartOptions, WorkOptions
+from hpctrain.cli.options import Arguments, HostsWithSlots, Oversubscribe, RecipeOrScript, with_groups
+from hpctrain.cli.training_options import StartOptions, WorkOptions
 from hpctrain.cli.work import read_work
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
@@ -37,17 +35,8 @@ _JOB_SECONDS = 900.0
 
 @with_groups
 def verify(
-    work: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RECIPE|SCRIPT.py]",
-            help="A recipe's name or file, or a script.",
-            autocompletion=completion.recipes,
-        ),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")
-    ] = None,
+    work: RecipeOrScript = None,
+    arguments: Arguments = None,
     ranks: Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Number of ranks; by default 2.")] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Steps of an optimizer to compare.")] = 5,
     double: Annotated[
@@ -57,9 +46,7 @@ def verify(
         bool, typer.Option("--seeded", help="Leave dropout out, to see whether anything else differs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
-    oversubscribe: Annotated[
-        bool, typer.Option("--oversubscribe", help="Allow more ranks than this machine has cores.")
-    ] = False,
+    oversubscribe: Oversubscribe = False,
     run_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep the runs here; by default they are temporary, and kept if they differ."),

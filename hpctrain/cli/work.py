@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.cli.run_options import WorkOptions
+from hpctrain.cli.training_options import WorkOptions
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.files.utf8 import encodable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -140,67 +140,70 @@ def allreduce_rows(
     return rows
 
 
-def step_table(rows: Sequence[Row], title: str) -> Table:
-    """The table of :func:`step_rows`."""
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
 
-    table = Table("variant", "median", "to the limit", "to Horovod by hand", "to DDP", title=title)
+    table = Table(*columns, title=title)
     for row in rows:
-        ratios = (row["ratio_to_limit"], row["ratio_to_horovod"], row["ratio_to_ddp"])
-        table.add_row(row["variant"], time_text(row["median_s"]), *map(ratio_text, ratios))
+        table.add_row(*row)
     return table
+
+
+def step_table(rows: Sequence[Row], title: str) -> Table:
+    """The table of :func:`step_rows`."""
+    ratios = ("ratio_to_limit", "ratio_to_horovod", "ratio_to_ddp")
+    cells = [[row["variant"], time_text(row["median_s"]), *(ratio_text(row[name]) for name in ratios)] for row in rows]
+    return _table(title, ("variant", "median", "to the limit", "to Horovod by hand", "to DDP"), cells)
 
 
 def sweep_table(sweep: Sweep) -> Table:
     """The table of ``bench step --sweep``."""
-    from rich.table import Table
-
     ranks = "1 rank" if sweep.ranks == 1 else f"{sweep.ranks} ranks"
     line = f"t(b) = {time_text(max(sweep.fixed_s, 0.0))} + {time_text(sweep.per_sample_s)} b"
-    table = Table(
-        "samples a rank", "median", "spread", title=f"steps of {sweep.model} on {ranks}, {sweep.device}: {line}"
-    )
-    for row in sweep.rows:
-        table.add_row(str(row.batch), time_text(row.median_s), f"{row.spread:.1%}")
-    return table
+    title = f"steps of {sweep.model} on {ranks}, {sweep.device}: {line}"
+    cells = [(str(row.batch), time_text(row.median_s), f"{row.spread:.1%}") for row in sweep.rows]
+    return _table(title, ("samples a rank", "median", "spread"), cells)
 
 
 def loader_table(rows: Sequence[Row], title: str) -> Table:
     """The table of :func:`loader_rows`."""
-    from rich.table import Table
-
-    table = Table("processes", "loader", "images/s", "of the limit", "hpctrain to it", title=title)
-    for row in rows:
-        ratios = (row["share_of_limit"], row["hpctrain_to_it"])
-        table.add_row(str(row["workers"]), row["variant"], f"{row['samples_per_s']:.0f}", *map(ratio_text, ratios))
-    return table
+    ratios = ("share_of_limit", "hpctrain_to_it")
+    cells = [
+        [
+            str(row["workers"]),
+            row["variant"],
+            f"{row['samples_per_s']:.0f}",
+            *(ratio_text(row[name]) for name in ratios),
+        ]
+        for row in rows
+    ]
+    return _table(title, ("processes", "loader", "images/s", "of the limit", "hpctrain to it"), cells)
 
 
 def stages_table(rows: Sequence[Row]) -> Table:
     """The stages of :func:`loader_rows`, and the processor's time beside that of decoding alone."""
-    from rich.table import Table
-
     own = [row for row in rows if row["stages_us"]]
     alone = {row["workers"]: row["processor_us"] for row in rows if row["variant"] == DECODING}
+    cells = [[name, *(f"{row['stages_us'][name]:.0f}" for row in own)] for name in own[0]["stages_us"]]
+    cells += [["processor of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in own)]]
+    cells += [["of the limit by processor", *(ratio_text(row["processor_share_of_limit"]) for row in own)]]
     title = "microseconds an image, of all of hpctrain's processes together"
-    table = Table("processes", *(str(row["workers"]) for row in own), title=title)
-    for name in own[0]["stages_us"]:
-        table.add_row(name, *(f"{row['stages_us'][name]:.0f}" for row in own))
-    table.add_row("processor of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in own))
-    table.add_row("of the limit by processor", *(ratio_text(row["processor_share_of_limit"]) for row in own))
-    return table
+    return _table(title, ("processes", *(str(row["workers"]) for row in own)), cells)
 
 
 def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
     """The table of :func:`checkpoint_rows`."""
-    from rich.table import Table
-
-    table = Table("what", "median", "MB/s", "to torch.save", "of the disk", title=title)
-    for row in rows:
-        rate = "" if row["mb_per_s"] is None else f"{row['mb_per_s']:.0f}"
-        ratios = (row["ratio_to_torch_save"], row["share_of_disk"])
-        table.add_row(row["variant"], time_text(row["median_s"]), rate, *map(ratio_text, ratios))
-    return table
+    cells = [
+        (
+            row["variant"],
+            time_text(row["median_s"]),
+            "" if row["mb_per_s"] is None else f"{row['mb_per_s']:.0f}",
+            ratio_text(row["ratio_to_torch_save"]),
+            ratio_text(row["share_of_disk"]),
+        )
+        for row in rows
+    ]
+    return _table(title, ("what", "median", "MB/s", "to torch.save", "of the disk"), cells)
 
 
 def allreduce_table(rows: Sequence[Row], cores: int) -> Table:

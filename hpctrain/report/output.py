@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -12,7 +13,10 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.files.utf8 import json_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+# Columns; no line of a table is longer.
+_UNBOUNDED = 1000
 
 
 def answer(text: object, *, end: str = "\n") -> None:
@@ -64,6 +68,17 @@ def terminal(**settings: Any) -> Console:
             return super()._render_buffer(safe)
 
     return _SafeConsole(**settings)
+
+
+def table_width() -> int | None:
+    """The columns of the terminal. None in a pipe or a file, where nothing is cut, unless COLUMNS sets the width."""
+    bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if bounded else None
+
+
+def print_table(table: RenderableType, *, stderr: bool = False) -> None:
+    """Print a table as wide as the terminal, as the answer or beside it on stderr."""
+    terminal(width=None if table_width() else _UNBOUNDED, stderr=stderr).print(table)
 
 
 class Patient:

@@ -28,13 +28,11 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.submission import scheduler_of
-from hpctrain.report.comparison import Comparison, compare
-from hpctrain.report.energy import energy_text, kwh
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
-from hpctrain.report.plots import MOST_NAMES, curves, overlap, verified
-from hpctrain.report.predicted import PredictedRow, own_prediction
+from hpctrain.report.plots import MOST_NAMES, curves, overlap
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
+from hpctrain.report.run_energy import energy_text, kwh
 from hpctrain.report.summary import Summary, summarise_record
 from hpctrain.report.verified import lines_of, read_verdict
 
@@ -66,22 +64,11 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     plan = read_model(directory.plan, Plan)
     if directory.summary.exists():
         return read_model(directory.summary, Summary).model_dump()
-    return _summary_of(Record.read(directory), plan, own_prediction(directory, plan)[0])
+    return _summary_of(Record.read(directory), plan)
 
 
-def _summary_of(record: Record, plan: Plan, predicted: PredictedRow | None) -> dict[str, Any]:
-    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED, predicted)
-
-
-def read_comparison(directory: RunDirectory) -> tuple[Comparison | None, str]:
-    """A run beside the prediction in its directory, None without one; and why that cannot be used, else ``""``.
-
-    Raises:
-        HpctrainError: the directory holds no run.
-    """
-    plan = read_model(directory.plan, Plan)
-    predicted, fault = own_prediction(directory, plan)
-    return compare(Record.read(directory), plan, predicted) if predicted else None, fault or ""
+def _summary_of(record: Record, plan: Plan) -> dict[str, Any]:
+    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED)
 
 
 def render(directory: RunDirectory) -> str:
@@ -90,9 +77,8 @@ def render(directory: RunDirectory) -> str:
     unread: list[HpctrainError] = []
     ranks = [*read_records(directory, unread).values()]
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
-    predicted, fault = own_prediction(directory, plan)
     left, verdict, overlaps = directory.summary.exists(), read_verdict(directory), of_kind(record.events, OverlapEvent)
-    summary = read_summary(directory) if left else _summary_of(record, plan, predicted)
+    summary = read_summary(directory) if left else _summary_of(record, plan)
     return template("page.html.jinja").render(
         plan=plan,
         summary=summary,
@@ -101,13 +87,10 @@ def render(directory: RunDirectory) -> str:
         last_time=_date(record.last_time) if record.last_time else "",
         figures=[*_figures(summary, plan.recipe), *_energy(summary, record, directory)],
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
-        differences=_picture(verified(verdict.differences)) if verdict and verdict.differences else None,
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.sums.logged_counts) - MOST_NAMES,
         overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in overlaps[:1]],
         hidden=_hidden_share(overlaps[0].timeline) if overlaps else None,
-        comparison=compare(record, plan, predicted) if predicted else None,
-        prediction_fault=fault,
         settings=settings(plan),
         faults=_faults(record, ranks) or ([] if summary["status"] == "done" else _job_error(directory)),
         survived=first_of(

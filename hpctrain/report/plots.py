@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
 from hpctrain.common.run.value_types import ratio
-from hpctrain.control.verify.verdict import StepDifference
 from hpctrain.report.pictures import MARKED, POINTS
 from hpctrain.report.record import Record
 
@@ -59,8 +58,6 @@ _STYLE: dict[Any, Any] = {
 }
 MOST_NAMES = 100
 """Of more values that a script logs, the first are drawn: each curve takes a tenth of a second."""
-# Where a difference is drawn; float64 has rounding errors of 1e-16.
-_SMALLEST = 1e-30
 # Of more buckets, the first are drawn, and so many have a row of full height.
 _MOST_BUCKETS, _FULL_ROWS = 200, 20
 
@@ -170,11 +167,6 @@ def overlap(timeline: Sequence[Moment]) -> str:
     return _picture("overlap", lambda axes: _overlap(axes, timeline), width=6.2, height=height)
 
 
-def verified(differences: Sequence[StepDifference]) -> str:
-    """How far ranks were from one process at each step, beside what rounding errors made, as an SVG element."""
-    return _picture("verified", lambda axes: _verified(axes, differences))
-
-
 def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, height: float = 2.5) -> str:
     with rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -223,22 +215,6 @@ def _throughput(axes: Axes, record: Record, steps: Means) -> None:
 
 def _points(axes: Axes, means: Means) -> None:
     axes.plot(*means.points, color=_FIRST, marker="." if len(means) < MARKED else "")
-    _finish(axes, "step")
-
-
-def _verified(axes: Axes, differences: Sequence[StepDifference]) -> None:
-    steps = range(1, len(differences) + 1)
-    marker = "." if len(differences) < MARKED else ""
-    for label, color, values in (
-        ("ranks against one process", _SECOND, [each.difference for each in differences]),
-        ("rounding errors", _FIRST, [each.noise for each in differences]),
-    ):
-        # A logarithmic axis has no place for what is equal to the last bit.
-        shown = [math.nan if value is None or value < _SMALLEST else value for value in values]
-        axes.plot(steps, shown, color=color, marker=marker, label=label)
-    axes.set_yscale("log")
-    axes.set_ylabel("relative difference")
-    axes.legend()
     _finish(axes, "step")
 
 

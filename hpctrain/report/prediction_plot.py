@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormat
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.report.pictures import BLUE, GREY, ORANGE, picture
-from hpctrain.report.prediction import mesh_text, yardstick
+from hpctrain.report.prediction_table import mesh_text, yardstick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

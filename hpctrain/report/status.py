@@ -24,9 +24,9 @@ from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
-from hpctrain.report.energy import energy_of, kwh
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.record import Record, StepTotals, of_kind
+from hpctrain.report.run_energy import energy_of, kwh
 
 # The status appears without the scheduler's answer if that takes longer.
 _ANSWER_SECONDS = 10.0

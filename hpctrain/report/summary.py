@@ -11,11 +11,9 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.value_types import Count, Number, Outcome, Seconds, Text
-from hpctrain.report.comparison import compare, comparison_keys
-from hpctrain.report.energy import energy_keys, energy_of
-from hpctrain.report.predicted import PredictedRow, own_prediction
 from hpctrain.report.record import Record
 from hpctrain.report.results import MEDIAN, median_accuracy
+from hpctrain.report.run_energy import energy_keys, energy_of
 
 
 class Summary(BaseModel):
@@ -38,8 +36,6 @@ class Summary(BaseModel):
     energy_kwh: Number = None
     joules_per_sample: Number = None
     energy_covers: Text | None = None
-    predicted: dict[str, Any] | None = None
-    outside: list[str] | None = None
     metrics: dict[str, Number]
 
 
@@ -59,15 +55,13 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
         of the last epoch, and the median of several where that is the recipe's result; for a script the last value of
         each name that it logged.
         ``survived`` are the faults that the run recovered from, each with its attempt, whose numbering of ranks it
-        uses. The keys about energy are those of :mod:`hpctrain.report.energy`: kWh and joules of all attempts, a
-        sample counted once however often it was trained on. ``predicted`` and ``outside`` are those of
-        :func:`hpctrain.report.comparison.comparison_keys`, None without a prediction for this run.
+        uses. The keys about energy are those of :mod:`hpctrain.report.run_energy`: kWh and joules of all attempts, a
+        sample counted once however often it was trained on.
     """
-    predicted, _ = own_prediction(directory, plan)
-    return summarise_record(Record.read(directory), plan, status, predicted)
+    return summarise_record(Record.read(directory), plan, status)
 
 
-def summarise_record(record: Record, plan: Plan, status: str, predicted: PredictedRow | None = None) -> dict[str, Any]:
+def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
     """:func:`summarise` for events that were read before."""
     asked = plan.backend if plan.capabilities else None
     run = record.run
@@ -95,7 +89,6 @@ def summarise_record(record: Record, plan: Plan, status: str, predicted: Predict
             for attempt, fault in record.survived
         ],
         **energy_keys(energy_of(record.events, plan), record.sums.metered.samples),
-        **comparison_keys(compare(record, plan, predicted) if predicted else None),
         "metrics": record.sums.logged if plan.script else _metrics(record.epochs, plan),
     }
 

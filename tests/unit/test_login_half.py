@@ -113,9 +113,6 @@ def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[
 @pytest.mark.parametrize(
     ("command", "completed", "spared"),
     [
-        ([], "hpctrain run ", {"hpctrain.common.recipes.schema", "hpctrain.cli.run"}),
-        ([], "hpctrain submit dig", {"hpctrain.common.recipes.schema", "hpctrain.cli.submit"}),
-        ([], "hpctrain plan dig", {"hpctrain.common.recipes.schema", "hpctrain.cli.plan"}),
         ([], "hpctrain submit --cluster c", {"hpctrain.common.run.events.kinds", "hpctrain.control.resuming.attempts"}),
         (
             ["submit", "digits", "--cluster", "cpu", "--dry-run"],

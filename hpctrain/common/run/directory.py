@@ -17,7 +17,6 @@
                                  what it does beside the training
     RUN_DIR/tensorboard/         curves for TensorBoard
     RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
-    RUN_DIR/prediction.json      what the run was predicted to take; not there for most runs
     RUN_DIR/verify.json          what `hpctrain verify` found, if the run is one of it, with steps/rank-N/ of each rank
     RUN_DIR/report.html          the report
 """
@@ -96,7 +95,6 @@ class RunDirectory:
     stop: ClassVar = _Within("stop")
     script: ClassVar = _Within("job.sh")
     submission: ClassVar = _Within("submission.json")
-    prediction: ClassVar = _Within("prediction.json")
     verdict: ClassVar = _Within("verify.json")
     report: ClassVar = _Within("report.html")
     tensorboard: ClassVar = _Within("tensorboard")

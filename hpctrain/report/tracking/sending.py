@@ -77,9 +77,10 @@ def _described(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     names = [str(getattr(error, "error_code", None) or type(error).__name__)]
-    cause: BaseException | None = error
-    while cause := cause.__cause__ or cause.__context__:
+    cause = error.__cause__ or error.__context__
+    while cause:
         names.append(type(cause).__name__)
+        cause = cause.__cause__ or cause.__context__
     return " from ".join(dict.fromkeys(names))
 
 

@@ -284,16 +284,14 @@ def _slurm_texts() -> Iterable[bytes]:
 
 
 def _measurements(content: bytes, folder: Path) -> None:
-    """The content as a calibration, a traced network, and a prediction that a run's directory keeps."""
+    """The content as a calibration and a traced network."""
     from hpctrain.common.workloads.workload import read_workload
     from hpctrain.control.predict.calibration import read_calibration
-    from hpctrain.report.predicted import read_prediction
 
     path = write(folder, "file", content)
     for read in (
         lambda: read_calibration([path]),
         lambda: read_workload(path),
-        lambda: read_prediction(path, _plan()),
     ):
         with contextlib.suppress(HpctrainError):
             read()
@@ -301,7 +299,6 @@ def _measurements(content: bytes, folder: Path) -> None:
 
 def _measured() -> Iterable[bytes]:
     import hpctrain.common.workloads
-    from support.report.predicted_plans import row
 
     measured = sorted(
         (Path(__file__).parents[2] / "unit" / "control" / "predict" / "measured").glob("nccl-tests*.txt")
@@ -313,7 +310,7 @@ def _measured() -> Iterable[bytes]:
     ]
     times = [{"batch": batch, "median_s": 0.001 * batch, "spread": 0.01} for batch in (4, 8)]
     sweep = {"model": "convnet", "device": "cpu", "ranks": 2, "rows": times, "fixed_s": 0.001, "per_sample_s": 0.001}
-    texts = [{"recipe": "digits", "rows": [row()]}, {"rows": curves}, {"sweeps": [sweep]}]
+    texts = [{"rows": curves}, {"sweeps": [sweep]}]
     return [
         *(path.read_bytes()[:8000] for path in measured),
         network.read_bytes(),

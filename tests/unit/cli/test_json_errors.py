@@ -19,7 +19,6 @@ from support.refusals import check, codes
     [
         (["status", "nowhere", "--json"], 2, "HT-run-not-found", {"target": "nowhere"}),
         (["checkpoint", "verify", "empty", "--json"], 3, "HT-checkpoint-none", {"target": "empty"}),
-        (["plan", "digits", "--gpu", "h100-sxm", "--json"], 2, "HT-option-not-usable-here", {}),
         (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-data-options", {}),
         (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-option-needs-another", {}),
     ],

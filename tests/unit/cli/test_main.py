@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import py_compile
 import subprocess
 import sys
 from importlib import metadata
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.cli.main import _COMMANDS, main
+from hpctrain.cli.main import main
 from hpctrain.commit import of_checkout
 from hpctrain.common.run.directory import RunDirectory
-from support.refusals import codes
 from support.report.written_runs import recipe_plan
 
 ROOT = Path(__file__).parents[3]
@@ -130,18 +128,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     commit = of_checkout(ROOT)
     known = f"commit {commit}" if commit else "no commit known"
     assert capsys.readouterr().out == f"{metadata.version('hpctrain')} ({known})\n"
-
-
-def test_a_compiled_module_that_a_full_disk_cut_is_not_said_to_be_an_abort(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "cut_module.py").write_text("def status() -> None:\n    pass\n")
-    compiled = Path(py_compile.compile(str(tmp_path / "cut_module.py")) or "")
-    compiled.write_bytes(compiled.read_bytes()[:40])
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(_COMMANDS, "status", ("cut_module", "status", ""))
-    assert main(["status"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-file-cut-short"]
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "predict", "recipes", "topology", "report", "bench", "horovod"])

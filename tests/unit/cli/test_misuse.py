@@ -282,7 +282,6 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (["run", "train.py", "--epochs", "3"], "train.py -- --epochs"),
         (["run", "train.py", "-n", "2"], "-np N"),
-        (["run", "-m", "package.train", "-np", "2"], "runpy.run_module"),
         (["run", "digits", "--nproc_per_node=2"], "-np N"),
         (["submit", "digits", "--nnodes", "2"], "--nodes N"),
         (["submit", "train.py", "-np", "8"], "--tasks-per-node"),
@@ -290,11 +289,9 @@ def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["plan", "digits", "--bakcend", "mpi"], "'--backend'"),
         (["run", "digits", "--gpus", "2"], "-np N"),
         (["run", "digits", "--nodes", "2"], "submit --nodes"),
-        (["run", "digits", "--time", "10"], "hpctrain submit has --time"),
         (["run", "digits", "--epochs", "3"], "--set epochs="),
         (["submit", "digits", "--batch-size", "3"], "--set batch.size="),
         (["predict", "digits", "--lr", "3"], "--set optimizer.learning_rate="),
-        (["run", "digits", "--wandb"], "--tracking wandb"),
         # A key of several sections is none of them.
         (["run", "digits", "--size", "3"], "'--set'"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hpctrain.cli.option_groups import with_groups
+from hpctrain.cli.options import with_groups
 
 
 @dataclass(frozen=True, kw_only=True)

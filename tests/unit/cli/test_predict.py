@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.cli.prediction_options import link_rate, node_counts
+from hpctrain.cli.predict import link_rate, node_counts
 from support.refusals import codes, refused
 from support.topology.two_switches import NODE, TREE
 

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
-from hpctrain.common.run.plan import THREADS, Plan, Script
+from hpctrain.common.run.plan import THREADS, Plan
 from hpctrain.common.shards.folders import training_fingerprint
 from hpctrain.common.shards.manifest import read_manifest
 from support import needs
@@ -96,7 +95,7 @@ def test_ranks_share_the_gpu_that_there_is(one_gpu: None, capsys: pytest.Capture
     start = ["run", "digits", "-np", "2", "--oversubscribe", "--backend", "nccl", "--dry-run"]
     assert main([*start, "--share-gpus"]) == 0
     said = capsys.readouterr()
-    assert "HPCTRAIN_SHARE_GPUS=1" in said.out and '"share_gpus":true' in said.out
+    assert "HPCTRAIN_SHARE_GPUS=1" in said.out
     assert said.err.count(SHARING_NOTE) == 1
     assert main(start) == 0
     said = capsys.readouterr()
@@ -457,38 +456,6 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
     said = capfd.readouterr().err
     assert codes(said) == ["HT-run-no-progress"] and "2 attempts" in said
-
-
-@pytest.mark.slow
-def test_what_a_dry_run_prints_runs_as_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    script = Path("it's.py")
-    script.write_text("import sys\nprint('hello', sys.argv[1:])\nsys.exit(4)\n")
-    arguments = ["it's.py", "--backend", "single", "--run-dir", "a run"]
-    assert main(["run", *arguments, "--dry-run", "--", "$HOME", "it's"]) == 0
-    printed = capfd.readouterr().out
-    assert not Path("a run").exists()
-    Path("printed.sh").write_text(printed)
-    assert subprocess.run(["sh", "printed.sh"], timeout=60).returncode == 4
-    directory = RunDirectory(Path("a run"))
-    log = directory.log(0)
-    arguments = ("$HOME", "it's")
-    assert f"hello {[*arguments]}\n" in log.read_text()
-    assert read_model(directory.plan, Plan).script == Script(
-        path=script.absolute(), name="it's.py", arguments=arguments
-    )
-    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
-    # Once: another run's plan is not written over, and nothing is started.
-    before = log.read_text()
-    assert subprocess.run(["sh", "printed.sh"], capture_output=True, timeout=60).returncode
-    assert log.read_text() == before
-    # But a run that is there can go on by hand too.
-    capfd.readouterr()
-    assert main(["run", "--resume", "--run-dir", "a run", "--dry-run"]) == 0
-    script.write_text("print('again')\n")
-    Path("printed.sh").write_text(capfd.readouterr().out)
-    subprocess.run(["sh", "printed.sh"], check=True, timeout=60)
-    assert log.read_text() == f"{before}again\n"
-    assert [event.attempt for event in read_events(directory.events) if event.event == "start"] == [1]
 
 
 def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy, StartEvent
 from hpctrain.control.schedulers.find_run import find_run
-from hpctrain.report.energy import energy_line, energy_of, energy_text
 from hpctrain.report.page import read_summary, render
+from hpctrain.report.run_energy import energy_line, energy_of, energy_text
 from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise
 from support.golden import check_text

@@ -15,7 +15,7 @@ from sklearn.model_selection import train_test_split
 from hpctrain.cli.main import main
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.report.schedule import at_world, momentum, schedule, training_samples
+from hpctrain.report.recipe_schedule import at_world, momentum, schedule, training_samples
 from support.refusals import codes, refused
 
 

@@ -35,8 +35,6 @@ def test_figures_of_a_finished_run(finished: RunDirectory) -> None:
         "energy_by_source": None,
         "joules_per_sample": None,
         "energy_covers": None,
-        "predicted": None,
-        "outside": None,
         "metrics": {
             "train_loss": pytest.approx(2 / 3),
             "test_loss": pytest.approx(0.7),

@@ -60,21 +60,9 @@ def test_the_words_of_verdicts() -> None:
 
 def test_the_page_of_a_verified_run(finished: RunDirectory) -> None:
     assert "Verified against one process" not in render(finished)
-    # Numbers that are not finite are null in JSON.
-    steps = [
-        {"difference": math.inf, "noise": 1e-7},
-        {"difference": 1e-7, "noise": 1e-7},
-        {"difference": 0, "noise": 0},
-    ]
-    finished.verdict.write_text(json_text(record(differences=steps)))
+    finished.verdict.write_text(json_text(record()))
     page = render(finished)
     assert "different: 2 ranks do not compute what one process computes" in page and "a &lt;sum&gt;" in page
-    assert "Difference from one process, by step" in page and "#0101" not in page
-    # What fails before its first step, and what is equal to the last bit, has nothing that is drawn.
-    finished.verdict.write_text(json_text(record(differences=[])))
-    assert "Difference from one process" not in render(finished)
-    finished.verdict.write_text(json_text(record(differences=[{"difference": 0.0, "noise": 0.0}])))
-    assert "Difference from one process" in render(finished)
 
 
 @pytest.mark.parametrize("content", ["{}", "[", json.dumps(record(first={**FIRST, "shape": ["x"]}))])

@@ -10,7 +10,7 @@ from hpctrain.common.optim.schedule import learning_rate
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.smoke import smoke
-from hpctrain.report.schedule import training_samples
+from hpctrain.report.recipe_schedule import training_samples
 from support.refusals import refused
 
 

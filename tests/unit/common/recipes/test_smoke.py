@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from hpctrain.cli.run_options import WorkOptions
+from hpctrain.cli.training_options import WorkOptions
 from hpctrain.cli.work import read_tasks, read_work
 from hpctrain.common.optim.schedule import LearningRate, sgd_share
 from hpctrain.common.recipes.batch_statistics import require_span

@@ -18,7 +18,6 @@ from hpctrain.control.planning.planner import make_plan, place_plan
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.micro_batch import SHARE, fitting, rank_bytes
 from hpctrain.control.predict.request import PredictionRequest, recipe_request
-from hpctrain.control.predict.run_prediction import predict_run
 from hpctrain.control.resuming.resume import changed_work, resumed_plan
 from hpctrain.control.supervision.begin import new_plan
 from support.refusals import refused
@@ -183,6 +182,3 @@ def test_predictions_have_the_number_for_their_gpu_and_ranks() -> None:
     ghost = load_recipe("goyal2017", GHOST)
     one = recipe_request(ghost, PredictionRequest(hardware=hardware, nodes=[1])).rows[0]
     assert 32 < one.at_once < 4096 and one.largest_batch and one.at_once <= one.largest_batch
-    # A run is predicted with its own number.
-    plan = Plan(recipe=GPT.at(8).computing(12), framework="torch", ranks=8, threads_per_rank=1)
-    assert predict_run(GPT, plan, hardware, 1).at_once == 12

@@ -19,7 +19,7 @@ from hpctrain.control.predict.request import PredictionRequest, predict_request
 from hpctrain.control.predict.sweep import make_sweep
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
-from hpctrain.report.prediction import duration_range, memory_warnings, prediction_notes, prediction_record
+from hpctrain.report.prediction_table import duration_range, memory_warnings, prediction_notes, prediction_record
 from support.refusals import refused
 from support.report.plain_values import plain
 

@@ -28,7 +28,7 @@ from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import require_fitting, search
 from hpctrain.control.predict.transformers.settings import Settings, parse_settings
 from hpctrain.control.predict.transformers.step import predict_step
-from hpctrain.report.prediction import memory_warnings
+from hpctrain.report.prediction_table import memory_warnings
 from support.refusals import refused
 
 SMALL = parse("layers=8,width=512,heads=8,vocabulary=32000,context=1024")

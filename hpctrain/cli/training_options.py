@@ -1,4 +1,4 @@
-"""Options about the recipe, its prediction, and how ranks are started and stopped."""
+"""Options about a training, and about how its ranks are started and stopped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import typer
 
-from hpctrain.cli import completion
-from hpctrain.cli.option_groups import given
+from hpctrain.cli.options import completing, given
 from hpctrain.common.cluster.backends import BACKENDS
 from hpctrain.common.cluster.container import Container, Runtime
 from hpctrain.common.cluster.launcher import LAUNCHERS
@@ -28,9 +27,6 @@ from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
 
-_HOW = "How ranks are started"
-_STOP = "How they are stopped"
-
 Restarts = Annotated[
     int | None,
     typer.Option(
@@ -38,16 +34,6 @@ Restarts = Annotated[
         min=0,
         help="Restarts in a row without progress after a run fails; 3 by default, 0 for scripts that are not "
         "elastic: a script with some counts as resumable whenever it is interrupted.",
-        rich_help_panel=_STOP,
-    ),
-]
-
-PredictedGpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME",
-        help="Predict the run on these GPUs, or on `cpu`, to compare with what it takes: RUN_DIR/prediction.json.",
     ),
 ]
 
@@ -83,7 +69,7 @@ class TrainingOptions:
             "--backend",
             metavar="NAME",
             help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
-            autocompletion=completion.backends,
+            autocompletion=completing(lambda: BACKENDS),
         ),
     ] = None
 
@@ -124,25 +110,18 @@ class WorkOptions(TrainingOptions):
 class JobStart:
     """How ranks are started, for a job as well as from this machine."""
 
-    launcher: Annotated[
-        str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.", rich_help_panel=_HOW)
-    ] = None
+    panel: ClassVar[str] = "How ranks are started"
+
+    launcher: Annotated[str | None, typer.Option("--launcher", metavar="NAME", help=f"{', '.join(LAUNCHERS)}.")] = None
     container: Annotated[
-        str | None,
-        typer.Option("--container", metavar="IMAGE", help="Container image to run the ranks in.", rich_help_panel=_HOW),
+        str | None, typer.Option("--container", metavar="IMAGE", help="Container image to run the ranks in.")
     ] = None
     container_runtime: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Container runtime: apptainer (the default) or pyxis.", rich_help_panel=_HOW),
+        str | None, typer.Option(metavar="NAME", help="Container runtime: apptainer (the default) or pyxis.")
     ] = None
     mounts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--mount",
-            metavar="SOURCE[:TARGET]",
-            help="Mount a folder into the container; repeatable.",
-            rich_help_panel=_HOW,
-        ),
+        typer.Option("--mount", metavar="SOURCE[:TARGET]", help="Mount a folder into the container; repeatable."),
     ] = None
     environment: Annotated[
         list[str] | None,
@@ -150,7 +129,6 @@ class JobStart:
             "--env",
             metavar="NAME[=VALUE]",
             help="Set a variable for every rank, by default to its value here; repeatable.",
-            rich_help_panel=_HOW,
         ),
     ] = None
     threads: Annotated[
@@ -159,7 +137,6 @@ class JobStart:
             metavar="N",
             min=1,
             help="Threads of each rank: OMP_NUM_THREADS and its like; by default the user's own, or all cores.",
-            rich_help_panel=_HOW,
         ),
     ] = None
     share_gpus: Annotated[
@@ -167,7 +144,6 @@ class JobStart:
         typer.Option(
             "--share-gpus/--no-share-gpus",
             help="Let ranks of one host share its GPUs over NCCL, to try out a mesh; speeds then mean nothing.",
-            rich_help_panel=_HOW,
         ),
     ] = None
 
@@ -199,14 +175,12 @@ class JobStart:
 class StartOptions(JobStart):
     """How ranks are started from this machine."""
 
-    python: Annotated[
-        str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.", rich_help_panel=_HOW)
-    ] = None
-    ssh_port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="ssh port of the hosts.", rich_help_panel=_HOW)
-    ] = None
+    python: Annotated[str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.")] = None
+    ssh_port: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, help="ssh port of the hosts.")] = (
+        None
+    )
     launcher_arguments: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Further arguments for mpirun or srun.", rich_help_panel=_HOW)
+        str | None, typer.Option(metavar="TEXT", help="Further arguments for mpirun or srun.")
     ] = None
 
     def changes(self) -> dict[str, Any]:
@@ -218,19 +192,17 @@ class StartOptions(JobStart):
 class StopOptions:
     """How ranks are stopped and restarted."""
 
+    panel: ClassVar[str] = "How they are stopped"
+
     stop_signal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Signal that requests a checkpoint and a stop; USR2 by default.", rich_help_panel=_STOP
-        ),
+        str | None, typer.Option(metavar="NAME", help="Signal that requests a checkpoint and a stop; USR2 by default.")
     ] = None
-    stop_seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Time limit of that stop; 60 by default.", rich_help_panel=_STOP)
-    ] = None
+    stop_seconds: Annotated[float | None, typer.Option(metavar="S", help="Time limit of that stop; 60 by default.")] = (
+        None
+    )
     restarts: Restarts = None
     idle_restarts: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Allowed resumes without progress; 3 by default.", rich_help_panel=_STOP),
+        int | None, typer.Option(metavar="N", min=0, help="Allowed resumes without progress; 3 by default.")
     ] = None
 
     def changes(self) -> dict[str, Any]:
@@ -257,20 +229,6 @@ class StopOptions:
                 seconds=seconds,
             )
         return given(signal=name, seconds=seconds, restarts=self.restarts, idle_restarts=self.idle_restarts)
-
-
-def require_gpu(name: str | None) -> None:
-    """Refuse a GPU that predictions do not know.
-
-    Raises:
-        HpctrainError: there is none of that name.
-    """
-    # The constants take longer to read than a command without a prediction should.
-    if name is None or name == "cpu":
-        return
-    from hpctrain.common.cluster.gpu_models import gpu
-
-    gpu(name)
 
 
 def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | None) -> Container | None:
@@ -301,11 +259,7 @@ def _words(text: str | None) -> tuple[str, ...] | None:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise HpctrainError(
-            "HT-option-bad-value",
-            "--launcher-arguments {text}: {reason}",
-            "close the quotes",
-            text=text,
-            reason=error,
+            "HT-option-bad-value", "--launcher-arguments {text}: {reason}", "close the quotes", text=text, reason=error
         ) from error
     _require_no_secret(words)
     return words
