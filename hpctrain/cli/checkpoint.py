@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +16,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.report.output import answer, answer_json, print_table, tell
+
+_DAMAGED = (
+    "hpctrain run --resume skips damaged ones; where none is intact, restore one, or start with another --run-dir"
+)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check and export the checkpoints of a run.")
 
@@ -78,18 +82,7 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
         answer(f"{path}: {'missing' if path in gone else 'damaged' if faults else 'ok'}")
     if faulty:
         lines = "\n".join(fault for faults in found.values() for fault in faults)
-        raise HpctrainError("HT-checkpoint-damaged", "{lines}", _hint(found), exit_code=3, lines=lines)
-
-
-def _hint(found: Mapping[Path, Sequence[str]]) -> str:
-    """The advice about damaged checkpoints."""
-    if all(path.name.startswith("damaged-") for path in found):
-        return "it was set aside, and nothing reads it: remove it when you no longer need it"
-    folder = next(iter(found)).parent
-    # Where a single checkpoint was named, another one of the run may be intact.
-    if all(found.get(path) or verify(path) for path in (checkpoint_path(folder, each) for each in iterations(folder))):
-        return "none is intact, so hpctrain run --resume refuses: restore one, or start anew with another --run-dir"
-    return "hpctrain run --resume skips damaged ones"
+        raise HpctrainError("HT-checkpoint-damaged", "{lines}", _DAMAGED, exit_code=3, lines=lines)
 
 
 @app.command()

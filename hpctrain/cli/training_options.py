@@ -27,6 +27,9 @@ from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
 
+# A lambda within an annotation would not see the module.
+_backends = completing(lambda: BACKENDS)
+
 Restarts = Annotated[
     int | None,
     typer.Option(
@@ -69,7 +72,7 @@ class TrainingOptions:
             "--backend",
             metavar="NAME",
             help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
-            autocompletion=completing(lambda: BACKENDS),
+            autocompletion=_backends,
         ),
     ] = None
 

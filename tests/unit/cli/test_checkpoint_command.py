@@ -78,24 +78,6 @@ def test_a_damaged_one_is_shown_and_resume_takes_the_one_before(run: Path, capsy
     assert [len(each["faults"]) for each in answer["checkpoints"]] == [0, 0, 1]
 
 
-def test_what_becomes_of_damaged_ones(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = run / "checkpoints"
-
-    def hint(target: Path) -> str:
-        assert main(["checkpoint", "verify", str(target)]) == 3
-        return capsys.readouterr().err.splitlines()[-1].strip()
-
-    damage(folder / "step-00000012")
-    for target in (run, folder / "step-00000012"):
-        assert hint(target).split()[:3] == ["hpctrain", "run", "--resume"]
-    damage(folder / "damaged-step-00000006")
-    assert "--resume" not in hint(folder / "damaged-step-00000006")
-    for name in ("step-00000004", "step-00000008"):
-        damage(folder / name)
-    for target in (run, folder / "step-00000012"):
-        assert hint(target).startswith("none") and "--run-dir" in hint(target)
-
-
 def test_verify_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run / "checkpoints" / "step-00000008"
     assert main(["checkpoint", "verify", str(path)]) == 0

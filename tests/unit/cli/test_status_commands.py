@@ -377,13 +377,6 @@ def test_ranks_of_a_job_save_their_state_before_it_is_cancelled(
     assert directory.stop.read_text() == "cancelled\n"
 
 
-def test_cancel_cannot_end_what_was_started_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the text of a dry run, which leaves nobody's number."""
-    directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
-    assert main(["cancel", str(directory.path)]) == 1
-    assert codes(capsys.readouterr().err) == ["HT-cancel-not-possible"]
-
-
 def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None = None, pid: int = 2**22 + 1) -> None:
     host = host or socket.gethostname()
     write_record(directory, RankRecord(rank=rank, host=host, pid=pid, started=time.time(), status=status))
@@ -416,30 +409,29 @@ def test_cancel_names_ranks_that_no_launcher_would_stop(
     assert codes(said) == ["HT-cancel-not-possible"] and "rank" in said
 
 
-def test_cancel_cannot_see_ranks_by_hand_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
-    _record(directory, 3, "running", host="gpu9", pid=77)
-    assert main(["cancel", str(directory.path)]) == 1
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-cancel-not-possible"] and "gpu9" in said and "kill 77" in said
-
-
-def test_cancel_cannot_see_ranks_elsewhere_whose_launcher_here_was_killed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("begun", "records", "words"),
+    [
+        ({"host": None, "pid": None}, [], []),
+        ({"host": None, "pid": None}, [(3, "gpu9", 77)], ["gpu9", "kill 77"]),
+        ({"pid": 2**22 + 1}, [(0, None, 2**22 + 1), (1, "gpu9", 77)], ["rank"]),
+        ({"pid": 77, "host": "gpu9"}, [], ["gpu9", "kill 77"]),
+    ],
+    ids=["by hand", "ranks by hand elsewhere", "ranks elsewhere of a killed launcher", "a launcher elsewhere"],
+)
+def test_cancel_says_what_to_do_where_it_can_end_nothing(
+    begun: dict[str, Any],
+    records: list[tuple[int, str | None, int]],
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=2**22 + 1)])
-    _record(directory, 0, "running")
-    _record(directory, 1, "running", host="gpu9", pid=77)
+    directory = write_run(tmp_path / "run", recipe_plan(), [started(**begun)])
+    for rank, host, pid in records:
+        _record(directory, rank, "running", host=host, pid=pid)
     assert main(["cancel", str(directory.path)]) == 1
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-cancel-not-possible"] and "rank" in said
-
-
-def test_cancel_says_what_to_do_on_another_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), [started(pid=77, host="gpu9")])
-    assert main(["cancel", str(directory.path)]) == 1
-    err = capsys.readouterr().err
-    assert codes(err) == ["HT-cancel-not-possible"] and "gpu9" in err and "kill 77" in err
+    assert codes(said) == ["HT-cancel-not-possible"] and all(word in said for word in words)
     assert not directory.stop.exists(), "no rank would see it"
 
 
