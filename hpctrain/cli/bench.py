@@ -89,15 +89,15 @@ def allreduce(
     for number in numbers:
         measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds), hosts=options)
         seconds = {int(size): times for size, times in measured["seconds"].items()}
-        own = allreduce_rows(
+        of_ranks = allreduce_rows(
             seconds,
             measured["ranks"],
             oversubscribed=measured["oversubscribed"],
             hosts=measured["hosts"],
             link_bytes_per_s=link_gbit * 1e9 / 8 if link_gbit else None,
         )
-        tables.append(allreduce_table(own, measured["cores"]))
-        rows += own
+        tables.append(allreduce_table(of_ranks, measured["cores"]))
+        rows += of_ranks
         left_out |= measured["left_out"]
         loads.append(measured["load"])
     if as_json:

@@ -36,22 +36,22 @@ def cancel(
     from hpctrain.report.record import Record
     from hpctrain.report.status import RunStatus, read_status
 
-    found = find_run(target)
+    located = find_run(target)
     cancelled = False
-    for line in cancel_jobs(found, save_seconds=save_seconds):
+    for line in cancel_jobs(located, save_seconds=save_seconds):
         answer(line)
         cancelled = True
-    if not cancelled and not found.directory.summary.exists():
-        plan = found.directory.plan
+    if not cancelled and not located.directory.summary.exists():
+        plan = located.directory.plan
         stop = read_model(plan, Plan).stop if plan.exists() else Stop()
-        start = Record.read(found.directory).start
-        for line in stop_launcher(found.directory, start, stop.seconds + _GRACE_SECONDS, save_seconds=save_seconds):
+        start = Record.read(located.directory).start
+        for line in stop_launcher(located.directory, start, stop.seconds + _GRACE_SECONDS, save_seconds=save_seconds):
             answer(line)
             cancelled = True
-    run, _ = read_status(found)
+    run, _ = read_status(located)
     if not cancelled:
         answer("nothing to cancel: no process or job of the run is alive")
-    for each in [run] if isinstance(run, RunStatus) else run.tasks:
-        name = "the run" if each.task is None else f"task {each.task}"
-        why = f": {each.message}" if each.state == "failed" else ""
-        answer(f"{name} is {each.state}{why}{f'; resume with: {each.resume}' if each.resume else ''}")
+    for status in [run] if isinstance(run, RunStatus) else run.tasks:
+        name = "the run" if status.task is None else f"task {status.task}"
+        why = f": {status.message}" if status.state == "failed" else ""
+        answer(f"{name} is {status.state}{why}{f'; resume with: {status.resume}' if status.resume else ''}")

@@ -70,18 +70,18 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
     A checkpoint that a run's events tell of, and that is gone, is a fault too, unless the run deleted it by its rules.
     """
     gone = [] if _is_checkpoint(target) else _missing(target)
-    found = {path: verify(path) for path in _paths(target, gone)} | {path: [f"{path} is {GONE}"] for path in gone}
-    faulty = any(found.values())
+    faults_of = {path: verify(path) for path in _paths(target, gone)} | {path: [f"{path} is {GONE}"] for path in gone}
+    faulty = any(faults_of.values())
     if as_json:
-        rows = [{"path": str(path), "faults": faults} for path, faults in found.items()]
+        rows = [{"path": str(path), "faults": faults} for path, faults in faults_of.items()]
         answer_json({"status": "failed" if faulty else "ok", "checkpoints": rows})
         if faulty:
             raise typer.Exit(3)
         return
-    for path, faults in found.items():
+    for path, faults in faults_of.items():
         answer(f"{path}: {'missing' if path in gone else 'damaged' if faults else 'ok'}")
     if faulty:
-        lines = "\n".join(fault for faults in found.values() for fault in faults)
+        lines = "\n".join(fault for faults in faults_of.values() for fault in faults)
         raise HpctrainError("HT-checkpoint-damaged", "{lines}", _DAMAGED, exit_code=3, lines=lines)
 
 
@@ -116,10 +116,10 @@ def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:
     if _is_checkpoint(target):
         return [target]
     folder = _folder(target)
-    found = [checkpoint_path(folder, iteration) for iteration in iterations(folder)]
-    if not (found or gone):
+    paths = [checkpoint_path(folder, iteration) for iteration in iterations(folder)]
+    if not (paths or gone):
         raise HpctrainError("HT-checkpoint-none", "{target} has no checkpoint", exit_code=3, target=target)
-    return found
+    return paths
 
 
 def _missing(run_dir: Path) -> list[Path]:
@@ -128,7 +128,7 @@ def _missing(run_dir: Path) -> list[Path]:
 
     folder = _folder(run_dir)
     try:
-        return [checkpoint_path(folder, each) for each in missing(folder, run_events(RunDirectory(run_dir)))]
+        return [checkpoint_path(folder, iteration) for iteration in missing(folder, run_events(RunDirectory(run_dir)))]
     except HpctrainError as error:
         tell(f"hpctrain: which checkpoints there should be is not known: {error.message}")
         return []

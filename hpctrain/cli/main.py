@@ -128,7 +128,7 @@ def _name_unknown_options(command: Any) -> None:
             elif key := _key_of_recipes(name):
                 hint = f"a value of a recipe is set by --set {key}=…; its keys: hpctrain recipes show NAME"
             else:
-                hint = nearest(option, [each for parameter in command.params for each in parameter.opts])
+                hint = nearest(option, [name for parameter in command.params for name in parameter.opts])
             raise HpctrainError(
                 "HT-option-unknown",
                 "hpctrain {command} has no option {option}",
@@ -152,8 +152,8 @@ def _key_of_recipes(option: str) -> str | None:
             yield from keys(inner, f"{before}{key}.") if inner else (f"{before}{key}",)
 
     wanted = "learning_rate" if option == "lr" else option.replace("-", "_")
-    found = [key for key in keys(Recipe) if wanted in (key.rpartition(".")[2], key.replace(".", "_"))]
-    outermost = [key for key in found if key.count(".") == min(each.count(".") for each in found)]
+    candidates = [key for key in keys(Recipe) if wanted in (key.rpartition(".")[2], key.replace(".", "_"))]
+    outermost = [key for key in candidates if key.count(".") == min(name.count(".") for name in candidates)]
     return outermost[0] if len(outermost) == 1 else None
 
 

@@ -23,13 +23,13 @@ def require_places(files: Iterable[Path]) -> None:
     seen: set[Path] = set()
     for file in files:
         try:
-            place = file.parent.resolve() / file.name
-            problem, hint = _problem(file, taken=place in seen)
+            resolved = file.parent.resolve() / file.name
+            problem, hint = _problem(file, taken=resolved in seen)
         except OSError as error:
             raise disk_error(error, file, _ELSEWHERE) from error
         if problem:
             raise HpctrainError("HT-output-not-writable", "cannot write {path}: " + problem, hint, path=file)
-        seen.add(place)
+        seen.add(resolved)
 
 
 def _problem(file: Path, *, taken: bool) -> tuple[str, str]:

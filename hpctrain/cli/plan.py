@@ -69,7 +69,7 @@ def plan(
     )
     made = make_plan(request, machine, arranged)
     if as_json:
-        kept = {stage: vars(each) for stage, each in _state_bytes(made).items()}
+        kept = {stage: vars(state) for stage, state in _state_bytes(made).items()}
         further = {"state_bytes": kept} if kept else {}
         answer_json({**made.model_dump(mode="json"), **further})
     else:
@@ -127,21 +127,21 @@ def _state_bytes(plan: Plan) -> Mapping[Stage, StateBytes]:
     sizes = plan.mesh.sizes
     if plan.recipe is None or sizes["dp_shard"] == 1:
         return {}
-    own = parameters(plan.recipe) / (sizes["pp"] * sizes["tp"])
-    return all_stages(own, bytes_of_parameter(plan.recipe.optimizer), sizes["dp_shard"] * sizes["cp"])
+    divided = parameters(plan.recipe) / (sizes["pp"] * sizes["tp"])
+    return all_stages(divided, bytes_of_parameter(plan.recipe.optimizer), sizes["dp_shard"] * sizes["cp"])
 
 
 def _state_lines(plan: Plan) -> list[str]:
     """The bytes of :func:`_state_bytes` as the lines of a table; a star marks the plan's stage."""
-    found = _state_bytes(plan)
-    if not found:
+    states = _state_bytes(plan)
+    if not states:
         return []
     assert plan.recipe is not None
     rows = [
         (
             f"{'*' if stage == plan.recipe.sharding.zero else ' '} {_DIVIDES[stage]}",
-            *map(bytes_text, (each.parameters, each.gradients, each.optimizer, each.total)),
+            *map(bytes_text, (state.parameters, state.gradients, state.optimizer, state.total)),
         )
-        for stage, each in found.items()
+        for stage, state in states.items()
     ]
     return [*aligned([("", "parameters", "gradients", "optimizer", "together"), *rows])]

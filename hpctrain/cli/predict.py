@@ -139,7 +139,7 @@ def predict(
     asked = _asked(work, training, options, arguments or ())
     if options.plot:
         _require_plot(options.plot)
-    found = predict_request(
+    prediction = predict_request(
         asked,
         PredictionRequest(
             hardware=_hardware(switches, node, options),
@@ -150,19 +150,19 @@ def predict(
             site=Site(pue=options.pue, g_per_kwh=options.grid_intensity),
         ),
     )
-    for warning in (*found.warnings, *memory_warnings(found)):
+    for warning in (*prediction.warnings, *memory_warnings(prediction)):
         tell(f"hpctrain: warning: {warning}")
     if options.plot:
         from hpctrain.report.prediction_plot import prediction_plot
 
-        save({options.plot: prediction_plot(found)})
+        save({options.plot: prediction_plot(prediction)})
     if as_json:
-        answer_json(prediction_record(found))
+        answer_json(prediction_record(prediction))
         return
-    print_table(prediction_table(found))
-    if found.candidates:
-        print_table(candidate_table(found))
-    answer("\n".join(prediction_notes(found, explain=options.explain)))
+    print_table(prediction_table(prediction))
+    if prediction.candidates:
+        print_table(candidate_table(prediction))
+    answer("\n".join(prediction_notes(prediction, explain=options.explain)))
 
 
 def _require_plot(file: Path) -> None:
@@ -278,10 +278,10 @@ def _hardware(switches: Switches, node: str | None, options: PredictionOptions) 
         rdma=not options.tcp,
     )
     if node:
-        found = node_map_of(node)
-        for warning in found.warnings:
+        node_map = node_map_of(node)
+        for warning in node_map.warnings:
             tell(f"hpctrain: warning: {warning}")
-        stated = stated.like(found)
+        stated = stated.like(node_map)
     return stated.completed(load_profile(options.cluster).node) if options.cluster else stated
 
 
@@ -291,16 +291,16 @@ def node_counts(text: str) -> list[int]:
     Raises:
         HpctrainError: the text has another form, or a number is below 1 or too large.
     """
-    found: set[int] = set()
+    counts: set[int] = set()
     for part in map(str.strip, text.split(",")):
         doubling = _DOUBLING.fullmatch(part)
         if doubling:
             low, high = int(doubling[1]), int(doubling[2])
             if 1 <= low <= high <= _MOST_NODES:
-                found |= {min(low << power, high) for power in range((high // low).bit_length() + 1)}
+                counts |= {min(low << power, high) for power in range((high // low).bit_length() + 1)}
                 continue
         elif _NUMBER.fullmatch(part) and 1 <= int(part) <= _MOST_NODES:
-            found.add(int(part))
+            counts.add(int(part))
             continue
         raise HpctrainError(
             "HT-option-bad-value",
@@ -309,7 +309,7 @@ def node_counts(text: str) -> list[int]:
             text=text,
             part=part,
         )
-    return sorted(found)
+    return sorted(counts)
 
 
 def link_rate(text: str) -> float:
@@ -321,15 +321,15 @@ def link_rate(text: str) -> float:
     lanes = LANE_GBIT.get(text.strip().upper())
     if lanes is not None:
         return 4 * lanes * 1e9 / 8
-    found = _RATE.fullmatch(text.strip())
-    if found is None or float(found[1]) == 0:
+    rate = _RATE.fullmatch(text.strip())
+    if rate is None or float(rate[1]) == 0:
         raise HpctrainError(
             "HT-option-bad-value",
             "--link {text}: not the rate of a link",
             "in Gbit/s, for example 200Gb; or HDR, NDR",
             text=text,
         )
-    return float(found[1]) * 1e9 / (1 if found[2] == "B" else 8)
+    return float(rate[1]) * 1e9 / (1 if rate[2] == "B" else 8)
 
 
 def background_shares(text: str) -> tuple[float, float]:

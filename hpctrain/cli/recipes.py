@@ -82,13 +82,13 @@ def check(
             faults[name] = error
     missing = {entry.name: list(entry.missing) if isinstance(entry, Listed) else [] for entry in checked}
     if as_json:
-        sound = [{"name": name, "status": "ok", "missing": what} for name, what in missing.items()]
+        sound = [{"name": name, "status": "ok", "missing": absent} for name, absent in missing.items()]
         _print([*sound, *({"name": name, "status": "failed", "error": e.record()} for name, e in faults.items())])
         if faults:
             raise typer.Exit(2)
         return
-    for name, what in missing.items():
-        answer(f"{name}: ok" + (f", cannot be run: {'; '.join(what)}" if what else ""))
+    for name, absent in missing.items():
+        answer(f"{name}: ok" + (f", cannot be run: {'; '.join(absent)}" if absent else ""))
     if faults:
         # A fault that all variants share is printed once.
         different = {error.message: error for error in faults.values()}
@@ -130,8 +130,8 @@ def new(
             path=file,
         )
     require_places([file])
-    found = survey(data, _VALIDATION_SHARE)
-    if init_from and isinstance(found.data, OwnText):
+    surveyed = survey(data, _VALIDATION_SHARE)
+    if init_from and isinstance(surveyed.data, OwnText):
         raise HpctrainError(
             "HT-option-not-usable-here",
             "--init-from writes recipes for images, and {path} holds text",
@@ -139,11 +139,11 @@ def new(
             path=data,
         )
     weights = OwnWeights(path=str(init_from.absolute()), model=residual_network(init_from)) if init_from else None
-    folder = data if found.made else Path(f"{name}-shards")
-    save({file: own_recipe(name, found.data, str(folder.absolute()), weights).encode()})
-    share = f" --validation-share {_VALIDATION_SHARE}" if found.whole else ""
+    folder = data if surveyed.made else Path(f"{name}-shards")
+    save({file: own_recipe(name, surveyed.data, str(folder.absolute()), weights).encode()})
+    share = f" --validation-share {_VALIDATION_SHARE}" if surveyed.whole else ""
     answer("next:")
-    if not found.made:
+    if not surveyed.made:
         answer(f"  hpctrain data shard {shell_word(data)} {shell_word(folder)}{share}")
     answer(f"  hpctrain run {shell_word(file)} -np 2")
 

@@ -229,7 +229,7 @@ def submit(
     order = Order(
         cluster=found,
         request=request,
-        trainings={task: replace(training_request, work=each) for task, each in works.items()},
+        trainings={task: replace(training_request, work=task_work) for task, task_work in works.items()},
         content=script.content(),
         options={*_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}), *_given({"wait": wait or None})},
         image=start.container,

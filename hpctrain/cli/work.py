@@ -129,8 +129,8 @@ def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list
     read: dict[tuple[str, ...], Recipe] = {}
     recipes = []
     for overrides in chosen:
-        needed = tuple(each for each in overrides if _covers(each, needs))
-        rest = [each for each in overrides if each not in needed]
+        needed = tuple(override for override in overrides if _covers(override, needs))
+        rest = [override for override in overrides if override not in needed]
         if needed not in read:
             whole = load_recipe(work, needed)
             read[needed] = smoke(whole) if small else whole

@@ -182,13 +182,13 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
 
 def stages_table(rows: Sequence[Row]) -> Table:
     """The stages of :func:`loader_rows`, and the processor's time beside that of decoding alone."""
-    own = [row for row in rows if row["stages_us"]]
+    gathered = [row for row in rows if row["stages_us"]]
     alone = {row["workers"]: row["processor_us"] for row in rows if row["variant"] == DECODING}
-    cells = [[name, *(f"{row['stages_us'][name]:.0f}" for row in own)] for name in own[0]["stages_us"]]
-    cells += [["processor of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in own)]]
-    cells += [["of the limit by processor", *(ratio_text(row["processor_share_of_limit"]) for row in own)]]
+    cells = [[name, *(f"{row['stages_us'][name]:.0f}" for row in gathered)] for name in gathered[0]["stages_us"]]
+    cells += [["processor of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in gathered)]]
+    cells += [["of the limit by processor", *(ratio_text(row["processor_share_of_limit"]) for row in gathered)]]
     title = "microseconds an image, of all of hpctrain's processes together"
-    return _table(title, ("processes", *(str(row["workers"]) for row in own)), cells)
+    return _table(title, ("processes", *(str(row["workers"]) for row in gathered)), cells)
 
 
 def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
@@ -232,13 +232,13 @@ def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         members = {row["engine"]: row for row in rows if row["bytes"] == nbytes}
-        own = members[OURS]
-        if bound := own["link_bound_s"]:
+        ours = members[OURS]
+        if bound := ours["link_bound_s"]:
             ratios = (members[engine]["ratio_to_link"] for engine in engines)
             table.add_row(size_text(nbytes), time_text(bound), *map(ratio_text, ratios))
         else:
             times = (time_text(members[engine]["median_s"]) for engine in engines)
-            ratios = (own[name] for name in ("ratio_to_copy", "ratio_to_fastest_other"))
+            ratios = (ours[name] for name in ("ratio_to_copy", "ratio_to_fastest_other"))
             table.add_row(size_text(nbytes), *times, *map(ratio_text, ratios))
     return table
 

@@ -163,8 +163,8 @@ def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...],
     Yields:
         The ranks, rising, and the line.
     """
-    left = {rank: deque(_numbered(own)) for rank, own in sorted(lines.items())}
-    expected = Counter(line for own in left.values() for line in own)
+    left = {rank: deque(_numbered(queue)) for rank, queue in sorted(lines.items())}
+    expected = Counter(line for queue in left.values() for line in queue)
     # The ranks that have arrived at a line, which is complete when all ranks that have it have arrived.
     waiting: dict[_Numbered, list[int]] = defaultdict(list)
     complete: deque[_Numbered] = deque()
@@ -178,10 +178,10 @@ def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...],
 
     for rank in left:
         arrive(rank)
-    for own in left.values():
-        while own:
+    for queue in left.values():
+        while queue:
             # Where no line is complete, the orders contradict each other: the first rank's next line goes first.
-            line = complete.popleft() if complete else own[0]
+            line = complete.popleft() if complete else queue[0]
             ranks = waiting.pop(line)
             expected[line] -= len(ranks)
             yield tuple(sorted(ranks)), line[0]

@@ -229,7 +229,7 @@ def _by_epoch(
 ) -> None:
     """Draw a value of each epoch at the epoch's end, where it was measured."""
     values = ((epoch.epoch, value(epoch)) for epoch in record.epochs)
-    if points := [(epoch, each) for epoch, each in values if each is not None]:
+    if points := [(epoch, number) for epoch, number in values if number is not None]:
         axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
 
 

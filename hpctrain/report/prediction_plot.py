@@ -43,9 +43,7 @@ def prediction_plot(prediction: Prediction) -> bytes:
             _band(share, nodes, [row.weak_efficiency for row in prediction.rows], ORANGE, "the same samples a rank")
         share.set(ylabel=f"efficiency against {yardstick(prediction)}", ylim=(0, 1.05))
         for panel in (rate, share):
-            _nodes(panel, nodes, prediction.worthwhile)
-        if prediction.worthwhile is not None:
-            _annotate(rate, prediction.worthwhile, nodes)
+            _nodes(panel, nodes)
         figure.suptitle(
             f"{prediction.name}, {prediction.node.gpu}, {prediction.node.local} ranks a node", parse_math=False
         )
@@ -99,25 +97,9 @@ def _band(panel: Axes, nodes: Sequence[int], figures: Sequence[Estimate], colour
     panel.plot(nodes, [each.value for each in figures], color=colour, marker="o", markersize=3.5, label=label)
 
 
-def _annotate(panel: Axes, worthwhile: int, nodes: Sequence[int]) -> None:
-    """Say what the grey line means, below the curve, on the side of the line that has more room."""
-    left = worthwhile**2 > nodes[0] * nodes[-1]
-    panel.annotate(
-        "beyond, another node\nadds less than half",
-        (worthwhile, 0),
-        xytext=(-4 if left else 4, 6),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        fontsize=8,
-        horizontalalignment="right" if left else "left",
-    )
-
-
-def _nodes(panel: Axes, nodes: Sequence[int], worthwhile: int | None) -> None:
+def _nodes(panel: Axes, nodes: Sequence[int]) -> None:
     panel.set(xscale="log", xlabel="nodes (bands: 80 % of the cases)")
     panel.xaxis.set_major_locator(FixedLocator(nodes))
     panel.xaxis.set_major_formatter(ScalarFormatter())
     panel.xaxis.set_minor_locator(NullLocator())
-    if worthwhile is not None:
-        panel.axvline(worthwhile, color=GREY, linewidth=0.8)
     panel.legend()

@@ -39,7 +39,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
         HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh, or
             for an epoch to have a step.
     """
-    each, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
+    per_rank, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
             "HT-argument-missing",
@@ -49,21 +49,21 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
             per_rank=recipe.batch.per_rank,
         )
     # Without a number of ranks, the batch is fixed, and the mesh does not matter.
-    found = recipe.at(world) if world else recipe.at_data_ranks(1)
-    if each and not found.batch.iterations(samples):
+    resolved = recipe.at(world) if world else recipe.at_data_ranks(1)
+    if per_rank and not resolved.batch.iterations(samples):
         emulated = recipe.batch.emulated_ranks
         data = recipe.mesh.at(world).data_ranks if world else 1
         ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (data, "--world ")
-        most = samples // each * (1 if emulated or not world else world // data)
+        most = samples // per_rank * (1 if emulated or not world else world // data)
         raise HpctrainError(
             "HT-batch-too-large",
             "{ranks} ranks with {batch} samples each leave no step: there are {samples} training samples",
-            f"{option}{most} or less" if samples >= each else f"--set batch.per_rank={samples} or less",
+            f"{option}{most} or less" if samples >= per_rank else f"--set batch.per_rank={samples} or less",
             ranks=ranks,
-            batch=each,
+            batch=per_rank,
             samples=samples,
         )
-    return found
+    return resolved
 
 
 def schedule(recipe: Recipe) -> dict[str, Any]:
@@ -96,22 +96,22 @@ def momentum(optimizer: Optimizer) -> float:
     return optimizer.betas[0] if optimizer.rule.averages else optimizer.momentum
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(figures: dict[str, Any]) -> Table:
     """The table of :func:`schedule`."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    epochs = "1 epoch" if found["epochs"] == 1 else f"{found['epochs']} epochs"
-    samples = found["samples_per_epoch"]
-    images = -(-samples // found["repeats"])
+    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']} epochs"
+    samples = figures["samples_per_epoch"]
+    images = -(-samples // figures["repeats"])
     title = (
-        f"{found['name']}: batch {found['global_batch']}, {epochs} of {found['iterations_per_epoch']} iterations over "
-        f"{samples:,} samples" + (f", {images:,} images {found['repeats']} times" if images < samples else "")
+        f"{figures['name']}: batch {figures['global_batch']}, {epochs} of {figures['iterations_per_epoch']} iterations "
+        f"over {samples:,} samples" + (f", {images:,} images {figures['repeats']} times" if images < samples else "")
     )
     rows = Table(title=escape(title), box=box.SIMPLE_HEAD)
     for column in ("epoch", "learning rate", "momentum"):
         rows.add_column(column, justify="right")
-    for epoch, (rate, kept) in enumerate(zip(found["learning_rate"], found["momentum"], strict=True)):
-        rows.add_row("end" if epoch == found["epochs"] else str(epoch), f"{rate:.6g}", f"{kept:g}")
+    for epoch, (rate, kept) in enumerate(zip(figures["learning_rate"], figures["momentum"], strict=True)):
+        rows.add_row("end" if epoch == figures["epochs"] else str(epoch), f"{rate:.6g}", f"{kept:g}")
     return rows

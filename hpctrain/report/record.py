@@ -77,8 +77,8 @@ class StepTotals:
         self.count += 1
         self.seconds += step.seconds
         self.samples = None if self.samples is None or step.samples is None else self.samples + step.samples
-        given, each = self.communication_bytes, step.communication_bytes
-        self.communication_bytes = None if given is None or each is None else given + each
+        given, further = self.communication_bytes, step.communication_bytes
+        self.communication_bytes = None if given is None or further is None else given + further
         self.gathered_bytes += step.gathered_bytes or 0
         if step.communication_seconds is not None:
             self._communication += step.communication_seconds

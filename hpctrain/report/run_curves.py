@@ -63,14 +63,14 @@ def plot_runs(runs: Mapping[str, EventsFile], kind: str) -> bytes:
 
 def _curves(events: EventsFile) -> dict[str, _Points]:
     """The steps and values of each curve of a run, in the order in which they begin."""
-    found: dict[str, _Points] = {}
+    curves_by_name: dict[str, _Points] = {}
     curves = Curves()
     for point in filter(None, map(curves.point, kept(events))):
         for name, value in point.values.items():
-            steps, values = found.setdefault(name, (array("d"), array("d")))
+            steps, values = curves_by_name.setdefault(name, (array("d"), array("d")))
             steps.append(point.iteration)
             values.append(value)
-    return found
+    return curves_by_name
 
 
 def _draw(panel: Axes, name: str, curves: Sequence[_Points | None], looks: Sequence[tuple[str, str]]) -> None:

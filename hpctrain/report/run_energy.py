@@ -58,10 +58,10 @@ def energy_of(events: Sequence[Event], plan: Plan) -> MeasuredEnergy | None:
 
 def energy_keys(energy: MeasuredEnergy | None, samples: int | None) -> dict[str, Any]:
     """The keys of ``summary.json``; ``samples`` are those of the steps that count up to the last reading."""
-    total, found = (energy.total, energy.joules) if energy else (None, {})
+    total, by_source = (energy.total, energy.joules) if energy else (None, {})
     return {
         "energy_kwh": kwh(total),
-        "energy_by_source": {source: kwh(found.get(source)) for source in _SOURCES} if found else None,
+        "energy_by_source": {source: kwh(by_source.get(source)) for source in _SOURCES} if by_source else None,
         "joules_per_sample": total / samples if total is not None and samples else None,
         "energy_covers": energy.covers if energy else None,
     }

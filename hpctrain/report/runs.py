@@ -99,13 +99,13 @@ def differing(plans: Sequence[Plan]) -> dict[str, list[Any]]:
 
 
 def _with_differences(rows: Sequence[RunRow]) -> list[RunRow]:
-    found = [row for row in rows if row.plan is None]
+    described = [row for row in rows if row.plan is None]
     for title in {row.title for row in rows if row.plan}:
         alike = [(row, row.plan) for row in rows if row.plan and row.title == title]
         values = differing([plan for _, plan in alike])
         for number, (row, _) in enumerate(alike):
-            found.append(row.model_copy(update={"differs": {key: each[number] for key, each in values.items()}}))
-    return found
+            described.append(row.model_copy(update={"differs": {key: each[number] for key, each in values.items()}}))
+    return described
 
 
 def _jobs(scheduler: Scheduler, folder: Path) -> tuple[Sequence[JobState], str | None]:
@@ -147,8 +147,8 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
 
 
 def _metric(run: RunStatus) -> tuple[str, float] | None:
-    found = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
-    return next(((name, value) for name, value in found.items() if value is not None), None)
+    measured = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
+    return next(((name, value) for name, value in measured.items() if value is not None), None)
 
 
 def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:

@@ -89,12 +89,12 @@ class MlflowRun:
         if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return given
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self._plan.title
-        if not (found := self._client.get_experiment_by_name(name)):
+        if not (experiment := self._client.get_experiment_by_name(name)):
             # Another run may make it in between.
             with contextlib.suppress(MlflowException):
                 return str(self._client.create_experiment(name))
-            found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id)
+            experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id)
 
     def _send_status(self, events: Sequence[Event]) -> None:
         changes = [event for event in events if isinstance(event, StartEvent | EndEvent)]
@@ -114,8 +114,8 @@ class MlflowRun:
 
 def _shown(address: str) -> str:
     """The scheme, host and port of an address, without what may be a password or a token; empty for a local store."""
-    found = urlsplit(address)
-    return f"{found.scheme}://{found.netloc.rpartition('@')[2]}" if found.scheme.startswith("http") else ""
+    parsed = urlsplit(address)
+    return f"{parsed.scheme}://{parsed.netloc.rpartition('@')[2]}" if parsed.scheme.startswith("http") else ""
 
 
 def _milliseconds(seconds: float) -> int:

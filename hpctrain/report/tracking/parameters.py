@@ -33,13 +33,13 @@ def parameters(plan: Plan) -> dict[str, Any]:
     if plan.recipe:
         known = settings(plan.recipe)
         used = {key: value for key, value in flat(used_values(plan.recipe)) if key in known}
-        found = {"recipe": plan.recipe.name, **used}
+        values = {"recipe": plan.recipe.name, **used}
     else:
         assert plan.script is not None
         arguments = shlex.join(_redacted(plan.script.arguments))
-        found = {"script": plan.script.path.name, "arguments": arguments}
-    found |= {"framework": plan.framework} | {f"versions.{name}": version for name, version in plan.versions.items()}
-    return {key: value for key, value in found.items() if value not in (None, "", ())}
+        values = {"script": plan.script.path.name, "arguments": arguments}
+    values |= {"framework": plan.framework} | {f"versions.{name}": version for name, version in plan.versions.items()}
+    return {key: value for key, value in values.items() if value not in (None, "", ())}
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
@@ -49,14 +49,14 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def facts(events: Iterable[Event]) -> dict[str, Any]:
     """The facts that can differ between attempts, by name, each from the last of these events that states it."""
-    found: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     for event in events:
         match event:
             case StartEvent():
-                found |= {"attempt": event.attempt, "job": event.job}
+                known |= {"attempt": event.attempt, "job": event.job}
             case RunEvent():
-                found |= {"ranks": event.ranks, "backend": event.backend, "model_parameters": event.parameters}
-    return {key: value for key, value in found.items() if value is not None}
+                known |= {"ranks": event.ranks, "backend": event.backend, "model_parameters": event.parameters}
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def run_id(directory: RunDirectory) -> str:
