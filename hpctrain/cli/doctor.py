@@ -82,7 +82,7 @@ def _failure(check: Check) -> Text:
     from rich.text import Text
 
     text = Text("FAILED", style="bold red").append(f"  {check.name}{_where(check)}\n", style="bold")
-    for label in ("found", "wanted", "remedy", "source"):
+    for label in ("found", "wanted", "remedy"):
         text.append(f"        {label:<7} {getattr(check, label)}\n", style="")
     return text
 

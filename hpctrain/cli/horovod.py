@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from hpctrain.cli.options import AsJson
 from hpctrain.common.cluster.checks import Check
-from hpctrain.control.horovod.wheel import Progress
-from hpctrain.report.output import answer, answer_json, tell, terminal
+from hpctrain.report.output import answer, answer_json, tell
 
 app = typer.Typer(
     add_completion=False,
@@ -30,8 +27,7 @@ def build(
     """Download, adapt, compile, install and test Horovod for the MPI and the frameworks that are installed."""
     from hpctrain.control.horovod.install import build as build_horovod
 
-    with _shown_progress() as progress:
-        built, origin = build_horovod(progress, force=force)
+    built, origin = build_horovod(lambda step: tell(f"horovod: {step}"), force=force)
     parts = {"torch": built.torch, "tensorflow": built.tensorflow, "CUDA": built.cuda, "NCCL": built.nccl}
     versions = ", ".join(f"{name} {version}" for name, version in parts.items() if version)
     answer(f"Horovod {built.horovod} ({origin}): {versions}, {built.mpi}")
@@ -58,32 +54,3 @@ def _line(check: Check) -> str:
     found = f"{check.found}; wanted: {check.wanted}" if check.status == "failed" and check.wanted else check.found
     line = f"{check.name:<8} {_MARKS[check.status]:<7} {found}"
     return f"{line}\n{'':<17}{check.remedy}" if check.remedy else line
-
-
-@contextlib.contextmanager
-def _shown_progress() -> Iterator[Progress]:
-    """Show progress on stderr: a bar on a terminal, else a line for each step and each tenth of it."""
-    from rich.progress import Progress as Bar
-
-    console = terminal(stderr=True)
-    if not console.is_terminal:
-        yield _print_tenths()
-        return
-    with Bar(console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda step, percent: bar.update(
-            task, description=step, total=None if percent is None else 100, completed=percent or 0
-        )
-
-
-def _print_tenths() -> Progress:
-    printed = ""
-
-    def show(step: str, percent: int | None) -> None:
-        nonlocal printed
-        line = step if percent is None else f"{step}: {percent // 10 * 10} %"
-        if line != printed:
-            tell(f"horovod: {line}")
-            printed = line
-
-    return show

@@ -57,7 +57,6 @@ def test_two_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     # between a slow network's time and anything that is sold
     assert 1e-3 < float(plain["found"].partition(" ")[0]) < 1e4
     assert horovod["status"] != "failed", horovod
-    assert checks["clocks"]["status"] == "not applicable"
     assert "numpy" in checks["versions"]["found"]
     assert list(tmp_path.iterdir()) == []
 
@@ -139,7 +138,7 @@ def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
 
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpctrain.common.run.plan import HostOptions, Slots, Start
-    from hpctrain.control.doctor import start as doctor_ranks
+    from hpctrain.control.doctor import diagnosis as doctor_ranks
     from hpctrain.control.planning.place_hosts import PlacedHosts
 
     monkeypatch.setenv("PATH", fake_mpirun(tmp_path, HANGING))
@@ -169,7 +168,7 @@ def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
 def test_the_login_half_imports_nothing_of_the_rank_half() -> None:
     program = (
         "import sys\n"
-        "import hpctrain.cli.doctor, hpctrain.control.doctor.start, hpctrain.control.doctor.host\n"
+        "import hpctrain.cli.doctor, hpctrain.control.doctor.diagnosis\n"
         "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

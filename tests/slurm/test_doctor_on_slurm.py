@@ -48,33 +48,7 @@ def test_every_host_is_checked(folder: Path) -> None:
     for name in (ALL_REDUCE, "1 MB all-reduce, Horovod"):
         assert checks[name]["status"] != "failed", checks[name]
     assert " ms " in checks[ALL_REDUCE]["found"] and " 4 ranks" in checks[ALL_REDUCE]["found"]
-    # The nodes are one machine, so that their clocks are one.
-    assert checks["clocks"]["status"] == "ok", checks["clocks"]
     assert checks["versions"]["status"] == "ok"
-
-
-def test_ranks_are_in_the_order_of_the_placement(folder: Path) -> None:
-    """The nodes hang on two leaf switches, n1 and n3 on one of them: sorted by name they cross four times."""
-    checks = {check["name"]: check for check in json.loads((folder / "doctor.json").read_text())["checks"]}
-    assert checks["host order"]["found"].startswith("2 crossings"), checks
-    assert "(scontrol show" in checks["host order"]["found"]
-    assert checks["host order"]["status"] == "ok"
-
-
-@pytest.mark.thorough
-def test_launchers_that_do_not_work_are_named(slurm: LocalSlurm, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    broken = tmp_path / "bin" / "mpirun"
-    broken.write_text(
-        "#!/bin/sh\n[ $1 = --version ] && echo 'mpirun (Open MPI) 5.0.11' && exit\necho no daemon; exit 1\n"
-    )
-    broken.chmod(0o755)
-    command = (f"PATH={tmp_path}/bin:/usr/bin:/bin", str(_HPCTRAIN), "doctor", "--json")
-    output = slurm.run("salloc", "-N2", f"--chdir={tmp_path}", "env", *command, check=False, timeout=120, **AS_ROOT)
-    checks = json.loads(output[output.index("{") : output.rindex("}") + 1])["checks"]
-    (check,) = [check for check in checks if check["name"] == LAUNCHER]
-    assert check["status"] == "ok" and "2 ranks" in check["found"], check
-    assert "mpirun " in check["found"] and "status 1;" in check["found"] and "no daemon" in check["found"]
 
 
 def test_what_all_hosts_have_alike_is_one_line(folder: Path) -> None:

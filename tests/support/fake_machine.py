@@ -7,19 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.control.doctor.facts import Host, read_host
+from hpctrain.control.doctor.host_facts import Host, read_host
 
 SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
-ACS = 0x000D
-
-
-def configuration(control: int) -> bytes:
-    """The configuration space of a bridge whose second extended capability is ACS."""
-    space = bytearray(4096)
-    space[0x100:0x104] = (0x0001 | 1 << 16 | 0x150 << 20).to_bytes(4, "little")
-    space[0x150:0x154] = (ACS | 1 << 16).to_bytes(4, "little")
-    space[0x156:0x158] = control.to_bytes(2, "little")
-    return bytes(space)
 
 
 class FakeMachine:
@@ -56,9 +46,6 @@ class FakeMachine:
         device = self.device(path, vendor="0x10de", **{"class": "0x030200"})
         (device / "driver").symlink_to(self.root / "sys/bus/pci/drivers/nvidia")
 
-    def bridge(self, path: str, control: int) -> None:
-        (self.device(path) / "config").write_bytes(configuration(control))
-
     def adapter(
         self,
         name: str,
@@ -67,16 +54,11 @@ class FakeMachine:
         layer: str = "InfiniBand",
         state: str = "4: ACTIVE",
         rate: str = "400 Gb/sec (4X NDR)",
-        gids: dict[int, str] | None = None,
     ) -> None:
         device = self.device(path, vendor="0x15b3", **{"class": "0x020700"})
         port = f"sys/class/infiniband/{name}/ports/1"
         for file, value in {"link_layer": layer, "state": state, "rate": rate}.items():
             self.write(f"{port}/{file}", value)
-        self.write(f"{port}/gids/9", "0000:0000:0000:0000:0000:0000:0000:0000")
-        for index, kind in (gids or {}).items():
-            self.write(f"{port}/gids/{index}", "0000:0000:0000:0000:0000:ffff:0a00:0001")
-            self.write(f"{port}/gid_attrs/types/{index}", kind)
         (self.root / "sys/class/infiniband" / name / "device").symlink_to(device)
 
     def verbs(self) -> None:
@@ -99,13 +81,6 @@ def full_machine(root: Path) -> FakeMachine:
     machine = FakeMachine(root)
     machine.gpu()
     machine.gpu(f"{SWITCH}/0000:3c:08.0/0000:3e:00.0")
-    for bridge in (
-        "pci0000:3a/0000:3a:00.0",
-        SWITCH,
-        f"{SWITCH}/0000:3c:04.0",
-        f"{SWITCH}/0000:3c:08.0",
-    ):
-        machine.bridge(bridge, 0)
     machine.adapter("mlx5_0", f"{SWITCH}/0000:3c:0c.0/0000:3f:00.0")
     machine.verbs()
     machine.write("proc/modules", "nvidia_peermem 16384 0 - Live 0x0\nib_uverbs 1 0 - Live 0x0")

@@ -15,7 +15,6 @@ class Check:
     Attributes:
         found: also why the check is not applicable.
         remedy: the command, or the setting.
-        source: address of the documentation that ``wanted`` is from.
         where: the hosts or ranks it is about; empty for all, or for the only one.
     """
 
@@ -24,5 +23,15 @@ class Check:
     found: str
     wanted: str = ""
     remedy: str = ""
-    source: str = ""
     where: tuple[str, ...] = ()
+
+
+def judge(name: str, found: str, *, failed: bool, wanted: str, remedy: str, where: tuple[str, ...] = ()) -> Check:
+    """A check that applies; the remedy is kept where it failed."""
+    status: Status = "failed" if failed else "ok"
+    return Check(name=name, status=status, found=found, wanted=wanted, remedy=remedy if failed else "", where=where)
+
+
+def skip(name: str, why: str, remedy: str = "") -> Check:
+    """A check that does not apply here; ``remedy``: what makes it apply."""
+    return Check(name=name, status="not applicable", found=why, remedy=remedy)

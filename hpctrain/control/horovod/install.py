@@ -17,18 +17,18 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, cuda, wheel
 from hpctrain.control.horovod.fingerprint import BuildFingerprint, current_fingerprint, environment_prefix
 from hpctrain.control.horovod.installed import find_installed
-from hpctrain.control.horovod.wheel import Progress
+from hpctrain.control.horovod.wheel import Say
 
 _BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")
 
 _SECONDS = "300"
 
 
-def build(progress: Progress, *, force: bool = False) -> tuple[BuildFingerprint, str]:
+def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
     """Make the installed Horovod fit this environment's frameworks and MPI.
 
     Args:
-        progress: gets the name of each step, with a percentage while compiling.
+        say: gets the name of each step.
         force: compile and install even where the installed Horovod or a cached wheel fits.
 
     Returns:
@@ -53,11 +53,11 @@ def build(progress: Progress, *, force: bool = False) -> tuple[BuildFingerprint,
     found = None if force else wheel.cached_wheel(wanted)
     if found is None:
         _require_tools(mpi)
-    built = found or wheel.compile_wheel(wanted, mpi, toolkit, nccl, progress)
-    progress("installing", None)
+    built = found or wheel.compile_wheel(wanted, mpi, toolkit, nccl, say)
+    say("installing")
     _pip("install", "--no-deps", "--force-reinstall", str(built))
     try:
-        prove(mpi, wanted.packages, progress)
+        prove(mpi, wanted.packages, say)
     except HpctrainError:
         # Removed, so that the next command does not take an unproved build for a working one.
         _pip("uninstall", "--yes", "horovod")
@@ -85,28 +85,18 @@ def _require_tools(mpi: MpiInstallation) -> None:
     # A compiler may be named with a launcher before it and options after it.
     compiler = shlex.split(os.environ.get("CXX") or "c++")[0]
     missing = [name for name in (compiler, "make") if shutil.which(name) is None]
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        missing.append(str(header))
+    if environment_prefix(mpi) is None and mpi.mpicxx is None:
+        missing.append(f"mpicxx beside {mpi.mpirun}")
     if missing:
         raise HpctrainError(
             "HT-compiler-missing",
-            "the build needs programs that are not on the PATH: {missing}",
-            "load the cluster's compiler module, or: apt-get install g++ make",
+            "the build needs what is not here: {missing}",
+            "load the cluster's modules of a compiler and of the MPI, or: apt-get install g++ make python3-dev, and "
+            "libopenmpi-dev or libmpich-dev",
             missing=", ".join(missing),
-        )
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.is_file():
-        raise HpctrainError(
-            "HT-compiler-missing",
-            "the build needs Python's header {header}",
-            "apt-get install python3-dev",
-            header=header,
-        )
-    if environment_prefix(mpi) is None and mpi.mpicxx is None:
-        raise HpctrainError(
-            "HT-compiler-missing",
-            "{name} at {mpirun} has no mpicxx beside it, so nothing can be compiled for it",
-            "install its development package (Debian: libopenmpi-dev or libmpich-dev), or load its full module",
-            name=mpi.name,
-            mpirun=mpi.mpirun,
         )
 
 
@@ -126,7 +116,7 @@ def _pip(*arguments: str) -> None:
     importlib.invalidate_caches()
 
 
-def prove(mpi: MpiInstallation, packages: tuple[str, ...], progress: Progress) -> None:
+def prove(mpi: MpiInstallation, packages: tuple[str, ...], say: Say) -> None:
     """Start the self-test of :mod:`hpctrain.worker.comm.selftest` on two ranks, once a framework.
 
     Raises:
@@ -134,7 +124,7 @@ def prove(mpi: MpiInstallation, packages: tuple[str, ...], progress: Progress) -
     """
     for framework, package in PACKAGES.items():
         if package in packages:
-            progress(f"proving {TITLES[package]} on 2 ranks", None)
+            say(f"proving {TITLES[package]} on 2 ranks")
             _run_selftest(mpi, framework, TITLES[package])
 
 

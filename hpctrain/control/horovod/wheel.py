@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -24,8 +25,8 @@ from hpctrain.control.horovod.adapt import adapt
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
 from hpctrain.control.horovod.fingerprint import BuildFingerprint, environment_prefix
 
-Progress = Callable[[str, int | None], None]
-"""Gets what is being done and, while compiling, the percentage that is done."""
+Say = Callable[[str], None]
+"""Gets what is being done."""
 
 # The peak memory of one compiler process on PyTorch's headers.
 _BYTES_PER_JOB = 2 * 1024**3
@@ -33,8 +34,6 @@ _BYTES_PER_JOB = 2 * 1024**3
 # The hash of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-_PERCENT = re.compile(r"\s*\[ *(?P<percent>\d+)%\]")
-_COUNT = re.compile(r"\s*\[(?P<done>\d+)/(?P<all>[1-9]\d*)\]")
 _ERROR = re.compile(
     r"""
       (:\ |^)(fatal\ )?error:\            # C++ compiler
@@ -62,7 +61,7 @@ def cached_wheel(fingerprint: BuildFingerprint) -> Path | None:
 
 
 def compile_wheel(
-    fingerprint: BuildFingerprint, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None, progress: Progress
+    fingerprint: BuildFingerprint, mpi: MpiInstallation, toolkit: Toolkit | None, nccl: Nccl | None, say: Say
 ) -> Path:
     """Download, adapt and compile Horovod; returns the wheel in the cache.
 
@@ -73,7 +72,7 @@ def compile_wheel(
     make_folder(home)
     with tempfile.TemporaryDirectory(prefix="hpctrain-horovod-") as name:
         work = Path(name)
-        progress("downloading the source package", None)
+        say("downloading the source package")
         source = fetch(work)
         adapt(source, fingerprint.packages)
         # TensorFlow hands its paths to CMake as one string, so a space in them would end a path.
@@ -82,7 +81,7 @@ def compile_wheel(
         options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--verbose"]
         command = [str(python), "-m", "pip", "wheel", *options, "--wheel-dir", str(work / "wheel"), str(source)]
         env = {**_inherited(), **build_settings(fingerprint, work, mpi, toolkit, nccl)}
-        _run_logged(command, env, home / "build.log", progress)
+        _run_logged(command, env, home / "build.log", say)
         built = next((work / "wheel").glob("*.whl"))
         # Moved in two steps, so that the cache never shows a part of a wheel.
         arriving = Path(shutil.copy(built, home / f".{built.name}"))
@@ -157,28 +156,14 @@ def _jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), fit))
 
 
-def _run_logged(command: list[str], env: dict[str, str], path: Path, progress: Progress) -> None:
-    progress("compiling", 0)
-    with (
-        path.open("w", buffering=1) as file,
-        subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            percent = percent_done(line)
-            if percent is not None:
-                progress("compiling", percent)
-    if process.returncode != 0:
-        with path.open() as file:
+def _run_logged(command: list[str], env: dict[str, str], path: Path, say: Say) -> None:
+    say(f"compiling, for about five minutes on two cores; the log: {path}")
+    with path.open("w") as file:
+        done = subprocess.run(
+            command, env=env, check=False, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+    if done.returncode != 0:
+        with path.open(errors="replace") as file:
             error = first_error(file)
         raise HpctrainError(
             "HT-horovod-build-failed",
@@ -217,25 +202,12 @@ def fetch(directory: Path) -> Path:
     return directory / f"horovod-{VERSION}"
 
 
-def percent_done(line: str) -> int | None:
-    """The percentage in a line of make (``[ 42%]``) or ninja (``[3/7]``); None for any other line."""
-    if match := _PERCENT.match(line):
-        return int(match["percent"])
-    if match := _COUNT.match(line):
-        return 100 * int(match["done"]) // int(match["all"])
-    return None
-
-
 def first_error(lines: Iterable[str]) -> str:
     """The first error and the indented lines that explain it; the last lines where none is recognised."""
     # pip indents what its subprocess prints by two spaces.
-    text = [line.rstrip().removeprefix("  ") for line in lines]
+    text = [line.rstrip().removeprefix("  ") for line in lines if line.strip()]
     start = next((number for number, line in enumerate(text) if _ERROR.search(line)), None)
     if start is None:
-        return "\n".join([line for line in text if line][-_MOST_LINES:])
-    found = [text[start]]
-    for line in text[start + 1 : start + _MOST_LINES]:
-        if line and not line.startswith(" "):
-            break
-        found.append(line)
-    return "\n".join(line for line in found if line)
+        return "\n".join(text[-_MOST_LINES:])
+    explained = takewhile(lambda line: line.startswith(" "), text[start + 1 : start + _MOST_LINES])
+    return "\n".join([text[start], *explained])

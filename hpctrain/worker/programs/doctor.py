@@ -1,4 +1,4 @@
-"""What ``hpctrain doctor`` runs on every rank: the checks of each host, the clocks, and a real all-reduce.
+"""What ``hpctrain doctor`` runs on every rank: the checks of each host, and a real all-reduce.
 
 ``python doctor.py FOLDER RANKS RUN_DIRECTORY`` on every rank. Rank 0 writes ``FOLDER/world-HOST-PID.json``. If launcher
 and MPI do not match, every process is rank 0 of 1, and each writes one. Every wait has a limit.
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,10 +26,9 @@ from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
-from hpctrain.control.doctor.facts import Host, read_host
-from hpctrain.control.doctor.host import check_host
-from hpctrain.control.doctor.ranks import NUMBERS, MeasuredAllreduce
-from hpctrain.control.doctor.software import World
+from hpctrain.control.doctor.host_checks import check_host
+from hpctrain.control.doctor.host_facts import Host, read_host
+from hpctrain.control.doctor.rank_checks import NUMBERS, MeasuredAllreduce, World
 from hpctrain.control.horovod.installed import find_installed
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 LIMIT_SECONDS = 30
 # The limit of one wait for the other ranks.
 _WAIT_SECONDS = 10
-_PINGS = 20
 _REPEATS = 7
 # With these factors sums stay exact in float32 up to 100,000 ranks.
 _LARGEST, _WEIGHTS = 16, 8
@@ -89,15 +87,15 @@ def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> N
     host = read_host(ranks=len(mine), hosts=len(hosts), visible=tuple(mine)) if first else None
     results = comm.allgather_object(_host_checks(host, run_directory) if host else None)
     leaders = [rank for rank, result in enumerate(results) if result]
-    offsets = [_offset(mpi.COMM_WORLD, rank) for rank in leaders]
     measured: dict[str, Any] = {
         "worlds": [asdict(other) for other, _, _ in seen],
         "hosts": {seen[rank][0].host: results[rank] for rank in leaders},
-        "offsets": {seen[rank][0].host: offset for rank, offset in zip(leaders, offsets, strict=True)},
         "reductions": [asdict(_plain(comm))],
     }
-    engines: dict[str, Callable[[HorovodCommunicator], MeasuredAllreduce]]
-    engines = {"Horovod": _horovod, "NCCL": partial(_nccl, mpi.COMM_WORLD)}
+    engines: dict[str, Callable[[HorovodCommunicator], MeasuredAllreduce]] = {
+        "Horovod": _horovod,
+        "NCCL": partial(_nccl, mpi.COMM_WORLD),
+    }
     for engine, reduce in engines.items():
         if comm.rank == 0:
             unfinished = MeasuredAllreduce(engine=engine, error="did not end")
@@ -113,43 +111,6 @@ def _host_checks(host: Host, run_directory: Path) -> dict[str, Any]:
         "checks": [asdict(check) for check in check_host(host, run_directory)],
         "versions": this_machine().versions,
     }
-
-
-def _offset(world: MPI.Intracomm, peer: int) -> float:
-    """How far the clock of ``peer`` is ahead of rank 0's, in seconds; 0 on the other ranks.
-
-    The peer's time is taken to be that of the middle of the round trip; the shortest trip has the least error.
-    """
-    if peer == 0 or world.rank not in (0, peer):
-        return 0.0
-    word = np.zeros(1)
-    if world.rank == peer:
-        for _ in range(_PINGS):
-            _finish(world.Irecv(word, 0), "the clock of rank 0")
-            _finish(world.Isend(np.array([time.time()]), 0), "rank 0 to take the time")
-        return 0.0
-    trips = []
-    for _ in range(_PINGS):
-        start = time.time()
-        _finish(world.Isend(word, peer), f"rank {peer}")
-        answer = np.zeros(1)
-        _finish(world.Irecv(answer, peer), f"the clock of rank {peer}")
-        end = time.time()
-        trips.append((end - start, float(answer[0]) - (start + end) / 2))
-    return min(trips)[1]
-
-
-def _finish(request: MPI.Request, what: str) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise HpctrainError(
-                "HT-wait-timed-out",
-                "waited {seconds} s for {awaited}",
-                exit_code=1,
-                seconds=_WAIT_SECONDS,
-                awaited=what,
-            )
 
 
 def _numbers(rank: int) -> AnyArray:
@@ -175,77 +136,60 @@ def _plain(comm: HorovodCommunicator) -> MeasuredAllreduce:
 
 
 def _horovod(comm: HorovodCommunicator) -> MeasuredAllreduce:
+    """By Horovod with PyTorch; ``hpctrain horovod build`` has proved that with TensorFlow."""
     installed = find_installed()
-    mine = installed.packages if installed else ()
-    common = set.intersection(*map(set, comm.allgather_object(mine)))
-    if not common:
-        return MeasuredAllreduce(engine="Horovod", error="Horovod is not built on every host", possible=False)
-    reduce = _reduce_torch if "torch" in common else _reduce_tensorflow
-    try:
-        seconds, reduced = reduce(comm)
-    except (HpctrainError, ImportError, RuntimeError) as error:
-        return MeasuredAllreduce(engine="Horovod", error=str(error).partition("\n")[0])
-    # Horovod's reduction gives the mean.
-    right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
-    return _agree(comm, MeasuredAllreduce(engine="Horovod", seconds=seconds, right=right))
+    if not all(comm.allgather_object(bool(installed and "torch" in installed.packages))):
+        why = "Horovod is not built for PyTorch on every host"
+        return MeasuredAllreduce(engine="Horovod", error=why, possible=False)
+    return _reduce("Horovod", comm, lambda: comm, "cpu")
 
 
 def _nccl(world: MPI.Intracomm, comm: HorovodCommunicator) -> MeasuredAllreduce:
     """By NCCL, where every rank has a GPU, or may share one."""
-    found = comm.allgather_object((comm.host, comm.local_size, usable_gpus(), find_spec("torch") is not None))
-    if not all(gpus and has_torch for _, _, gpus, has_torch in found):
+    able = comm.allgather_object((comm.host, comm.local_size, usable_gpus(), find_spec("torch") is not None))
+    if not all(gpus and has_torch for _, _, gpus, has_torch in able):
         return MeasuredAllreduce(engine="NCCL", error="not every host has a GPU and PyTorch", possible=False)
-    if not SHARE_GPUS.read() and (short := [each for each in found if each[2] < each[1]]):
+    if not SHARE_GPUS.read() and (short := [rank for rank in able if rank[2] < rank[1]]):
         host, ranks, gpus, _ = short[0]
         error = f"{ranks} ranks on {host} for {gpus} GPUs: --share-gpus lets them share"
         return MeasuredAllreduce(engine="NCCL", error=error, possible=False)
-    return _torch_distributed(world, comm, "nccl")
 
-
-def _torch_distributed(
-    world: MPI.Intracomm, comm: HorovodCommunicator, backend: Literal["gloo", "nccl"]
-) -> MeasuredAllreduce:
-    engine = backend.upper()
-    try:
+    def start() -> TorchDistributedCommunicator:
         from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 
-        group = TorchDistributedCommunicator(backend, "hpctrain doctor", world)
-        seconds, reduced = _reduce_torch(group, "cuda" if group.on_gpus else "cpu")
-        group.shutdown()
+        return TorchDistributedCommunicator("nccl", "hpctrain doctor", world)
+
+    return _reduce("NCCL", comm, start, "cuda")
+
+
+def _reduce(
+    name: str,
+    comm: HorovodCommunicator,
+    start: Callable[[], HorovodCommunicator | TorchDistributedCommunicator],
+    device: str,
+) -> MeasuredAllreduce:
+    """Reduce with the engine of a communicator, to the mean."""
+    try:
+        import torch
+
+        group = start()
+        engine = group.torch()
+        buffer = engine.allocate(NUMBERS, torch.float32, torch.device(device))
+        seconds = []
+        for _ in range(_REPEATS):
+            buffer.copy_(torch.from_numpy(_numbers(comm.rank)))
+            begin = time.perf_counter()
+            engine.allreduce(buffer, "doctor").wait()
+            if buffer.is_cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        reduced = buffer.cpu().numpy()
+        if group is not comm:
+            group.shutdown()
     except (HpctrainError, ImportError, RuntimeError) as error:
-        return MeasuredAllreduce(engine=engine, error=str(error).partition("\n")[0])
+        return MeasuredAllreduce(engine=name, error=str(error).partition("\n")[0])
     right = bool(np.allclose(reduced, _expected(comm.size) / comm.size, rtol=1e-6))
-    return _agree(comm, MeasuredAllreduce(engine=engine, seconds=seconds, right=right))
-
-
-def _reduce_torch(
-    comm: HorovodCommunicator | TorchDistributedCommunicator, device: str = "cpu"
-) -> tuple[float, AnyArray]:
-    import torch
-
-    engine = comm.torch()
-    buffer = engine.allocate(NUMBERS, torch.float32, torch.device(device))
-    seconds = []
-    for _ in range(_REPEATS):
-        buffer.copy_(torch.from_numpy(_numbers(comm.rank)))
-        start = time.perf_counter()
-        engine.allreduce(buffer, "doctor").wait()
-        if buffer.is_cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds), buffer.cpu().numpy()
-
-
-def _reduce_tensorflow(comm: HorovodCommunicator) -> tuple[float, AnyArray]:
-    import tensorflow as tf
-
-    engine, seconds = comm.tensorflow(), []
-    numbers = tf.constant(_numbers(comm.rank))
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        (reduced,) = engine.allreduce([numbers], "doctor")
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds), reduced.numpy()
+    return _agree(comm, MeasuredAllreduce(engine=name, seconds=statistics.median(seconds), right=right))
 
 
 def _agree(comm: HorovodCommunicator, reduction: MeasuredAllreduce) -> MeasuredAllreduce:

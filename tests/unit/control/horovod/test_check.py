@@ -33,7 +33,6 @@ class Machine:
         self.mpi: mpi.MpiInstallation | None = mpi.MpiInstallation(
             flavour="open-mpi-5", version="5.0.11", mpirun=Path("/opt/mpi/bin/mpirun"), mpicc=None, mpicxx=None
         )
-        self.has_cuda = False
         self.toolkit: cuda.Toolkit | None = None
         self.nccl: cuda.Nccl | None = None
         self.horovod = site / "horovod"
@@ -71,7 +70,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(
         installed, "package_directory", lambda name: tmp_path / name if machine.horovod.exists() else None
     )
-    monkeypatch.setattr(check, "framework_has_cuda", lambda: machine.has_cuda)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.28.1")
     return machine
 
@@ -157,15 +155,6 @@ def test_a_horovod_that_somebody_else_built(machine: Machine) -> None:
     check_text("horovod-of-somebody-else", CliRunner().invoke(app, ["check"]).output)
 
 
-@pytest.mark.parametrize(("has_cuda", "said"), [(False, "CUDA builds of the frameworks"), (True, "set CUDA_HOME")])
-def test_what_gpus_would_need(machine: Machine, has_cuda: bool, said: str) -> None:
-    machine.install()
-    machine.has_cuda = has_cuda
-    nccl = check.report()[-1]
-    assert nccl.status == "not applicable"
-    assert said in nccl.remedy
-
-
 def test_nccl_missing_and_there(machine: Machine) -> None:
     machine.toolkit = cuda.Toolkit(version="12.4", home=Path("/usr/local/cuda"))
     machine.install()
@@ -180,7 +169,6 @@ def test_json_has_the_keys_that_programs_read(machine: Machine) -> None:
     machine.install()
     result = CliRunner().invoke(app, ["check", "--json"])
     (first, *_) = json.loads(result.stdout)["checks"]
-    assert first.pop("source").startswith("https://horovod.readthedocs.io/")
     assert first == {
         "name": "horovod",
         "status": "ok",
@@ -201,22 +189,22 @@ def test_a_build_that_fits_is_not_made_again(machine: Machine) -> None:
 def test_no_framework_to_build_for(machine: Machine) -> None:
     machine.versions = {"torch": None, "tensorflow": None}
     with refused("HT-package-not-installed"):
-        install.build(lambda step, percent: None)
+        install.build(lambda step: None)
 
 
 def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(install, "_BUILD_MODULES", ())
-    with refused("HT-compiler-missing", name="Open MPI 5.0.11", mpirun="/opt/mpi/bin/mpirun") as error:
-        install.build(lambda step, percent: None)
-    assert "libopenmpi-dev" in error.value.hint
+    with refused("HT-compiler-missing") as error:
+        install.build(lambda step: None)
+    assert "mpicxx beside /opt/mpi/bin/mpirun" in error.value.message and "libopenmpi-dev" in error.value.hint
 
 
 @pytest.mark.parametrize(
     ("modules", "compiler", "code", "values"),
     [
         (("no_such_module",), "c++", "HT-package-not-installed", {"missing": "no_such_module"}),
-        ((), "no-such-c++ -O2", "HT-compiler-missing", {"missing": "no-such-c++"}),
+        ((), "no-such-c++ -O2", "HT-compiler-missing", {}),
         # A compiler after its launcher is found, and the next thing is missing.
         ((), "env c++", "HT-compiler-missing", {}),
     ],
@@ -234,7 +222,7 @@ def test_missing_build_tools_are_named(
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(install, "_BUILD_MODULES", modules)
     with refused(code, **values):
-        install.build(lambda step, percent: None)
+        install.build(lambda step: None)
 
 
 def test_asking_imports_nothing_heavy() -> None:

@@ -17,7 +17,7 @@ from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.control.horovod import install, wheel
 from hpctrain.control.horovod.cuda import Nccl, Toolkit
 from hpctrain.control.horovod.fingerprint import BuildFingerprint
-from hpctrain.control.horovod.wheel import first_error, percent_done
+from hpctrain.control.horovod.wheel import first_error
 from support.refusals import refused
 
 CLUSTER = MpiInstallation(
@@ -108,14 +108,14 @@ def test_a_failed_build_shows_the_first_error_and_the_log(tmp_path: Path, monkey
     fail_to_compile(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a cache"))
     monkeypatch.setenv("HOROVOD_WITH_GLOO", "1")
-    seen: list[tuple[str, int | None]] = []
+    seen: list[str] = []
     # False: what the user has set for some other build of Horovod must not change this one.
     with refused("HT-horovod-build-failed", reason="a.cc:1:1: error: False") as error:
-        wheel.compile_wheel(BUILT, CLUSTER, None, None, lambda *step: seen.append(step))
+        wheel.compile_wheel(BUILT, CLUSTER, None, None, seen.append)
     log = wheel.wheel_home(BUILT) / "build.log"
     assert str(log) in error.value.hint
     assert "object a.o" in log.read_text()
-    assert ("compiling", 50) in seen
+    assert any(str(log) in step for step in seen)
     assert error.value.exit_code == 1
     assert wheel.cached_wheel(BUILT) is None
 
@@ -136,7 +136,7 @@ def test_a_build_that_is_not_proved_is_removed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(subprocess, "run", mpirun)
     with refused("HT-horovod-build-failed", status=3, output="rank 1: a wrong number"):
-        install.build(lambda step, percent: None)
+        install.build(lambda step: None)
     assert [arguments[0] for arguments in called] == ["install", "uninstall"]
 
 
@@ -220,22 +220,17 @@ CMAKE = (
 )
 
 
-def test_the_compilers_first_error_with_its_source_line() -> None:
-    first = (
-        "/src/horovod/torch/mpi_ops_v2.cc:71:3: error: 'tensr' was not declared in this scope; did you mean 'tensor'?\n"
-        "   71 |   tensr.size();\n"
-        "      |   ^~~~~\n"
-        "      |   tensor"
-    )
-    assert first_error(COMPILER.splitlines(keepends=True)) == first
-
-
-def test_cmakes_first_error_with_its_reason() -> None:
-    first = (
-        "CMake Error at /usr/share/cmake/Modules/FindPackageHandleStandardArgs.cmake:230 (message):\n"
-        "  Could NOT find NCCL (missing: NCCL_INCLUDE_DIR)"
-    )
-    assert first_error(CMAKE.splitlines()) == first
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        (COMPILER, [":71:3: error: 'tensr' was not declared", "tensr.size();"]),
+        (CMAKE, ["CMake Error at /usr/share", "Could NOT find NCCL"]),
+    ],
+)
+def test_the_first_error_with_what_explains_it(log: str, first: list[str]) -> None:
+    shown = first_error(log.splitlines(keepends=True)).splitlines()
+    assert all(words in line for words, line in zip(first, shown, strict=False))
+    assert len(shown) <= 5
 
 
 @pytest.mark.parametrize(
@@ -253,22 +248,8 @@ def test_cmakes_first_error_with_its_reason() -> None:
 )
 def test_errors_of_other_tools_are_recognised(line: str) -> None:
     log = [*NOISE.splitlines(), "  " + line, "make: *** [Makefile:2: all] Error 2"]
-    assert first_error(log) == line
+    assert first_error(log).startswith(line)
 
 
 def test_a_log_without_a_known_error_gives_its_end() -> None:
     assert first_error([*NOISE.splitlines(), "  gave up", ""]).endswith("gave up")
-
-
-@pytest.mark.parametrize(
-    ("line", "percent"),
-    [
-        ("  [  1%] Building CXX object a.o", 1),
-        ("[100%] Built target pytorch", 100),
-        ("[3/7] Building CXX object a.o", 42),
-        ("-- Found MPI [42%]", None),
-        ("[0/0] nothing to do", None),
-    ],
-)
-def test_progress_of_make_and_ninja(line: str, percent: int | None) -> None:
-    assert percent_done(line) == percent
