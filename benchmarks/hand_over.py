@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.worker.bench.loader import write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import write_folders, write_shards
 from hpctrain.worker.data.image_loader import ImageNet
 
 _BATCH, _PIECES, _SIDE = 256, 32, 16

@@ -25,7 +25,7 @@ import numpy as np
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.worker.bench.loader import photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from hpctrain.worker.data import open_sources
 
 _URL = "s3://benchmark/shards"

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from shipped_workloads import OTHERS, RESIDUAL
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.common.cluster.gpu_models import gpu_reported_as, matmul_flops
@@ -31,7 +32,6 @@ from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.memory import memory
 from hpctrain.control.predict.values import Estimate
 from hpctrain.worker.models.torch_gpt import GPT
-from hpctrain.worker.programs.workloads import OTHERS, RESIDUAL
 
 _WARM_UP, _TOGETHER = 4, 5
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -1,18 +1,17 @@
 """Times collectives of torch.distributed over Gloo and over hpctrain's own process group, and what is built on them.
 
-    hpctrain run benchmarks/process_groups.py -np 2 --backend mpi -- OUT.json 1024,65536,1048576,67108864 20 8
-
-SIZES in bytes of the whole tensor, joined by commas, then rounds, and rows of 64 tokens per rank in the step. Both
-groups run in one process and take turns. Each one's results are compared with the closed form before it is measured. A
-step of the small transformer under FSDP2, with every block sharded, is timed too.
+``hpctrain run benchmarks/process_groups.py -np 2 --backend mpi -- 1024,65536,1048576,67108864 20 8``: bytes of the
+whole tensor, rounds, and rows of 64 tokens for each rank in the step. Both groups run in one process and take turns.
+Each one's results are compared with the closed form before it is measured. A step of the small transformer under FSDP2,
+with every block sharded, is timed too. Rank 0 prints a row of JSON for each.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
+from hpctrain.report.benchmarks import ratio
 from hpctrain.worker.bench.allreduce import repeats_of, rounds_of
 from hpctrain.worker.bench.baselines import join_process_group
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
@@ -94,7 +94,7 @@ def fsdp_step(work: BenchWorkload, group: Any) -> Call:
     return work.step(model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True))
 
 
-def main(out: str, sizes: str, rounds: str, batch: str) -> None:
+def main(sizes: str, rounds: str, batch: str) -> None:
     comm = ht.init("mpi")
     assert isinstance(comm, MpiCommunicator)
     world = MPI.COMM_WORLD.Dup()
@@ -103,23 +103,22 @@ def main(out: str, sizes: str, rounds: str, batch: str) -> None:
     # Prevents the warning at the end that each rank trained by itself.
     comm.distributed = True
     groups = {"gloo": dist.group.WORLD, "hpctrain": dist.new_group(backend="hpctrain")}
-    seconds: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for name, start in COLLECTIVES.items():
-        seconds[name] = {
-            nbytes: time_in_turn(
-                world,
-                [TimedGroup(calls=calls_of(start, name, groups, nbytes))],
-                rounds=rounds_of(nbytes, int(rounds)),
-                repeats=repeats_of(nbytes),
-            )
-            for nbytes in map(int, sizes.split(","))
-        }
+    calls = {
+        (name, nbytes): calls_of(start, name, groups, nbytes)
+        for name, start in COLLECTIVES.items()
+        for nbytes in map(int, sizes.split(","))
+    }
     work = workload("transformer", batch=int(batch), image_size=0, rank=comm.rank)
-    steps = {name: fsdp_step(work, group) for name, group in groups.items()}
     numel = sum(parameter.numel() for parameter in work.build().parameters())
-    seconds[STEP] = {numel * _FLOAT_BYTES: time_in_turn(world, [TimedGroup(calls=steps)], rounds=int(rounds))}
-    if comm.rank == 0:
-        Path(out).write_text(json.dumps({"seconds": seconds}))
+    calls[STEP, numel * _FLOAT_BYTES] = {name: fsdp_step(work, group) for name, group in groups.items()}
+    for (name, nbytes), by_group in calls.items():
+        repeats = 1 if name == STEP else repeats_of(nbytes)
+        seconds = time_in_turn(
+            world, [TimedGroup(calls=by_group)], rounds=rounds_of(nbytes, int(rounds)), repeats=repeats
+        )
+        for group, times in seconds.items() if comm.rank == 0 else ():
+            row = {"collective": name, "bytes": nbytes, "group": group, "median_s": statistics.median(times)}
+            print(json.dumps({**row, "ratio_to_gloo": ratio(seconds, group, "gloo")}))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,7 @@ def step(
     as_json: AsJson = False,
 ) -> None:
     """Time one training step without communication (the limit), with Horovod's own optimizer, with PyTorch's
-    DistributedDataParallel, and through hpctrain over each of its backends, interleaved. Also time the supervision of
-    training: the guard's check, divided by the 100 steps between two checks, and everything that it adds to a step.
+    DistributedDataParallel, and through hpctrain over each of its backends, interleaved.
     """
     from hpctrain.common.run.plan import HostOptions
     from hpctrain.control.programs.bench import measure
@@ -205,9 +204,9 @@ def loader(
     rounds: Annotated[int, typer.Option(min=1, help="Passes of each loader over the photographs.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Compare images per second of hpctrain's loader, PyTorch's DataLoader and webdataset (both with Pillow), and
-    simplejpeg decoding whole photographs in the same number of processes, which is the limit. Runs are interleaved. The
-    processor's time of an image, which other programs disturb less, is that of hpctrain's processes without the rank.
+    """Compare images per second of hpctrain's loader and of simplejpeg decoding whole photographs in the same number of
+    processes, which is the limit. Runs are interleaved. The processor's time of an image, which other programs disturb
+    less, is that of hpctrain's processes without the rank.
     """
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import loader_rows, loader_table, stages_table
@@ -221,7 +220,7 @@ def loader(
             folder=data,
         )
     folder = str(data.absolute()) if data else ""
-    measured = measure("loader", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
+    measured = measure("loader_rates", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
     rows = loader_rows(measured["seconds"], measured["processor"], measured["stages"])
     if as_json:
         about = {name: measured[name] for name in ("cores", "images", "bytes_each", "load")}
@@ -261,7 +260,7 @@ def checkpoint(
             reason=error.strerror,
         ) from error
     with files as name:
-        measured = measure("checkpoint", ranks, name, model, str(rounds))
+        measured = measure("checkpoint_times", ranks, name, model, str(rounds))
     rows = checkpoint_rows(measured["seconds"], measured["bytes"])
     if as_json:
         about = {name: measured[name] for name in ("ranks", "cores", "oversubscribed", "bytes", "load")}

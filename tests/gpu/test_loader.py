@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.worker.bench.loader import photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from hpctrain.worker.data.gpu_decoder import CardPool
 from hpctrain.worker.data.image_loader import ImageNet
 from support.gpu_sections import GPUS, launch, of_make_gpu

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpctrain.worker.bench.loader import photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from support.interrupted_runs import assert_same_bits
 from support.launching import Launch
 

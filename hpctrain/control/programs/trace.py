@@ -48,7 +48,7 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
     with temporary_folder("hpctrain-trace-", None) as folder:
         out = Path(folder) / "traced.json"
         with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as log:
-            program = [sys.executable, "-m", "hpctrain.worker.programs.trace"]
+            program = [sys.executable, "-m", "hpctrain.worker.programs.trace_script"]
             command = [*program, str(out), str(path.absolute()), *arguments]
             try:
                 done = subprocess.run(

@@ -22,7 +22,7 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.worker.bench.loader import photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from hpctrain.worker.data.image_loader import ImageNet
 from hpctrain.worker.models.torch_resnet import resnet18, resnet50
 

@@ -31,7 +31,7 @@ from hpctrain.common.shards.image_shards import Shards, open_shards
 from hpctrain.common.shards.manifest import MOST_MANIFEST_BYTES, read_manifest
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.token_shards import TokenShards
-from hpctrain.worker.bench.loader import photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from hpctrain.worker.data import open_sources
 from support.refusals import check, codes, refused
 from support.small_disks import small_disk_at

@@ -72,7 +72,7 @@ def test_feature_maps_are_rounded_up() -> None:
 
 @needs.pytorch
 def test_the_last_layer_has_as_many_classes_as_are_asked_for() -> None:
-    from hpctrain.worker.programs.workloads import RESIDUAL, residual
+    from shipped_workloads import RESIDUAL, residual
 
     for classes in (4, 1003):
         traced = residual("resnet18", RESIDUAL["resnet18"](classes), 64)
@@ -140,9 +140,9 @@ def test_a_workload_is_read_without_numpy() -> None:
 @pytest.mark.parametrize(("megabytes", "compressed"), [(25.0, False), (1.0, False), (200.0, True)])
 def test_buckets_are_those_of_the_ranks(name: str, in_place: bool, megabytes: float, compressed: bool) -> None:
     import torch
+    from shipped_workloads import OTHERS, RESIDUAL
 
     from hpctrain.worker.adapters.torch.buckets import LargeGradient, make_buckets
-    from hpctrain.worker.programs.workloads import OTHERS, RESIDUAL
 
     class Engine:
         def __init__(self) -> None:

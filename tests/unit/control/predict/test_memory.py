@@ -25,11 +25,10 @@ TRANSITION = Transition(center=10, period=5, rmsprop_rate=0.1)
 def tracked(name: str, batch: int, settings: MemorySettings) -> int:
     """The peak of the second of two steps, as MemTracker sees it."""
     import torch
+    from shipped_workloads import OTHERS, RESIDUAL
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.nn import functional as F
-
-    from hpctrain.worker.programs.workloads import OTHERS, RESIDUAL
 
     pure = settings.precision == "pure_bf16"
     torch.set_default_dtype(torch.bfloat16 if pure else torch.float32)
@@ -169,11 +168,11 @@ def test_other_ways_to_train_take_what_is_tracked(name: str, settings: MemorySet
 def test_buckets_take_what_is_tracked(name: str, batch: int, settings: MemorySettings) -> None:
     """On real tensors, with the buckets of ``ht.distribute``."""
     import torch
+    from shipped_workloads import OTHERS, cross_entropy
     from torch.distributed._tools.mem_tracker import MemTracker
 
     import hpctrain as ht
     from hpctrain.worker.comm.single import SingleCommunicator
-    from hpctrain.worker.programs.workloads import OTHERS, cross_entropy
 
     model, sample = OTHERS[name](), load_workload(name).sample
     comm = SingleCommunicator("test")

@@ -22,7 +22,7 @@ from sklearn.datasets import load_sample_images
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.decoding import Header
-from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.data import gpu_decoder, with_decoder
 from hpctrain.worker.data.gpu_decoder import CardPool, Cut, resized
 from hpctrain.worker.data.image_loader import ImageNet, Pool

@@ -27,7 +27,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Images, Jitter, ModelSettings
 from hpctrain.common.shards.decoding import Header
 from hpctrain.common.shards.image_shards import open_shards
-from hpctrain.worker.bench.loader import Photograph, photographs, write_folders, write_shards
+from hpctrain.worker.bench.loader_rates import Photograph, photographs, write_folders, write_shards
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import decoder, open_sources, with_head
 from hpctrain.worker.data.decoder import Cut, DecodingJob, _Random

@@ -17,9 +17,9 @@ pytestmark = needs.pytorch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits_cnn", "transformer", "convnet"])
 def test_what_ships_is_what_a_trace_finds(name: str) -> None:
-    from hpctrain.worker.programs.workloads import other
+    from shipped_workloads import other
 
-    assert other(name) == load_workload(name), "python -m hpctrain.worker.programs.workloads writes it anew"
+    assert other(name) == load_workload(name), "python benchmarks/shipped_workloads.py writes it anew"
 
 
 @pytest.mark.long
@@ -34,14 +34,12 @@ def test_what_ships_is_what_a_trace_finds(name: str) -> None:
     ],
 )
 def test_residual_networks_ship_as_a_trace_finds_them_at_any_size(name: str, sizes: tuple[int, ...]) -> None:
-    from hpctrain.worker.programs.workloads import RESIDUAL, residual
+    from shipped_workloads import RESIDUAL, residual
 
     model = RESIDUAL[name]()
     for size in sizes:
         traced = residual(name, model, size).model_copy(update={"any_size": name})
-        assert traced == load_workload(name, image_size=size), (
-            "python -m hpctrain.worker.programs.workloads writes it anew"
-        )
+        assert traced == load_workload(name, image_size=size), "python benchmarks/shipped_workloads.py writes it anew"
 
 
 @pytest.mark.slow
@@ -68,7 +66,7 @@ def test_flops_are_those_of_a_real_step(name: str) -> None:
 
 
 def cross_entropy(model: Any, batch: Any) -> Any:
-    from hpctrain.worker.programs.workloads import cross_entropy as own
+    from shipped_workloads import cross_entropy as own
 
     return own(model, batch)
 

@@ -1,16 +1,16 @@
-"""The baselines of the loader: PyTorch's DataLoader and webdataset, both with Pillow, and decoding alone."""
+"""Compares hpctrain's loader with PyTorch's DataLoader and webdataset, both with Pillow, and with decoding alone.
+
+``python benchmarks/loaders.py --workers 1 2 --rounds 10``: as ``hpctrain bench loader``, on the same photographs.
+Prints a row of JSON for each loader and number of processes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import math
-import os
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from hpctrain.worker.data.workers import KEPT_MEMORY
-
-# Called with the epoch's number; gives the lengths of the batches of all images as they come.
-Epoch = Callable[[int], Iterable[int]]
-Files = Sequence[tuple[Path, int]]
-
+from hpctrain.report.benchmarks import loader_rows
+from hpctrain.worker.bench.loader_rates import Epoch, Files, compare
 
 _random = np.random.default_rng()
 
@@ -68,13 +64,13 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
             return random_crop_by_pillow(photograph.convert("RGB"), self._size), label
 
 
-def torch_folder(files: Files, size: int, workers: int, batch: int) -> Epoch:
+def torch_folder(files: Files, _: Sequence[Path], size: int, workers: int, batch: int) -> Epoch:
     """PyTorch's DataLoader over a folder of files, its processes kept between epochs."""
     loader = DataLoader(Folder(files, size), batch, num_workers=workers, persistent_workers=True)
     return lambda _: (len(labels) for _, labels in loader)
 
 
-def webdataset(shards: Sequence[Path], size: int, workers: int, batch: int) -> Epoch:
+def webdataset(_: Files, shards: Sequence[Path], size: int, workers: int, batch: int) -> Epoch:
     """webdataset's pipeline, each process with its part of the shards."""
     import webdataset as wds
 
@@ -93,48 +89,17 @@ def webdataset(shards: Sequence[Path], size: int, workers: int, batch: int) -> E
     return lambda _: (len(labels) for _, labels in loader)
 
 
-def raw_decode(files: Files, workers: int, stack: ExitStack) -> tuple[Counter[str], Epoch]:
-    """Only simplejpeg, decoding whole photographs from memory in as many processes.
-
-    They keep freed memory, as hpctrain's workers do.
-
-    Returns:
-        A counter of the processor's time that all of them took so far, in nanoseconds, and what runs an epoch.
-    """
-    nanoseconds: Counter[str] = Counter()
-    program = Path(__file__).with_name("raw_decode.py")
-    processes = []
-    for start in range(workers):
-        paths = json.dumps([str(path) for path, _ in files[start::workers]])
-        process = subprocess.Popen(
-            [sys.executable, program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=KEPT_MEMORY | os.environ,
-        )
-        processes.append(stack.enter_context(process))
-        # Killed, because closing its input is not enough: other loaders' forked processes hold that open too.
-        stack.callback(process.kill)
-        _send_line(process, paths)
-
-    def epoch(_: int) -> Iterator[int]:
-        for process in processes:
-            _send_line(process, "again")
-        counts, spent = zip(*map(_read_answer, processes), strict=True)
-        nanoseconds["processor"] += sum(spent)
-        yield sum(counts)
-
-    return nanoseconds, epoch
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--image-size", type=int, default=224)
+    options = parser.parse_args()
+    others = {"torch, Pillow": torch_folder, "webdataset, Pillow": webdataset}
+    measured = compare(options.rounds, options.image_size, "", options.workers, others)
+    for row in loader_rows(measured["seconds"], measured["processor"], measured["stages"]):
+        print(json.dumps(row))
 
 
-def _send_line(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def _read_answer(process: subprocess.Popen[str]) -> tuple[int, int]:
-    assert process.stdout
-    count, spent = process.stdout.readline().split()
-    return int(count), int(spent)
+if __name__ == "__main__":
+    main()

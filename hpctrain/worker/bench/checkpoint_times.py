@@ -1,7 +1,7 @@
 """Times a checkpoint: hpctrain's, ``torch.save`` of the same state, and the disk's own rate, in turn.
 
-``python checkpoint.py OUT.json FOLDER MODEL ROUNDS`` on every rank; FOLDER is empty, and seen by all ranks. The state
-is that of a training that has done one step of SGD with momentum.
+``python checkpoint_times.py OUT.json FOLDER MODEL ROUNDS`` on every rank; FOLDER is empty, and seen by all ranks. The
+state is that of a training that has done one step of SGD with momentum.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m hpctrain.worker.programs.trace OUT SCRIPT [ARGUMENT …]``: runs a script until its first step is recorded.
+"""``python -m hpctrain.worker.programs.trace_script OUT SCRIPT [ARGUMENT …]``: runs a script until its first step.
 
 Writes OUT: ``{"workload": …}``, or ``{"error": …}`` for what the user can correct. Without OUT the script ended before.
 """

@@ -1,9 +1,9 @@
 """Images per second of several loaders, each with the same number of processes, over the same photographs.
 
-``python loader.py OUT.json ROUNDS IMAGE_SIZE DATA WORKERS...``; DATA is a folder of shards, or empty for photographs
-that are made for it. In each round the loaders have the cores one after the other; the others wait. A pass takes the
-photographs as often as all processes need to be busy, and its rate is that between a quarter and three quarters of it:
-before, the first batches are made, and at the end nothing is left to make in advance.
+``python loader_rates.py OUT.json ROUNDS IMAGE_SIZE DATA WORKERS...``; DATA is a folder of shards, or empty for
+photographs that are made for it. In each round the loaders have the cores one after the other; the others wait. A pass
+takes the photographs as often as all processes need to be busy, and its rate is that between a quarter and three
+quarters of it: before, the first batches are made, and at the end nothing is left to make in advance.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import contextlib
 import io
 import itertools
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,9 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.make import ShardRequest, make_shards
-from hpctrain.worker.bench import other_loaders
 from hpctrain.worker.bench.in_turn import rotated
-from hpctrain.worker.bench.other_loaders import Epoch, Files
 from hpctrain.worker.data.image_loader import ImageNet
+from hpctrain.worker.data.workers import KEPT_MEMORY
 
 _MADE = 384
 # The least images of a pass, and those for each process: what PyTorch's DataLoader makes in advance, three times.
@@ -48,6 +49,11 @@ _QUALITY = 98
 
 # Key, the bytes of its file, and its label.
 Photograph = tuple[str, bytes, int]
+# Called with the epoch's number; gives the lengths of the batches of all images as they come.
+Epoch = Callable[[int], Iterable[int]]
+Files = Sequence[tuple[Path, int]]
+# Another loader, from files and shards, the side of images, the number of processes, and the size of a batch.
+OtherLoader = Callable[[Files, Sequence[Path], int, int, int], Epoch]
 
 
 def photographs(count: int, seed: int = 0) -> Iterator[Photograph]:
@@ -126,11 +132,66 @@ def steady_seconds(batches: Iterable[int], count: int) -> float:
     return (times[end] - times[begin]) / (come[end] - come[begin])
 
 
-def measure(shards: Path, files: Files, size: int, workers: list[int], rounds: int) -> dict[str, Any]:
+def decoding_alone(files: Files, workers: int, stack: ExitStack) -> tuple[Counter[str], Epoch]:
+    """Only simplejpeg, decoding whole photographs from memory in as many processes.
+
+    They keep freed memory, as hpctrain's workers do.
+
+    Returns:
+        A counter of the processor's time that all of them took so far, in nanoseconds, and what runs an epoch.
+    """
+    nanoseconds: Counter[str] = Counter()
+    program = Path(__file__).with_name("raw_decode.py")
+    processes = []
+    for start in range(workers):
+        paths = json.dumps([str(path) for path, _ in files[start::workers]])
+        process = subprocess.Popen(
+            [sys.executable, program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=KEPT_MEMORY | os.environ,
+        )
+        processes.append(stack.enter_context(process))
+        # Killed, because closing its input is not enough: other loaders' forked processes hold that open too.
+        stack.callback(process.kill)
+        _send_line(process, paths)
+
+    def epoch(_: int) -> Iterator[int]:
+        for process in processes:
+            _send_line(process, "again")
+        counts, spent = zip(*map(_read_answer, processes), strict=True)
+        nanoseconds["processor"] += sum(spent)
+        yield sum(counts)
+
+    return nanoseconds, epoch
+
+
+def _send_line(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _read_answer(process: subprocess.Popen[str]) -> tuple[int, int]:
+    assert process.stdout
+    count, spent = process.stdout.readline().split()
+    return int(count), int(spent)
+
+
+def measure(
+    shards: Path,
+    files: Files,
+    size: int,
+    workers: list[int],
+    rounds: int,
+    others: Mapping[str, OtherLoader] = {},
+) -> dict[str, Any]:
     """Measure all variants.
 
     Args:
         shards: a folder of shards whose training images are those of the files.
+        others: further loaders by name.
 
     Returns:
         ``seconds``: per image of each variant in each round, by number of workers and variant; ``processor``: the same
@@ -152,10 +213,10 @@ def measure(shards: Path, files: Files, size: int, workers: list[int], rounds: i
             times = -(-max(_PASS, _PASS_OF_WORKER * number) // len(files))
             many, counts[number] = list(files) * times, times * len(files)
             own[number], variants[number, "hpctrain"] = hpctrain_loader(shards, counts[number], size, number, stack)
-            variants[number, "torch, Pillow"] = other_loaders.torch_folder(many, size, number, _BATCH)
-            variants[number, "webdataset, Pillow"] = other_loaders.webdataset(tars * times, size, number, _BATCH)
+            for name, make in others.items():
+                variants[number, name] = make(many, tars * times, size, number, _BATCH)
             spent[number, "hpctrain"] = own[number].nanoseconds
-            alone, variants[number, "decoding alone"] = other_loaders.raw_decode(many, number, stack)
+            alone, variants[number, "decoding alone"] = decoding_alone(many, number, stack)
             spent[number, "decoding alone"] = alone
         for (number, variant), epoch in variants.items():
             # Not timed: the first epoch starts processes.
@@ -195,7 +256,10 @@ def _photographs(data: str) -> Iterator[Photograph]:
     shards.close()
 
 
-def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
+def compare(
+    rounds: int, size: int, data: str, workers: list[int], others: Mapping[str, OtherLoader] = {}
+) -> dict[str, Any]:
+    """What :func:`measure` says of the photographs of a folder of shards, or of those that are made for it."""
     chosen = list(itertools.islice(_photographs(data), _MOST))
     if not chosen:
         raise HpctrainError(
@@ -207,9 +271,13 @@ def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
     with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name:
         files = write_folders(Path(name) / "files", chosen)
         write_shards(Path(name) / "shards", Path(name) / "files", _SHARD_SAMPLES)
-        measured = measure(Path(name) / "shards", files, int(size), [int(number) for number in workers], int(rounds))
+        measured = measure(Path(name) / "shards", files, size, workers, rounds, others)
     bytes_each = sum(len(content) for _, content, _ in chosen) / len(chosen)
-    Path(out).write_text(json.dumps({**measured, "images": len(chosen), "bytes_each": round(bytes_each)}))
+    return {**measured, "images": len(chosen), "bytes_each": round(bytes_each)}
+
+
+def main(out: str, rounds: str, size: str, data: str, *workers: str) -> None:
+    Path(out).write_text(json.dumps(compare(int(rounds), int(size), data, [int(number) for number in workers])))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m hpctrain.worker.programs.workloads [NAME …]``: traces the networks whose workloads are shipped.
+"""``python benchmarks/shipped_workloads.py [NAME …]``: traces the networks whose workloads are shipped.
 
 Writes ``hpctrain/common/workloads/NAME.json``, by default of all of them.
 """

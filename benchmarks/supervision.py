@@ -1,0 +1,113 @@
+"""Times what hpctrain's training loop adds to a step: what it does in each, and the guard's check every few steps.
+
+``hpctrain run benchmarks/supervision.py -np 2 --backend mpi -- convnet 30 16``: the network of ``hpctrain bench step``,
+rounds, and samples for each rank. Rank 0 prints a row of JSON for each: ``variant``, ``median_s``, and
+``ratio_to_limit`` (a step without communication). The guard's share is that of one step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import hpctrain as ht
+from hpctrain.common.recipes.reliability import GuardSettings, Numbers
+from hpctrain.common.run import stopping
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import StepEvent
+from hpctrain.report.benchmarks import LIMIT, ratio
+from hpctrain.worker.adapters.torch.guarding import guard_of
+from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
+from hpctrain.worker.bench.step import alone, sgd
+from hpctrain.worker.bench.workloads import workload
+from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.shared.kernels import BLOCK_BYTES, all_finite
+from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch
+from hpctrain.worker.train.trainer import Trainer
+
+# The size of the global batch whose checksum is in the event of each step.
+_GLOBAL_BATCH = 256
+_EACH, _CHECK = "supervision", "guard's check"
+
+
+def loop_overhead(
+    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, folder: Path
+) -> dict[str, Call]:
+    """The calls that the loop adds to each step, and the guard's check, which is made every few steps.
+
+    Args:
+        model, optimizer: what ``ht.distribute`` returned, after a backward pass.
+    """
+    path = folder / "supervision.jsonl"
+    events = EventWriter(path if comm.rank == 0 else None)
+    checkpoints = Checkpoints(folder, comm, events)
+    # After a step without a fault, the watch uses only this of the trainer.
+    trainer = cast(Trainer, SimpleNamespace(faulty=False))
+    watch = NonFiniteWatch(Numbers(), comm, trainer, checkpoints, events, folder / "dumps")
+    batch = np.arange(_GLOBAL_BATCH)
+    block = np.ones(BLOCK_BYTES // 4, np.float32)
+    blocks = math.ceil(sum(parameter.nbytes for parameter in model.parameters()) / comm.size / BLOCK_BYTES)
+    stopping.this_process.watch(folder / "stop")
+
+    def each() -> None:
+        # The reduction checks this rank's slice in the same way, each block while it is in the cache.
+        for _ in range(blocks):
+            all_finite(block)
+        order = zlib.crc32(batch.astype("<i8").tobytes())
+        stop = stopping.this_process.asked(look=comm.rank == 0) is not None
+        loss = float(comm.allreduce(np.array([1.0, float(stop)]), "mean")[0])
+        events.emit(
+            StepEvent(
+                iteration=1,
+                epoch=1,
+                loss=loss,
+                learning_rate=0.1,
+                samples=_GLOBAL_BATCH,
+                first=0,
+                order=order,
+                seconds=0.1,
+                communication_seconds=0.1,
+                data_seconds=0.1,
+            )
+        )
+        watch.check(FinishedStep(iteration=1, epoch=1, loss=loss, learning_rate=0.1, samples=batch))
+        watch.apply_rule()
+        checkpoints.record_written()
+
+    return {_EACH: each, _CHECK: guard_of(optimizer).check}
+
+
+def main(model: str, rounds: str, batch: str) -> None:
+    comm = ht.init("mpi")
+    work = workload(model, batch=int(batch), image_size=64, rank=comm.rank)
+    network, optimizer = ht.distribute(*_network(work.build()), comm=comm)
+    work.step(network, optimizer)()
+    with tempfile.TemporaryDirectory() as folder:
+        calls = {LIMIT: alone(work), **loop_overhead(network, optimizer, comm, Path(folder))}
+        seconds = time_in_turn(MPI.COMM_WORLD.Dup(), [TimedGroup(calls=calls)], rounds=int(rounds))
+    every = GuardSettings().every
+    seconds[_CHECK] = [check / every for check in seconds[_CHECK]]
+    for name, times in seconds.items() if comm.rank == 0 else ():
+        row = {"variant": name, "median_s": statistics.median(times), "ratio_to_limit": ratio(seconds, name, LIMIT)}
+        print(json.dumps(row))
+
+
+def _network(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, sgd(model)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
