@@ -27,31 +27,27 @@ from hpctrain.common.run.plan import Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.common.settings import STAGE
-from hpctrain.control.schedulers.order import container_options, find_cluster, host_options, requested
-from hpctrain.control.schedulers.outcome import last_words, may_go_on
-from hpctrain.control.schedulers.request import further_options, require_options
-from hpctrain.control.schedulers.scheduler import Order, ScriptContent, scheduler
+from hpctrain.control.schedulers.job_request import (
+    container_options,
+    further_options,
+    host_options,
+    job_request,
+)
+from hpctrain.control.schedulers.outcome import exit_code, last_words, may_go_on, status_left, wait_for_end
+from hpctrain.control.schedulers.scheduler import Order, ScriptContent, find_cluster, scheduler
 from hpctrain.report.output import answer, tell
 
 # The exit status that shells give to a command that Ctrl-C ended.
 _INTERRUPTED = 130
 
 
-def _print_variables(wanted: bool) -> None:
-    if wanted:
-        from hpctrain.control.schedulers.slurm.script import list_variables
-
-        answer(list_variables())
-        raise typer.Exit
-
-
 def _print_clusters(wanted: bool) -> None:
     if wanted:
-        from hpctrain.control.schedulers.profiles import describe_profiles
+        from hpctrain.control.schedulers.profiles import load_profile, profile_names
 
-        for line in describe_profiles():
-            tried = "" if line.tried else " (hpctrain was not run there)"
-            answer(f"{line.name}: {line.remark}{tried}\n  {line.source}")
+        for profile in map(load_profile, profile_names()):
+            tried = "" if profile.tried else " (hpctrain was not run there)"
+            answer(f"{profile.name}: {profile.remark}{tried}\n  {profile.source}")
         raise typer.Exit
 
 
@@ -110,7 +106,7 @@ class JobOptions:
     ] = None
 
     def asked(self) -> dict[str, Any]:
-        """The fields of :class:`~hpctrain.control.schedulers.request.JobRequest`; None for an option not given."""
+        """The fields of :class:`~hpctrain.control.schedulers.job_request.JobRequest`; None for an option not given."""
         options = dict(vars(self))
         return {"name": options.pop("job_name"), "sbatch": further_options(options.pop("further") or []), **options}
 
@@ -131,17 +127,9 @@ class ScriptOptions:
     stage_environment: Annotated[
         Path | None,
         typer.Option(
-            metavar="SOURCE", help="The ranks' virtual environment, a folder or an archive, copied to each node."
+            metavar="SOURCE",
+            help="The ranks' environment, a folder or an archive of venv-pack or conda-pack, copied to each node.",
         ),
-    ] = None
-    pack: Annotated[
-        bool,
-        typer.Option(
-            "--pack", help="Send this environment to each node as one archive, and start from the node's disk."
-        ),
-    ] = False
-    template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your own Jinja template for the job script.")
     ] = None
     verify: Annotated[
         bool,
@@ -150,20 +138,12 @@ class ScriptOptions:
             help="Verify for a few steps first, on the job's nodes; a job whose ranks differ from one process ends.",
         ),
     ] = False
-    list_variables: Annotated[
-        bool,
-        typer.Option(
-            "--list-variables", callback=_print_variables, is_eager=True, help="Print the variables of a template."
-        ),
-    ] = False
 
     def content(self) -> ScriptContent:
         """What the job script does."""
         return ScriptContent(
             stage=self.stage or (),
             stage_environment=self.stage_environment,
-            pack=self.pack,
-            template=self.template,
             verify=self.verify,
         )
 
@@ -199,9 +179,7 @@ def submit(
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run's files go; by default hpctrain-runs/NAME-TIME.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print script, placement and environment; submit and write nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script; submit and write nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run to its end, and exit as it does.")] = False,
 ) -> None:
     """Submit a training run to Slurm, or to Kubernetes if the profile is for it. Its jobs continue until it is done.
@@ -210,9 +188,8 @@ def submit(
     """
     require_work(work)
     asked = job.asked()
-    require_options(asked)
     found = find_cluster(cluster, job.partition)
-    request = requested(found, Path(work).stem, asked)
+    request = job_request(found.profile, Path(work).stem, asked)
     # The command line takes precedence over the profile.
     in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
     placed = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
@@ -260,7 +237,6 @@ def _given(values: Mapping[str, object]) -> set[str]:
 
 def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
     from hpctrain.cli.run_output import print_metrics
-    from hpctrain.control.schedulers import waiting
     from hpctrain.control.supervision.audience import Audience
     from hpctrain.control.supervision.follow import Follower
     from hpctrain.report.console import Console
@@ -271,20 +247,20 @@ def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
         with Console() as console:
             audience = Audience(show=console.show, output=console.output, errors=console.errors)
             follower = None if tasks else Follower(directory, audience)
-            waiting.wait(directory, follower, tell)
+            wait_for_end(directory, follower, tell)
     except KeyboardInterrupt:
         place = shell_word(directory.path)
         tell(f"the job continues. See its state: hpctrain status {place}")
         tell(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}")
         return _INTERRUPTED
-    code = waiting.exit_code(runs)
+    code = exit_code(runs)
     if not code and not tasks:
         print_metrics(read_model(directory.plan, Plan), read_summary(directory))
         tell(f"report: hpctrain report {shell_word(directory.path)}")
     if code:
         words = None if tasks else last_words(directory)
         tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}{f': {words}' if words else ''}")
-        if any(may_go_on(waiting.status_left(run), last_words(run)) for run in runs):
+        if any(may_go_on(status_left(run), last_words(run)) for run in runs):
             tell(f"  to resume: {resume_command(directory)}")
     return code
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EndEvent, EpochEvent, RunEvent
 from support.comers import cells
-from support.environments import linked_environment
 from support.hosts.local_hosts import LocalHosts
 from support.hosts.slurm_on_hosts import SlurmOnHosts
 from support.pages import scripts
@@ -67,64 +64,3 @@ def test_what_comers_submit_has_the_losses_of_one_process(slurm: SlurmOnHosts, t
         assert sorted(text.splitlines()[-1] for text in logs) == [f"trained with {10.0**-task:g}" for task in (2, 1, 0)]
     else:
         cells.execute(words, cells.in_slurm(slurm), tmp_path)
-
-
-# It says where it runs from. The first time it then waits, to be told to start again.
-WHERE = """\
-import json, pathlib, sys, time
-import torch
-import hpctrain as ht
-
-comm = ht.init()
-paths = comm.allgather_object([sys.prefix, sys.base_prefix, torch.__file__, ht.__file__])
-if comm.rank == 0:
-    print("where", json.dumps(paths))
-    again = pathlib.Path("again")
-    if not again.exists():
-        again.touch()
-        time.sleep(100)
-"""
-PROFILE = "name: mine\nsource: the tests\nnode_storage: /tmp\nrequeue: true\n"
-
-
-@pytest.mark.thorough
-def test_jobs_start_from_a_packed_environment(slurm: SlurmOnHosts, hosts: LocalHosts, tmp_path: Path):
-    """A recipe that trains, then a script that is requeued; the nodes have the environment after the first of them."""
-    pytest.importorskip("torch")
-    python = linked_environment(tmp_path / "environment", "hpctrain[torch,mpi]")
-    (tmp_path / "mine.yaml").write_text(PROFILE)
-    (tmp_path / "where.py").write_text(WHERE)
-    # Nothing is found in the checkout by its path.
-    variables = {**slurm.environment, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": ""}
-
-    def submit(work: str, run: str, *options: str) -> str:
-        size = ("--cluster", "mine.yaml", "--nodes", "2", "--time", "10", "--backend", "mpi", "--run-dir", run)
-        command = (str(python), "-m", "hpctrain", "submit", work, *size, "--pack", *options)
-        return hosts.run("h1", *command, cwd=tmp_path, timeout=240, check=False, **variables).stdout
-
-    def log(run: str) -> str:
-        return "".join(path.read_text() for path in (tmp_path / run / "logs").glob("*.log"))
-
-    said = submit("digits", "first", "--set", "epochs=1", "--wait")
-    summary = tmp_path / "first" / "summary.json"
-    assert summary.exists(), said + log("first")
-    assert json.loads(summary.read_text())["status"] == "done"
-    assert "the environment was sent to each node" in log("first")
-    (archive,) = (tmp_path / "cache" / "hpctrain" / "environments").glob("*.tar.gz")
-    said = submit("where.py", "second")
-    assert "packing" not in said
-    # stderr is with it: "job N; …".
-    job = said.partition("job ")[2].partition(";")[0]
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "again").exists():
-        assert time.monotonic() < deadline, said + log("second")
-        time.sleep(0.1)
-    slurm.run("scontrol", "requeue", job)
-    assert slurm.wait_for(job, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", log("second")
-    assert log("second").count("each node has the environment already") == 2
-    place = f"/tmp/hpctrain-environments-0/{archive.name.removesuffix('.tar.gz')}"
-    found = [json.loads(line.partition("where ")[2]) for line in log("second").splitlines() if "where [" in line]
-    assert len(found) >= 2
-    assert {path.startswith(place) for each in found for rank in each for path in rank} == {True}, found
-    # Nobody gets in the way of what comes next.
-    slurm.run("srun", "--nodes=4", "rm", "-r", "-f", "/tmp/hpctrain-environments-0")

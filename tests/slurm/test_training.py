@@ -141,13 +141,3 @@ def test_cancelled_is_cancelled(slurm: LocalSlurm, submit: Submit, slurm_hpctrai
     assert slurm.job(job)["Restarts"] == "0", "it did not come back"
     assert json.loads(slurm_hpctrain("status", "run", "--json").stdout)["state"] == "resumable"
     assert [*(run / "checkpoints").glob("step-*")]
-
-
-def test_a_run_that_fails_is_not_requeued(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("import hpctrain as ht\nif ht.init().rank == 1:\n    raise ValueError('boom')\n")
-    result = submit("fails.py", *TWO_NODES, "--run-dir", "run", "--wait")
-    assert result.returncode == 1, result.stdout
-    assert "ValueError: boom" in result.stdout
-    (job,) = jobs_of(tmp_path / "run")
-    assert slurm.job(job)["JobState"] == "FAILED"
-    assert slurm.job(job)["Restarts"] == "0"

@@ -178,7 +178,6 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
             "pip install 'hpctrain[train]'",
             marks=needs.pytorch,
         ),
-        pytest.param("webdataset", ["bench", "loader"], "pip install 'hpctrain[imagenet]'", marks=needs.pytorch),
         ("torch", ["bench", "step"], "pip install 'hpctrain[torch]'"),
     ],
 )

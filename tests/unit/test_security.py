@@ -43,7 +43,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/mpi/programs/horovod_keras_scripts.py": "Horovod's function, which has no such argument",
     },
     "runpy": {
-        "hpctrain/worker/programs/trace.py": "the user's own script is what the user wants traced",
+        "hpctrain/worker/programs/trace_script.py": "the user's own script is what the user wants traced",
         "tests/support/faults/injected/sitecustomize.py": "a rank's program, with faults in it",
         "tests/support/comers/scripts/all.py": "the scripts beside it",
         "tests/gpu/programs/on_gpu.py": "the program that a rank was started to run",
@@ -57,7 +57,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/mpi/programs/as_under_torchrun/finds.py": "a constant: that a script's shell has the rank's variables",
     },
     "text for a shell": {
-        "hpctrain/control/schedulers/slurm/node_files.py": "a constant, which takes paths and numbers as arguments",
         "tests/support/faults/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",

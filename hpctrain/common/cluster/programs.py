@@ -59,10 +59,10 @@ def run_program(
         ) from error
 
 
-def program_output(program: str, *arguments: str) -> str:
+def program_output(program: str, *arguments: str, seconds: float = _SECONDS) -> str:
     """The output of a program; empty if it is not installed, fails, or does not answer."""
     try:
-        done = run_program(program, *arguments)
+        done = run_program(program, *arguments, seconds=seconds)
     except HpctrainError:
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -19,7 +19,6 @@ from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, ask
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
-from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.submission import scheduler_of
 
 _ANSWER_SECONDS = 30.0
@@ -50,8 +49,8 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
     found.scheduler.cancel(numbers)
     for job in jobs:
         yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
-    deadline = time.monotonic() + _END_SECONDS
-    while left := _live_jobs(found, jobs):
+    deadline, ending = time.monotonic() + _END_SECONDS, {job.job for job in jobs}
+    while left := [job for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live and job.job in ending]:
         if time.monotonic() > deadline:
             names = ", ".join(job.id for job in left)
             yield f"after {_END_SECONDS:g} s, job {names} is still ending; the scheduler continues with that"
@@ -83,11 +82,6 @@ def _wait_for_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(run.summary.exists() for run in runs):
         time.sleep(_POLL_SECONDS)
-
-
-def _live_jobs(found: FoundRun, jobs: list[JobState]) -> list[JobState]:
-    numbers = {job.job for job in jobs}
-    return [job for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live and job.job in numbers]
 
 
 def stop_launcher(
@@ -163,29 +157,20 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
     unread: list[HpctrainError] = []
     records = [*read_records(directory, unread).values()]
     running = [record for record in records if record.status == "running" and _may_live(record, directory)]
-    if running:
-        hosts = {record.host for record in running}
-        ends = "; ".join(
-            f"on {host}: kill {' '.join(str(record.pid) for record in running if record.host == host)}"
-            for host in sorted(hosts)
-        )
-        ranks = "rank" if len(running) == 1 else "ranks"
-        names = ", ".join(str(record.rank) for record in running)
+    if running or (begun and not records and not unread):
+        pids: dict[str, list[str]] = {}
+        for record in running:
+            pids.setdefault(record.host, []).append(str(record.pid))
+        ends = "; ".join(f"on {host}: kill {' '.join(pids[host])}" for host in sorted(pids))
         raise HpctrainError(
             "HT-cancel-not-possible",
-            "{noun} {ranks} of the run may still run, without a launcher",
-            ends,
+            "ranks of the run may still run, without a launcher: {ranks}",
+            ends or "end its processes where they were started",
             exit_code=1,
-            noun=ranks,
-            ranks=names,
+            ranks=", ".join(str(record.rank) for record in running) or "it was started by hand",
         )
     if unread:
         raise unread[0]
-    if begun and not records:
-        hint = "end its processes where they were started"
-        raise HpctrainError(
-            "HT-cancel-not-possible", "the run was started by hand, from what --dry-run prints", hint, exit_code=1
-        )
 
 
 def _may_live(record: RankRecord, directory: RunDirectory) -> bool:

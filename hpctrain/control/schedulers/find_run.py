@@ -102,8 +102,8 @@ def find_run(target: str) -> FoundRun:
         there = found.plan.exists()
     tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
     if not tasks and not there:
-        called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
+        called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         raise HpctrainError("HT-run-not-found", "{place} holds no run", hint, place=called)
     return FoundRun(directory=found, task=task, tasks=tasks)
 
@@ -161,7 +161,7 @@ def _directory(target: str) -> Path:
     raise HpctrainError(
         "HT-run-not-found",
         "{target} is neither a run directory nor a job's number: {reason}",
-        next(filter(None, (each.advice(target) for each in schedulers())), _hint(target)),
+        next(filter(None, (scheduler.advice(target) for scheduler in schedulers())), _hint(target)),
         target=target,
         reason=problem,
     )
@@ -179,9 +179,9 @@ def _hint(target: str) -> str:
 def _job_directory(target: str) -> Path:
     task = target.partition("_")[2]
     silent: list[HpctrainError] = []
-    for each in schedulers():
+    for scheduler in schedulers():
         try:
-            for state in each.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
+            for state in scheduler.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
                 return state.directory / f"task-{task}" if task else state.directory
         except HpctrainError as error:
             silent.append(error)
@@ -189,7 +189,7 @@ def _job_directory(target: str) -> Path:
         raise silent[0]
     raise HpctrainError(
         "HT-run-not-found",
-        "Slurm does not know the job {job}, or no longer does",
+        "no scheduler knows the job {job}, or no longer does",
         "name its run directory, which remembers it",
         job=target,
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-_DOMAIN = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+# Fields of a pod's spec that hpctrain sets itself.
+_SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
 
 
 def _mount_path(path: str) -> str:
@@ -25,18 +25,16 @@ def _mount_path(path: str) -> str:
 
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
-ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-Subdomain = Annotated[str, Field(pattern=rf"^{_DOMAIN}$")]
-LabelKey = Annotated[str, Field(pattern=rf"^({_DOMAIN}/)?{_LABEL}$")]
-LabelValue = Annotated[str, Field(pattern=rf"^({_LABEL})?$")]
-ResourceName = Annotated[str, Field(pattern=rf"^{_DOMAIN}/{_LABEL}$")]
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,315}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
 MountPath = Annotated[str, AfterValidator(_mount_path)]
 
 
 class ClaimMount(Section):
     """A volume that every pod of a run mounts."""
 
-    claim: Subdomain = Field(description="name of the PersistentVolumeClaim")
+    claim: ObjectName = Field(description="name of the PersistentVolumeClaim")
     path: MountPath = Field(description="where the pods see it")
     read_only: bool = False
 
@@ -44,23 +42,8 @@ class ClaimMount(Section):
 class RdmaDevices(Section):
     """The network adapters of a pod, as a device plugin offers them."""
 
-    resource: ResourceName = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
+    resource: LabelKey = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
     count: Annotated[int, Field(ge=1)] = 1
-
-
-class TopologyLabel(Section):
-    """A label of the nodes; those with the same value are near each other."""
-
-    label: LabelKey
-    required: bool = Field(False, description="whether a run waits until it can be on such nodes alone")
-
-
-class Toleration(Section):
-    """A taint of nodes on which the pods may run all the same."""
-
-    key: LabelKey
-    value: LabelValue | None = Field(None, description="None for any")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="None for any")
 
 
 class KubernetesProfile(Section):
@@ -68,26 +51,23 @@ class KubernetesProfile(Section):
 
     Attributes:
         volumes: the run directories are in the first that is not read-only. All pods write to it.
-        topology: the label of the smallest group of nodes first.
     """
 
     namespace: ObjectName = "default"
     image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="None: --container names it")
     volumes: Annotated[tuple[ClaimMount, ...], Field(min_length=1)]
-    gpu_resource: ResourceName = "nvidia.com/gpu"
+    gpu_resource: LabelKey = "nvidia.com/gpu"
     rdma: RdmaDevices | None = None
     shared_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]i$")] | None = Field(
         None, description="most that /dev/shm may hold; None for as much as the pod's memory"
     )
-    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    topology: tuple[TopologyLabel, ...] = ()
-    queue: ObjectName | None = Field(None, description="of Kueue; None where Kubernetes itself places the pods")
-    secrets: tuple[Subdomain, ...] = Field((), description="Secrets whose keys are variables of every pod")
-    pull_secrets: tuple[Subdomain, ...] = Field((), description="Secrets by which images are fetched")
-    service_account: Subdomain | None = None
-    user: Annotated[int, Field(ge=0)] | None = Field(None, description="number; None for the image's")
-    group: Annotated[int, Field(ge=0)] | None = Field(None, description="number that the volumes' files have")
+    secrets: tuple[ObjectName, ...] = Field((), description="Secrets whose keys are variables of every pod")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="of the job, such as kueue.x-k8s.io/queue-name"
+    )
+    pod: dict[str, Any] = Field(
+        default_factory=dict, description="further fields of every pod's spec, as Kubernetes names them"
+    )
     backoff_limit: Annotated[int, Field(ge=0)] = Field(
         6, description="how many pods may fail for a reason that hpctrain does not know"
     )
@@ -106,10 +86,6 @@ class KubernetesProfile(Section):
             raise InvalidValueError(
                 "HT-profile-not-valid", "volumes: none can be written to, and a run directory has to be on one"
             )
-        for what in ("claim", "path"):
-            values = [getattr(volume, what) for volume in self.volumes]
-            if twice := [value for value in values if values.count(value) > 1]:
-                raise InvalidValueError(
-                    "HT-profile-not-valid", "volumes: the {kind} {name} appears twice", kind=what, name=twice[0]
-                )
+        if clash := sorted(_SET_ELSEWHERE & self.pod.keys()):
+            raise InvalidValueError("HT-profile-not-valid", "pod: {fields} is set by hpctrain", fields=", ".join(clash))
         return self

@@ -16,41 +16,15 @@ from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
 from hpctrain.control.schedulers.times import slurm_seconds
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
-# Options that hpctrain itself passes to sbatch, where a second value would conflict, and what sets them instead.
-_SET_ELSEWHERE = {
-    "account": "--account, or account in the profile",
-    "array": "--array",
-    "chdir": "--run-dir",
-    "clusters": "nothing: submit on the cluster itself",
-    "constraint": "--constraint, or constraint in the profile",
-    "cpus-per-task": "--cpus-per-task",
-    "dependency": "--dependency",
-    "error": "--run-dir: its logs/ holds what the job prints",
-    "export": "environment in the profile",
-    "export-file": "environment in the profile",
-    "gpus": "--gpus-per-node, or node.gpus in the profile",
-    "gpus-per-node": "--gpus-per-node, or node.gpus in the profile",
-    "gpus-per-task": "--gpus-per-node, or node.gpus in the profile",
-    "job-name": "--job-name",
-    "kill-on-invalid-dep": "--chain or --dependency",
-    "no-requeue": "requeue in the profile",
-    "nodes": "--nodes",
-    "ntasks": "--nodes and --tasks-per-node",
-    "ntasks-per-node": "--tasks-per-node",
-    "open-mode": "nothing: a requeued job's log is always continued",
-    "output": "--run-dir: its logs/ holds what the job prints",
-    "parsable": "nothing: submit prints the job's id",
-    "partition": "--partition, or partition in the profile",
-    "qos": "--qos, or qos in the profile",
-    "requeue": "requeue in the profile",
-    "signal": "signal and signal_seconds in the profile",
-    "test-only": "--dry-run",
-    "time": "--time, or time in the profile",
-    "wait": "--wait",
-    "wrap": "the recipe or script that submit is given",
-}
-
-
+# Options that hpctrain itself passes to sbatch, where a second value would conflict.
+_SET_BY_HPCTRAIN = frozenset(
+    (
+        *("account", "array", "chdir", "clusters", "constraint", "cpus-per-task", "dependency", "error", "export"),
+        *("export-file", "gpus", "gpus-per-node", "gpus-per-task", "job-name", "kill-on-invalid-dep", "no-requeue"),
+        *("nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "partition", "qos", "requeue"),
+        *("signal", "test-only", "time", "wait", "wrap"),
+    )
+)
 # Keys that have no meaning without Slurm.
 _OF_SLURM = frozenset(
     (
@@ -75,21 +49,13 @@ def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
             "{option!r} is not the long name of an option of sbatch without its dashes, such as mail-type",
             option=option,
         )
+    gpus = option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value)
     # Slurm accepts abbreviated option names.
-    for ours, instead in _SET_ELSEWHERE.items():
-        if ours.startswith(option):
-            return InvalidValueError(
-                "HT-sbatch-option-set-elsewhere",
-                "{option} is set by hpctrain: use {instead}",
-                option=ours,
-                instead=instead,
-            )
-    if option == "gres" and value is not None and re.match(r"(gres[/:])?gpu\b", value):
+    if gpus or any(name.startswith(option) for name in _SET_BY_HPCTRAIN):
         return InvalidValueError(
             "HT-sbatch-option-set-elsewhere",
-            "{option}: GPUs are set by hpctrain: use {instead}",
+            "{option} is set by hpctrain, from an option of hpctrain submit or a key of the profile",
             option=option,
-            instead=_SET_ELSEWHERE["gpus-per-node"],
         )
     if value is not None and not _is_line(value):
         return InvalidValueError(
@@ -116,12 +82,6 @@ def _word(text: str) -> str:
         raise InvalidValueError(
             "HT-value-not-valid", "must be a name without blanks, as Slurm names it, not {value!r}", value=text
         )
-    return text
-
-
-def _exported(text: str) -> str:
-    if "\0" in text:
-        raise InvalidValueError("HT-value-not-valid", "no variable can hold the character NUL")
     return text
 
 
@@ -153,7 +113,8 @@ Word = Annotated[str, AfterValidator(_word)]
 Memory = Annotated[str, Field(pattern=r"^[0-9]{1,15}[KMGT]?$")]
 TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-VariableValue = Annotated[str, AfterValidator(_exported)]
+# No variable can hold the character NUL.
+VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 # A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
 NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
 
@@ -178,14 +139,6 @@ class NodeProfile(Section):
     memory: Memory | None = Field(None, description="what to ask for with --mem; None for the partition's default")
     exclusive: bool = Field(False, description="take whole nodes")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> NodeProfile:
-        if self.gpu_type is not None and not self.gpus:
-            raise InvalidValueError(
-                "HT-profile-not-valid", "gpu_type is {gpu_type}, but gpus is 0", gpu_type=self.gpu_type
-            )
-        return self
-
 
 class ClusterProfile(Section):
     """One cluster.
@@ -208,7 +161,6 @@ class ClusterProfile(Section):
     qos: Word | None = None
     constraint: Word | None = None
     time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
-    max_nodes: Annotated[int, Field(ge=1)] | None = None
     sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
 
     launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
@@ -240,11 +192,6 @@ class ClusterProfile(Section):
                 "{keys}: for Slurm, and this is a profile for Kubernetes",
                 keys=", ".join(slurms),
             )
-        if self.container and self.container.runtime == "pyxis" and self.launcher == "mpirun":
-            raise InvalidValueError(
-                "HT-profile-not-valid",
-                "pyxis is a plugin of srun, so the launcher is srun-pmix, srun-pmi2 or auto, not mpirun",
-            )
         for name in filter(is_secret, self.environment):
             raise InvalidValueError(
                 "HT-secret-exposed",
@@ -256,9 +203,9 @@ class ClusterProfile(Section):
             if option in _KEYS:
                 raise InvalidValueError(
                     "HT-sbatch-option-set-elsewhere",
-                    "sbatch: {option} is set by {set_by}",
+                    "sbatch: {option} is set by {key}",
                     option=option,
-                    set_by=_KEYS[option],
+                    key=_KEYS[option],
                 )
             if fault := sbatch_fault(option, value):
                 raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)

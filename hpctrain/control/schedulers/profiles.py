@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError, nearest
@@ -11,16 +10,6 @@ from hpctrain.common.files.regular import read_text
 from hpctrain.control.schedulers.profile import ClusterProfile
 
 _PACKAGE = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileLine:
-    """The entry of a profile in a list; ``tried``: hpctrain was run there."""
-
-    name: str
-    remark: str
-    source: str
-    tried: bool
 
 
 def slurm_folder() -> Path:
@@ -45,12 +34,6 @@ def slurm_folder() -> Path:
 def profile_names() -> list[str]:
     """The names of the shipped profiles."""
     return sorted(path.stem for path in (slurm_folder() / "clusters").glob("*.yaml"))
-
-
-def describe_profiles() -> list[ProfileLine]:
-    """The entries of the shipped profiles by name."""
-    profiles = map(load_profile, profile_names())
-    return [ProfileLine(name=each.name, remark=each.remark, source=each.source, tried=each.tried) for each in profiles]
 
 
 def load_profile(name_or_path: str) -> ClusterProfile:

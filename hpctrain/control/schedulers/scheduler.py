@@ -24,13 +24,14 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.profiles import load_profile
 
 if TYPE_CHECKING:
-    from hpctrain.control.schedulers.request import JobRequest
+    from hpctrain.control.schedulers.job_request import JobRequest
 
 _BUILT_IN = {
-    "slurm": "hpctrain.control.schedulers.slurm.scheduler:Slurm",
-    "kubernetes": "hpctrain.control.schedulers.kubernetes.scheduler:Kubernetes",
+    "slurm": "hpctrain.control.schedulers.slurm.slurm_scheduler:Slurm",
+    "kubernetes": "hpctrain.control.schedulers.kubernetes.kubernetes_scheduler:Kubernetes",
 }
 # Of the cluster at hand, and of jobs in which a run was started by hand.
 DEFAULT = "slurm"
@@ -44,32 +45,26 @@ class Cluster:
 
     Attributes:
         findings: what was found at the cluster at hand, a line each.
-        check: refuses what the cluster does not allow, and returns warnings.
         files: for the run directory, by name.
     """
 
     profile: ClusterProfile
     findings: tuple[str, ...] = ()
-    check: Callable[[JobRequest], Sequence[str]] = lambda _: ()
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptContent:
-    """What the job does before the ranks start, and its script's template.
+    """What the job does before the ranks start.
 
     Attributes:
         stage: files and folders that each node gets a copy of.
         stage_environment: a Python environment that each node gets a copy of.
-        pack: each node gets an archive of this environment.
-        template: a user's own template of the job script.
         verify: a few steps are compared with those of one process before the run begins.
     """
 
     stage: Sequence[Path] = ()
     stage_environment: Path | None = None
-    pack: bool = False
-    template: Path | None = None
     verify: bool = False
 
 
@@ -189,8 +184,8 @@ def scheduler(name: str) -> Scheduler:
     """
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        found: Scheduler = getattr(import_module(module), attribute)()
-        return found
+        built_in: Scheduler = getattr(import_module(module), attribute)()
+        return built_in
     added = {entry.name: entry for entry in entry_points(group="hpctrain.schedulers")}
     if name not in added:
         raise HpctrainError(
@@ -213,10 +208,20 @@ def scheduler(name: str) -> Scheduler:
     return loaded
 
 
+def find_cluster(name: str, partition: str | None) -> Cluster:
+    """The cluster of a profile's name or file, or the one at hand for ``auto``.
+
+    Raises:
+        HpctrainError: there is no such profile, or nothing to discover.
+    """
+    profile = None if name == "auto" else load_profile(name)
+    return scheduler(profile.scheduled_by if profile else DEFAULT).cluster(profile, partition)
+
+
 def schedulers() -> list[Scheduler]:
     """All that can be loaded, the default one first."""
-    found = []
+    usable = []
     for name in dict.fromkeys([*_BUILT_IN, *entry_points(group="hpctrain.schedulers").names]):
         with contextlib.suppress(HpctrainError):
-            found.append(scheduler(name))
-    return found
+            usable.append(scheduler(name))
+    return usable

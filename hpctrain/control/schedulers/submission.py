@@ -20,7 +20,7 @@ from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import array_task, resume_command
-from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 

@@ -237,7 +237,7 @@ def _run_files(content: bytes, folder: Path) -> None:
 
 def _run_texts() -> Iterable[bytes]:
     from hpctrain.common.run.records import RankRecord
-    from hpctrain.control.schedulers.request import JobRequest
+    from hpctrain.control.schedulers.job_request import JobRequest
     from hpctrain.control.schedulers.submission import Submission
     from support.report.written_runs import recipe_plan, script_plan
 
@@ -255,7 +255,7 @@ def _run_texts() -> Iterable[bytes]:
 
 
 def _slurm(content: bytes, _: Path) -> None:
-    """What Slurm's programs print; four answers, one after the other, with form feeds between them."""
+    """What Slurm's programs print; three answers, one after the other, with form feeds between them."""
     from hpctrain.control.schedulers.slurm.discover import Answers, profile_from, profile_yaml
     from hpctrain.control.schedulers.slurm.queue import read_sacct, read_squeue
     from hpctrain.report.status import _waits_for
@@ -266,18 +266,18 @@ def _slurm(content: bytes, _: Path) -> None:
             for job in jobs(text):
                 job.has_task(3)
                 _waits_for(job)
-    config, partitions, nodes, mpi = (text.split("\f") + [""] * 4)[:4]
-    found = profile_from(Answers(nodes=nodes, config=config, partitions=partitions, mpi=mpi), None, date(2026, 11, 21))
+    config, partitions, nodes = (text.split("\f") + [""] * 3)[:3]
+    found = profile_from(Answers(nodes=nodes, config=config, partitions=partitions), None, date(2026, 11, 21))
     profile_yaml(found.profile)
 
 
 def _slurm_texts() -> Iterable[bytes]:
-    from support.schedulers.discover_texts import A100, CONFIG, GPU, MPI
+    from support.schedulers.discover_texts import A100, CONFIG, GPU
     from support.schedulers.slurm_programs import row
 
     sacct = ["7", "7", "CANCELLED by 1000", "None", "1795249391", "00:10:00", "01:00:00", "n1", "0:15", "/runs", "\n"]
     return [
-        "\f".join((CONFIG, GPU, A100, MPI)).encode(),
+        "\f".join((CONFIG, GPU, A100)).encode(),
         row("12_[4-9%2]", "RUNNING", "/runs", start="1795249391", used="1-02:03:04", nodes="n[1-2]").encode(),
         "\x1f".join(sacct).encode(),
     ]

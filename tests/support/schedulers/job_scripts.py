@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hpctrain.control.schedulers.job_request import job_request
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
-from hpctrain.control.schedulers.request import job_request
 from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
-from hpctrain.control.schedulers.slurm.script import render, variables
+from hpctrain.control.schedulers.slurm.script import job_script
 
 RUN_DIRECTORY = Path("/home/me/it's a run")
 PLAIN = ClusterProfile(name="plain", source="the tests")
@@ -28,10 +28,10 @@ GPUS = ClusterProfile(
 
 
 def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any] | None = None, **asked: Any) -> str:
-    """A script on a cluster; ``more`` goes to :func:`variables`, and to the job's settings in its directory, if any."""
+    """A script on a cluster; ``more`` goes to :func:`job_script`, and to the job's settings in its directory."""
     request = job_request(profile, name, asked)
     given: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
-    settings = {key: given.pop(key) for key in ("container", "staging", "pack", "verify") if key in given}
+    settings = {key: given.pop(key) for key in ("container", "staging", "verify") if key in given}
     if (directory := given["run_directory"]).exists():
         made = JobSettings(
             array=request.array is not None,
@@ -43,7 +43,7 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
         (directory / SETTINGS).write_text(made.model_dump_json())
         for task in request.tasks:
             (directory / f"task-{task}").mkdir(exist_ok=True)
-    return render(variables(request, profile, **given))
+    return job_script(request, profile, **given)
 
 
 CASES = {

@@ -20,11 +20,11 @@ import yaml
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.schedulers.job_request import job_request
+from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import prepare_pods
 from hpctrain.control.schedulers.kubernetes.manifests import manifest_text
-from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
 from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.request import job_request
 from hpctrain.control.schedulers.scheduler import Cluster, Order
 from support.ports import free_port
 
@@ -95,7 +95,7 @@ class LocalJob:
             options={"--job-name"},
             run_dir=self.run,
         )
-        run, _ = prepare_pods(order)
+        run = prepare_pods(order)
         assert run.run_directory == PurePosixPath(self.run)
         configuration, _, job = yaml.safe_load_all(manifest_text(run))
         plan = folder / "plan.json"

@@ -9,17 +9,11 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Script, Start
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.kubernetes.pod_template import PodRun
-from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
-from hpctrain.control.schedulers.kubernetes_profile import (
-    ClaimMount,
-    KubernetesProfile,
-    RdmaDevices,
-    Toleration,
-    TopologyLabel,
-)
+from hpctrain.control.schedulers.job_request import job_request
+from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import prepare_pods
+from hpctrain.control.schedulers.kubernetes.manifests import PodRun
+from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile, RdmaDevices
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
-from hpctrain.control.schedulers.request import job_request
 from hpctrain.control.schedulers.scheduler import Cluster, Order
 
 VOLUME = ClaimMount(claim="runs", path="/runs")
@@ -37,16 +31,13 @@ GPUS = ClusterProfile(
         volumes=(ClaimMount(claim="imagenet", path="/data", read_only=True), VOLUME),
         rdma=RdmaDevices(resource="rdma/hca", count=8),
         shared_memory="64Gi",
-        node_selector={"node-pool": "h100", "y": "n"},
-        tolerations=(Toleration(key="nvidia.com/gpu"), Toleration(key="team", value="on", effect="NoSchedule")),
-        topology=(
-            TopologyLabel(label="cloud.provider.com/topology-block", required=True),
-            TopologyLabel(label="topology.kubernetes.io/zone"),
-        ),
+        pod={
+            "nodeSelector": {"node-pool": "h100", "y": "n"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "imagePullSecrets": [{"name": "registry"}],
+            "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
+        },
         secrets=("tokens",),
-        pull_secrets=("registry",),
-        user=1000,
-        group=1000,
         ssh_path="/home/mpiuser/.ssh",
         sshd=("/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"),
     ),
@@ -82,17 +73,14 @@ def pod_run(
         image=None if profile.kubernetes and profile.kubernetes.image else "hpctrain:test",
         run_dir=run_directory,
     )
-    run, _ = prepare_pods(order)
-    return run
+    return prepare_pods(order)
 
 
 CASES = {
     "gloo-1": pod_run(nodes=1, tasks_per_node=2),
     "gloo-4": pod_run(nodes=4, tasks_per_node=2),
-    "nccl-1": pod_run(GPUS),
     "nccl-4": pod_run(GPUS, nodes=4),
-    "nccl-kueue-4": pod_run(of_kubernetes(GPUS, queue="training"), nodes=4, time="0"),
-    "mpi-1": pod_run(nodes=1, tasks_per_node=2, backend="mpi"),
+    "nccl-kueue-4": pod_run(of_kubernetes(GPUS, labels={"kueue.x-k8s.io/queue-name": "training"}), nodes=4, time="0"),
     "mpi-4": pod_run(nodes=4, tasks_per_node=2, backend="mpi"),
     "horovod-4": pod_run(GPUS, nodes=4, framework="keras"),
     "single": pod_run(),

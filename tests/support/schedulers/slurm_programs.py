@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.schedulers.request import JobRequest
+from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.submission import Submission
 
 _WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024, 1024)

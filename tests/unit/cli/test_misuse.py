@@ -53,9 +53,8 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             ["submit", "digit", "--dry-run"],
             "error[HT-recipe-unknown]: unknown recipe 'digit'\n  did you mean 'digits'?",
         ),
-        # Wrong on any cluster, so that none is asked.
-        (["submit", "digits", "--nodes", "0"], "--nodes: "),
-        (["submit", "digits", "--sbatch", "nodes=3"], "use --nodes"),
+        (["submit", "digits", "--cluster", "generic", "--nodes", "0"], "--nodes: "),
+        (["submit", "digits", "--cluster", "generic", "--sbatch", "nodes=3"], "nodes is set by hpctrain"),
         (["submit", "train.py"], "cannot read the script train.py: No such file"),
         *(
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)

@@ -131,7 +131,7 @@ def test_misuse(
         "file": "it is a file",
         "nowhere": "there is none of that name",
         "n" * 300: "File name too long",
-        "4711": "Slurm does not know the job 4711, or no longer",
+        "4711": "no scheduler knows the job 4711, or no longer",
     }
     for target, words in said.items():
         assert main([command, target]) == 2

@@ -3,34 +3,77 @@
 Ranks that find each other without MPI are in the pods of an Indexed Job, whose names a headless service gives an
 address; each pod starts its own. The others are in the workers of an MPIJob, whose launcher starts them by ssh.
 
-Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/, and of mpi-operator
-https://github.com/kubeflow/mpi-operator (``pkg/apis/kubeflow/v2beta1``).
+Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/, .../pod-v1/, and of
+mpi-operator https://github.com/kubeflow/mpi-operator (``pkg/apis/kubeflow/v2beta1``).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.files.checked_yaml import dump_all
 from hpctrain.common.run.directory import plan_text
-from hpctrain.common.run.plan import HostOptions
+from hpctrain.common.run.plan import HostOptions, Plan
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.schedulers.kubernetes.places import INSTANCE
-from hpctrain.control.schedulers.kubernetes.pod_template import (
-    CONFIGURATION,
-    CONTAINER,
-    PLAN,
-    PodRun,
-    launcher_pod,
-    rank_pod,
-)
+from hpctrain.common.settings import POD, POD_CPUS
+from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
 from hpctrain.control.schedulers.times import slurm_seconds
 
+CONTAINER = "hpctrain"
+# The folder in a pod that holds the plan and the script submitted with it.
+CONFIGURATION = PurePosixPath("/etc/hpctrain")
+PLAN = "plan.json"
 MPI_HOSTFILE = Path("/etc/mpi/hostfile")
+# https://kubernetes.io/docs/reference/labels-annotations-taints/#app-kubernetes-io-instance
+INSTANCE = "app.kubernetes.io/instance"
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
+# For the launcher of an MPIJob, which runs hpctrain and an mpirun.
+_LAUNCHER_RESOURCES = {"cpu": "1", "memory": "2Gi"}
 # Exit codes of a failed run, of wrong use, and of a check that refused.
 _FINAL = (1, 2, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodRun:
+    """A run on pods, which its manifests are made from.
+
+    Attributes:
+        name: of the job, and of what belongs to it.
+        plan: the plan with which the run begins.
+        request: nodes, ranks, GPUs, memory, time; a node is a pod.
+        run_directory: its path as the pods see it.
+        files: texts that lie beside the plan, by name.
+    """
+
+    name: str
+    plan: Plan
+    request: JobRequest
+    kubernetes: KubernetesProfile
+    image: str
+    run_directory: PurePosixPath
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What kubectl calls the job's kind."""
+        return "job" if self.plan.start.launcher == TORCHRUN else "mpijob"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of everything that belongs to the run."""
+        return {"app.kubernetes.io/name": "hpctrain", INSTANCE: self.name}
+
+    @property
+    def cpus(self) -> int | None:
+        """The processors of a pod; None where the request does not say."""
+        cpus = self.request.cpus_per_task
+        return None if cpus is None else cpus * self.request.tasks_per_node
 
 
 def indexed_hosts(name: str, nodes: int, slots: int) -> HostOptions:
@@ -38,14 +81,9 @@ def indexed_hosts(name: str, nodes: int, slots: int) -> HostOptions:
     return HostOptions(hosts=f"{name}-{0 if nodes == 1 else f'[0-{nodes - 1}]'}.{name}:{slots}")
 
 
-def mpi_hosts() -> HostOptions:
-    """The workers of an MPIJob as the hosts of a plan: those of the operator's hostfile."""
-    return HostOptions(hostfile=MPI_HOSTFILE)
-
-
 def manifests(run: PodRun) -> list[dict[str, Any]]:
     """The objects of a run, in the order in which they are made."""
-    if run.plan.start.launcher == TORCHRUN:
+    if run.kind == "job":
         return [_plan(run), _service(run), _indexed_job(run)]
     return [_plan(run), _mpi_job(run)]
 
@@ -55,7 +93,7 @@ def manifest_text(run: PodRun) -> str:
     return dump_all(manifests(run))
 
 
-def _metadata(run: PodRun, name: str, **labels: str) -> dict[str, Any]:
+def _metadata(run: PodRun, name: str, labels: Mapping[str, str] = {}) -> dict[str, Any]:
     return {"name": name, "namespace": run.kubernetes.namespace, "labels": {**run.labels, **labels}}
 
 
@@ -89,9 +127,10 @@ def _indexed_job(run: PodRun) -> dict[str, Any]:
         # Two pods of one number would be two launchers of a run.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _failure_rules()},
-        "template": rank_pod(run, command=_command(run), restartPolicy="Never", subdomain=run.name),
+        "template": _rank_pod(run, _command(run), restartPolicy="Never", subdomain=run.name),
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _job_metadata(run), "spec": spec}
+    metadata = _metadata(run, run.name, run.kubernetes.labels)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
 def _failure_rules() -> list[dict[str, Any]]:
@@ -114,13 +153,11 @@ def _exit_codes(*codes: int) -> dict[str, Any]:
 
 def _mpi_job(run: PodRun) -> dict[str, Any]:
     kubernetes = run.kubernetes
-    launcher = launcher_pod(
-        run,
-        command=_command(run),
-        # The operator sets this only for Open MPI 4.
-        variables={"PRTE_MCA_prte_keep_fqdn_hostnames": "true"} if kubernetes.mpi == "OpenMPI" else {},
-    )
-    worker = rank_pod(run, command=kubernetes.sshd, configured=False)
+    # The operator sets this only for Open MPI 4.
+    variables = {"PRTE_MCA_prte_keep_fqdn_hostnames": "true"} if kubernetes.mpi == "OpenMPI" else {}
+    # It needs neither GPUs nor adapters. The number of threads of a rank follows from the processors of its own pod.
+    launcher = _template(run, _command(run), {**_pod_variables(run), **variables}, _LAUNCHER_RESOURCES, configured=True)
+    worker = _rank_pod(run, kubernetes.sshd, configured=False)
     spec = {
         "slotsPerWorker": run.request.tasks_per_node,
         "mpiImplementation": kubernetes.mpi,
@@ -134,12 +171,8 @@ def _mpi_job(run: PodRun) -> dict[str, Any]:
             "Worker": {"replicas": run.request.nodes, "restartPolicy": "OnFailure", "template": worker},
         },
     }
-    return {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": _job_metadata(run), "spec": spec}
-
-
-def _job_metadata(run: PodRun) -> dict[str, Any]:
-    queue = {"kueue.x-k8s.io/queue-name": run.kubernetes.queue} if run.kubernetes.queue else {}
-    return _metadata(run, run.name, **queue)
+    metadata = _metadata(run, run.name, kubernetes.labels)
+    return {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": metadata, "spec": spec}
 
 
 def _limits(run: PodRun) -> dict[str, int]:
@@ -152,3 +185,101 @@ def _limits(run: PodRun) -> dict[str, int]:
 def _command(run: PodRun) -> list[str]:
     """The command of each pod, which also resumes the run when a pod is started again."""
     return ["hpctrain", "run", "--resume", f"--run-dir={run.run_directory}", f"--plan={CONFIGURATION / PLAN}"]
+
+
+def _pod_variables(run: PodRun) -> dict[str, str]:
+    return {POD.name: run.name, **({POD_CPUS.name: str(run.cpus)} if run.cpus is not None else {})}
+
+
+def _rank_pod(run: PodRun, command: Sequence[str], *, configured: bool = True, **of_pod: Any) -> dict[str, Any]:
+    """The template of a pod that has ranks.
+
+    Args:
+        command: of its container; empty for the image's or an operator's own.
+        configured: whether it mounts the plan.
+    """
+    variables = _pod_variables(run) if configured else {}
+    return _template(run, command, variables, _resources(run), configured=configured, **of_pod)
+
+
+def _template(
+    run: PodRun,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    resources: Mapping[str, str],
+    *,
+    configured: bool,
+    **of_pod: Any,
+) -> dict[str, Any]:
+    kubernetes = run.kubernetes
+    mounts, volumes = _volumes(run, configured=configured)
+    container = {
+        "name": CONTAINER,
+        "image": run.image,
+        # Kubernetes expands $(NAME), and replaces two dollars by one.
+        "command": [word.replace("$", "$$") for word in command],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secrets],
+        # Limits equal to requests give the pod its cores alone, so that no neighbour slows a rank.
+        "resources": {"requests": dict(resources), "limits": dict(resources)} if resources else {},
+        # RDMA registers memory that must stay where it is.
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if kubernetes.rdma else {},
+        "volumeMounts": mounts,
+    }
+    spec = {
+        **of_pod,
+        "containers": [_without_empty(container)],
+        "volumes": volumes,
+        # hpctrain does not use the Kubernetes API.
+        "automountServiceAccountToken": False,
+        # Variables with the addresses of other services could be mistaken for settings.
+        "enableServiceLinks": False,
+        # The time in which the ranks end their step and write a checkpoint.
+        "terminationGracePeriodSeconds": run.request.signal_seconds,
+        **kubernetes.pod,
+    }
+    return {"metadata": {"labels": run.labels}, "spec": spec}
+
+
+def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value not in ({}, [])}
+
+
+def _resources(run: PodRun) -> dict[str, str]:
+    request, rdma = run.request, run.kubernetes.rdma
+    wanted = {
+        "cpu": None if run.cpus is None else str(run.cpus),
+        "memory": memory_quantity(request.memory),
+        run.kubernetes.gpu_resource: str(request.gpus_per_node) if request.gpus_per_node else None,
+        **({rdma.resource: str(rdma.count)} if rdma else {}),
+    }
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def memory_quantity(memory: str | None) -> str | None:
+    """Slurm's notation of memory as a quantity of Kubernetes; None where all of a node is meant, or nothing.
+
+    Sources: https://slurm.schedmd.com/sbatch.html#OPT_mem (mebibytes where there is no unit),
+    https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/.
+    """
+    if memory is None or memory.rstrip("KMGT").strip("0") == "":
+        return None
+    return f"{memory}i" if memory[-1] in "KMGT" else f"{memory}Mi"
+
+
+def _volumes(run: PodRun, *, configured: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The mounts of a container, and the volumes of its pod."""
+    mounts: list[dict[str, Any]] = []
+    volumes: list[dict[str, Any]] = []
+    for number, volume in enumerate(run.kubernetes.volumes):
+        name = f"volume-{number}"
+        mounts.append({"name": name, "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})})
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": volume.claim}})
+    # NCCL and the ranks of a node need more shared memory than the 64 MB that a container has by default.
+    mounts.append({"name": "shared-memory", "mountPath": _SHARED_MEMORY})
+    memory = {"medium": "Memory", "sizeLimit": run.kubernetes.shared_memory}
+    volumes.append({"name": "shared-memory", "emptyDir": _without_empty(memory)})
+    if configured:
+        mounts.append({"name": "plan", "mountPath": str(CONFIGURATION), "readOnly": True})
+        volumes.append({"name": "plan", "configMap": {"name": f"{run.name}-plan"}})
+    return mounts, volumes

@@ -17,17 +17,12 @@ from pydantic import Field
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.regular import last_lines
-from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, reason_in
-from hpctrain.control.schedulers.slurm.node_files import expanded, look_at_image, on_each_node, stage, unpack
-from hpctrain.control.schedulers.slurm.staging import PackedEnvironment, Staging
+from hpctrain.control.schedulers.slurm.node_files import Staging, look_at_image, remove_staged, stage
 
 SETTINGS = "job.json"
-# After so many jobs in a row whose signal came before hpctrain began, none follows.
-_MOST_LATE = 3
 # A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
 _PATIENCE_SECONDS = 3600.0
 
@@ -49,7 +44,6 @@ class JobSettings(FrozenModel):
     verify: bool = Field(False, description="compare a few steps with those of one process first")
     container: Container | None = None
     staging: Staging | None = None
-    pack: PackedEnvironment | None = None
 
 
 def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> int:
@@ -80,7 +74,6 @@ class _Batch:
         self._again = [f"--chdir={directory}", *([f"--array={task}"] if task else []), str(directory / "job.sh")]
         self._child: subprocess.Popen[bytes] | None = None
         self._begun = self._ended = False
-        self._late = self._run.path / "late"
 
     def hear(self, number: int, _frame: Any) -> None:
         # What comes after the training is not why it ended.
@@ -106,8 +99,6 @@ class _Batch:
         try:
             if settings.staging:
                 os.environ.update(stage(settings.staging, settings.container))
-            if settings.pack:
-                os.environ.update(unpack(settings.pack, self._say))
             if settings.container:
                 look_at_image(settings.container)
             return self._verify_and_run()
@@ -115,13 +106,12 @@ class _Batch:
             self._ended = True
             # Now, because the job may lose its nodes next.
             if settings.staging:
-                on_each_node("rm", "-rf", "--", expanded(settings.staging.folder))
+                remove_staged(settings.staging)
 
     def _verify_and_run(self) -> int:
         staging, run, verified = self._settings.staging, self._run, self._run.path / "verify"
-        python: tuple[str, ...] = ()
-        if staging and staging.environment:
-            python = ("--python", f"{expanded(staging.folder)}/{staging.environment.name}/bin/python")
+        staged = staging.python if staging else None
+        python = ("--python", str(staged)) if staged else ()
         if self._settings.verify and not self._stops() and not (verified / "equal").exists():
             shutil.rmtree(verified, ignore_errors=True)
             status = self._follow("verify", "--plan", str(run.plan), "--run-dir", str(verified), *python)
@@ -141,7 +131,6 @@ class _Batch:
         return _of_shell(status)
 
     def _follow(self, *arguments: str) -> int:
-        # That of the packed environment, if there is one.
         with subprocess.Popen(["hpctrain", *arguments]) as self._child:
             # A signal that came before there was a process.
             self._pass_on()
@@ -151,18 +140,15 @@ class _Batch:
 
     def go_on(self) -> None:
         """See to it that another job, or this one again, goes on with a run that is not finished."""
-        if self._begun:
-            self._late.unlink(missing_ok=True)
         if self._settings.chain:
             self._how("not finished; the next job of the chain goes on. After the last one")
         elif self._asked == "TERM" or self._cancelled():
             # A cancelled job must not come back, and a preempted one does so by itself.
             self._how(f"job {self._job} was told to end before it was finished. To go on")
-        elif not self._begun and self._late_jobs() >= _MOST_LATE:
-            self._how(
-                f"{self._settings.signal} came before hpctrain began, {_MOST_LATE} times in a row: ask for more time "
-                "(--time) or a smaller signal_seconds. To go on"
-            )
+        elif not self._begun:
+            # It might be so each time, for ever.
+            remedy = "ask for more time (--time) or a smaller signal_seconds"
+            self._how(f"{self._asked} came before hpctrain began: {remedy}. To go on")
         elif not (self._settings.requeue and self._requeued()) and not self._followed():
             programs = "neither scontrol requeue nor sbatch works" if self._settings.requeue else "sbatch does not work"
             self._how(f"{programs} here. To go on")
@@ -176,12 +162,6 @@ class _Batch:
         with contextlib.suppress(OSError):
             return reason_in(self._run.stop) == CANCELLED
         return False
-
-    def _late_jobs(self) -> int:
-        """How many jobs in a row got their signal before hpctrain began, which itself sees when it gets no further."""
-        late = [*last_lines(self._late, _MOST_LATE), self._job]
-        write_whole(self._late, "".join(f"{job}\n" for job in late).encode(), private=True)
-        return len(late)
 
     def _requeued(self) -> bool:
         self._say(f"hpctrain: job {self._job} is not finished and goes back to the queue")

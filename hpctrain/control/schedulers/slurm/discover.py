@@ -1,60 +1,68 @@
-"""Derives a cluster profile from what Slurm reports about the cluster at hand."""
+"""Derives a cluster profile from what ``scontrol`` reports about the cluster at hand."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from hpctrain.common.cluster.programs import program_output, run_program
+from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import dump, validate
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.slurm.limits import Limits, read_limits
-from hpctrain.control.schedulers.slurm.nodes import (
-    DETAILS,
-    NODES,
-    Keys,
-    NodeKind,
-    Nodes,
-    most_cpus,
-    most_gpus,
-    number,
-    read_keys,
-    read_nodes,
-)
 
 # An overloaded controller takes tens of seconds.
 _SECONDS = 60.0
-_CONFIG = ("scontrol", "show", "config")
-_PARTITIONS = ("scontrol", "--oneliner", "show", "partition")
-_TOPOLOGY = ("scontrol", "show", "topology")
-_MPI = ("srun", "--mpi=list")
+_CONFIG = ("show", "config")
+_PARTITIONS = ("--oneliner", "show", "partition")
+_NODES = ("--oneliner", "show", "node")
+
+# Nodes in these states run no jobs until somebody repairs them.
+_BROKEN = ("DOWN", "DRAIN", "FAIL", "ERROR", "INVAL", "UNK", "FUTURE", "MAINT", "NOT_RESP", "REBOOT")
+# ``gpu:a100:4(S:0-1)``; where no count stands it is 1. Source: _get_gres_cnt of Slurm's src/interfaces/gres.c.
+_GPUS = re.compile(
+    r"gpu(?::(?!no_consume)(?P<type>[A-Za-z][\w.-]*|[\w.-]+(?=:)))?(?::no_consume)?(?::(?P<count>[0-9]{1,4}))?",
+    re.ASCII,
+)
+
+Settings = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discovered:
-    """A profile, one line for each fact that was found, with its source, and what the partitions allow a job."""
+    """A profile, and one line for each fact that was found."""
 
     profile: ClusterProfile
     findings: tuple[str, ...]
-    limits: tuple[Limits, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Equal nodes: the cores that a job can have, ``threads`` of a core as far as Slurm counts them, memory in MB."""
+
+    cores: int
+    threads: int
+    memory: int
+    gpus: int = 0
+    gpu_type: str = ""
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} GPUs{f' {self.gpu_type}' if self.gpu_type else ''}" if self.gpus else "no GPUs"
+        threads = f" of {self.threads} hardware threads" if self.threads > 1 else ""
+        return f"{gpus}, {self.cores} cores{threads}, {self.memory} MB"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The output of Slurm's programs; ``topology`` and ``details`` are empty where that cannot be asked for."""
+    """The output of ``scontrol``."""
 
-    nodes: str
     config: str
     partitions: str
-    mpi: str
-    topology: str = ""
-    details: str = ""
+    nodes: str
 
 
 def discover(partition: str | None) -> Discovered:
@@ -67,20 +75,13 @@ def discover(partition: str | None) -> Discovered:
     Raises:
         HpctrainError: there is no Slurm, it does not answer, or the partition does not exist or runs no jobs.
     """
-    if shutil.which(NODES[0]) is None:
+    if shutil.which("scontrol") is None:
         raise HpctrainError(
             "HT-slurm-not-here",
-            "there is no Slurm here: sinfo is not on the PATH",
+            "there is no Slurm here: scontrol is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
-    answers = Answers(
-        nodes=_ask(*NODES),
-        config=_ask(*_CONFIG),
-        partitions=_ask(*_PARTITIONS),
-        mpi=_ask_mpi(),
-        topology=program_output(*_TOPOLOGY),
-        details=program_output(*DETAILS),
-    )
+    answers = Answers(config=_scontrol(*_CONFIG), partitions=_scontrol(*_PARTITIONS), nodes=_scontrol(*_NODES))
     return profile_from(answers, partition, date.today())
 
 
@@ -91,59 +92,30 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
         HpctrainError: as in :func:`discover`.
     """
     config = read_config(answers.config)
-    partitions = read_partitions(answers.partitions)
-    nodes = read_nodes(answers.nodes, partitions, answers.details)
-    listed = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
-    chosen = listed[0]
+    partitions = {keys["PartitionName"]: keys for keys in _lines(answers.partitions) if keys.get("PartitionName")}
+    named = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
+    chosen = named[0]
     name = chosen["PartitionName"]
-    if name not in nodes or not nodes[name].usable:
-        broken = nodes[name].broken if name in nodes else 0
+    kinds, broken = read_nodes(answers.nodes, chosen)
+    if not kinds:
         raise HpctrainError(
             "HT-slurm-partition-not-usable",
             "no node of the partition {partition} can run a job ({broken} down, drained or failed)",
-            f"name another one with --partition; {_with_nodes(nodes)}",
+            "name another one with --partition; sinfo lists what there is",
             partition=name,
             broken=broken,
         )
     version = config.get("SLURM_VERSION", "of unknown version")
     profile = validate(
-        _values(config, chosen, nodes[name].kind)
-        | {"partition": ",".join(keys["PartitionName"] for keys in listed)}
-        | {"source": f"sinfo and scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
+        _values(config, chosen, kinds.most_common(1)[0][0])
+        | {"partition": ",".join(keys["PartitionName"] for keys in named)}
+        | {"source": f"scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
         ClusterProfile,
         lambda _: f"what Slurm says of the partition {name!r} makes no profile",
         "cluster profile",
         "name a profile instead: --cluster generic",
     )
-    findings = (
-        f"cluster: {profile.name}, Slurm {version} (scontrol show config)",
-        *_partition_findings(chosen, nodes[name], nodes, profile.node.exclusive),
-        *_config_findings(config, answers.topology, read_mpi_plugins(answers.mpi)),
-    )
-    return Discovered(profile=profile, findings=findings, limits=_limits(listed, answers.nodes, answers.details))
-
-
-def known_limits(partition: str | None) -> tuple[Limits, ...]:
-    """What Slurm says that partitions allow a job; nothing where there is no Slurm, or none that is understood.
-
-    Args:
-        partition: as in :func:`discover`; the default one if None.
-    """
-    # A list that this Slurm does not have may be another cluster's.
-    if "SLURM_CLUSTERS" in os.environ:
-        return ()
-    partitions = read_partitions(program_output(*_PARTITIONS))
-    default = next((name for name, keys in partitions.items() if keys.get("Default") == "YES"), "")
-    names = (partition or default).split(",")
-    if not partitions.keys() >= set(names):
-        return ()
-    return _limits([partitions[name] for name in names], program_output(*NODES), program_output(*DETAILS))
-
-
-def _limits(partitions: Sequence[Keys], nodes: str, details: str) -> tuple[Limits, ...]:
-    named = {keys["PartitionName"]: keys for keys in partitions}
-    gpus, cpus = most_gpus(nodes), most_cpus(nodes, named, details)
-    return tuple(read_limits(keys, gpus.get(name), cpus.get(name)) for name, keys in named.items())
+    return Discovered(profile=profile, findings=_findings(profile, version, chosen, kinds, broken))
 
 
 def profile_yaml(profile: ClusterProfile) -> str:
@@ -155,56 +127,84 @@ def profile_yaml(profile: ClusterProfile) -> str:
     return head + dump(profile.model_dump(mode="json", exclude_defaults=True))
 
 
-def read_config(text: str) -> Keys:
+def read_config(text: str) -> Settings:
     """The settings of ``scontrol show config``."""
     pairs = re.findall(r"^([\w\[\]]+)[ \t]*= ?(.*)$", text, re.MULTILINE | re.ASCII)
     return {key: value.strip() for key, value in pairs}
 
 
-def read_partitions(text: str) -> dict[str, Keys]:
-    """The settings of each partition by its name, from ``scontrol --oneliner show partition``."""
-    return {keys["PartitionName"]: keys for keys in read_keys(text) if keys.get("PartitionName")}
+def read_nodes(text: str, partition: Settings) -> tuple[Counter[NodeKind], int]:
+    """How many nodes of each kind can run jobs of a partition, and how many cannot.
+
+    Args:
+        text: the output of ``scontrol --oneliner show node``.
+        partition: its settings, which may keep CPUs from jobs.
+    """
+    usable: Counter[NodeKind] = Counter()
+    broken = 0
+    for node in _lines(text):
+        if partition["PartitionName"] not in node.get("Partitions", "").split(","):
+            continue
+        state = node.get("State", "UNKNOWN").upper()
+        # '*' after a state: the node does not answer.
+        if "*" in state or any(part.startswith(_BROKEN) for part in state.split("+")):
+            broken += 1
+        elif kind := _kind(node, partition):
+            usable[kind] += 1
+    return usable, broken
 
 
-def read_mpi_plugins(text: str) -> list[str]:
-    """The plugins of ``srun --mpi=list``, whose form differs between versions."""
-    lines = [line.removeprefix("srun:").strip() for line in text.splitlines()]
-    listed = [
-        name for line in lines for name in re.sub(r"^specific pmix plugin versions available:", "", line).split(",")
-    ]
-    return sorted({name.strip() for name in listed if re.fullmatch(r"\s*(pmi|pmix|cray|none|openmpi)\w*\s*", name)})
+def _kind(node: Settings, partition: Settings) -> NodeKind | None:
+    cpus, memory = _number(node, "CPUTot"), _number(node, "RealMemory")
+    cores = (_number(node, "Sockets") or 0) * (_number(node, "CoresPerSocket") or 0)
+    if not cpus or not cores:
+        return None
+    # Without the cores that the site keeps from jobs; CPUEfctv is new in 22.05.
+    available = min(_number(node, "CPUEfctv") or cpus, _number(partition, "MaxCPUsPerNode") or cpus)
+    # Slurm's CPUs are cores or hardware threads, as the site configures it.
+    threads = max(1, cpus // cores)
+    available_cores = max(1, min(available // threads, cores))
+    return NodeKind(cores=available_cores, threads=threads, memory=memory or 0, **_gpus(node.get("Gres", "")))
 
 
-def _choose(partitions: dict[str, Keys], asked: str | None) -> Keys:
+def _gpus(gres: str) -> dict[str, Any]:
+    """GPUs for a profile; of several kinds the first one counts."""
+    parts = re.sub(r"\([^)]*\)", "", gres).split(",")
+    found = [match for match in map(_GPUS.fullmatch, parts) if match and match["count"] != "0"]
+    return {"gpus": int(found[0]["count"] or 1), "gpu_type": found[0]["type"] or ""} if found else {}
+
+
+def _lines(text: str) -> list[Settings]:
+    """The settings of each partition or node, of which ``scontrol --oneliner show`` prints one a line."""
+    return [dict(field.split("=", 1) for field in line.split() if "=" in field) for line in text.splitlines()]
+
+
+def _number(settings: Mapping[str, str], key: str) -> int | None:
+    """A number of one or more; None for no limit, however Slurm prints that."""
+    text = settings.get(key, "")
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
+
+
+def _choose(partitions: dict[str, Settings], name: str | None) -> Settings:
     up = {name: keys for name, keys in partitions.items() if keys.get("State") == "UP"}
-    if asked is not None and asked not in partitions:
-        raise HpctrainError(
-            "HT-slurm-partition-not-usable", "there is no partition {partition!r}", nearest(asked, up), partition=asked
-        )
-    if asked is not None and asked not in up:
+    if name is not None and name not in up:
         raise HpctrainError(
             "HT-slurm-partition-not-usable",
-            "the partition {partition} is {state}, not UP",
-            partition=asked,
-            state=partitions[asked].get("State", "in no known state"),
-        )
-    if not up:
-        raise HpctrainError(
-            "HT-slurm-partition-not-usable",
-            "Slurm has no partition that is UP and that you may see",
-            "sinfo lists what there is",
+            "there is no partition {partition!r} that is UP",
+            nearest(name, up),
+            partition=name,
         )
     default = [keys for keys in up.values() if keys.get("Default") == "YES"]
-    if asked is None and not default and len(up) > 1:
+    if name is None and not default and len(up) != 1:
         raise HpctrainError(
             "HT-slurm-partition-not-usable",
             "Slurm has no default partition that is UP",
-            f"--partition with one of {', '.join(up)}",
+            f"--partition with one of {', '.join(up)}" if up else "sinfo lists what there is",
         )
-    return up[asked] if asked is not None else (default or list(up.values()))[0]
+    return up[name] if name is not None else (default or list(up.values()))[0]
 
 
-def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
+def _values(config: Settings, partition: Settings, kind: NodeKind) -> dict[str, Any]:
     """The keys of a profile, as YAML has them."""
     exclusive = partition.get("OverSubscribe") == "EXCLUSIVE" or config.get("SelectType") == "select/linear"
     node: dict[str, Any] = {"gpus": kind.gpus, "cores": kind.cores, "threads_per_core": kind.threads}
@@ -213,110 +213,49 @@ def _values(config: Keys, partition: Keys, kind: NodeKind) -> dict[str, Any]:
         # Only select/cons_tres supports --gpus-per-node.
         tres = config.get("SelectType", "select/cons_tres") == "select/cons_tres"
         node |= {"gpu_type": kind.gpu_type or None, "gpu_option": "gpus-per-node" if tres else "gres"}
-    if memory := _memory(partition, kind, exclusive):
-        node["memory"] = memory
+    if exclusive:
+        most = _number(partition, "MaxMemPerNode")
+        # All of the nodes' memory, or as much as a job may have.
+        node["memory"] = f"{most}M" if most and most < kind.memory else "0"
+    times = (partition.get(key, "") for key in ("DefaultTime", "MaxTime"))
     return {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", config.get("ClusterName", "")) or "cluster",
         "node": node,
-        "partition": partition["PartitionName"],
-        "time": _time(partition),
-        "max_nodes": number(partition.get("MaxNodes", "")),
+        # Of a job that asks for none; None without a limit.
+        "time": next((time for time in times if re.fullmatch(r"[0-9:-]+", time)), None),
     }
 
 
-def _memory(partition: Keys, kind: NodeKind, exclusive: bool) -> str | None:
-    """What a job on whole nodes asks for, all of their memory or as much as it may have; None for Slurm's default.
-
-    Slurm refuses jobs whose default, by the number of their CPUs, is more than they may have.
-    """
-    most = number(partition.get("MaxMemPerNode", ""))
-    usual = (number(partition.get("DefMemPerCPU", "")) or 0) * kind.cores * kind.threads
-    if most and most < (kind.memory if exclusive else usual):
-        return f"{most}M"
-    return "0" if exclusive else None
-
-
-def _time(partition: Keys) -> str | None:
-    """The time limit of a job that asks for none; None without a limit."""
-    times = (partition.get(key, "") for key in ("DefaultTime", "MaxTime"))
-    return next((time for time in times if re.fullmatch(r"[0-9:-]+", time)), None)
-
-
-def _partition_findings(partition: Keys, here: Nodes, nodes: dict[str, Nodes], exclusive: bool) -> list[str]:
-    name = partition["PartitionName"]
+def _findings(
+    profile: ClusterProfile, version: str, partition: Settings, kinds: Counter[NodeKind], broken: int
+) -> tuple[str, ...]:
     default = ", the default" if partition.get("Default") == "YES" else ""
-    longest, usual = partition.get("MaxTime", "unknown"), partition.get("DefaultTime", "NONE")
+    nodes = "; ".join(f"{count} with {kind}" for kind, count in kinds.most_common())
+    sharing = "each job has its own" if profile.node.exclusive else "jobs may share them, unless node.exclusive is set"
     lines = [
-        f"partition: {name}{default} (scontrol show partition)",
-        f"time: at most {longest}, {'all of it' if usual == 'NONE' else usual} by default (scontrol show partition)",
-        f"nodes: {here.usable.total()} with {_kinds(here)} (sinfo)"
-        if len(here.usable) == 1
-        else f"nodes: of several kinds, the profile is of the first: {_kinds(here)} (sinfo)",
+        f"cluster: {profile.name}, Slurm {version}",
+        f"partition: {partition['PartitionName']}{default}, at most {partition.get('MaxTime', 'unknown')}",
+        f"nodes: {nodes}{f'; {broken} more are down, drained or failed' if broken else ''}; {sharing}",
     ]
-    if here.broken:
-        lines.append(f"nodes: {here.broken} more are down, drained or failed (sinfo)")
-    if exclusive:
-        lines.append("nodes: each job has its own (OverSubscribe, SelectType)")
-    else:
-        lines.append(
-            "nodes: jobs may share them, unless node.exclusive asks for whole ones (OverSubscribe, SelectType)"
-        )
+    if len(kinds) > 1:
+        lines.append("nodes: of several kinds, the profile is of the first")
     if partition.get("AllowAccounts", "ALL") != "ALL":
-        lines.append(
-            f"accounts: only {partition['AllowAccounts']}, so name one with --account (scontrol show partition)"
-        )
-    with_gpus = sorted(other for other, theirs in nodes.items() if any(kind.gpus for kind in theirs.usable))
-    if not here.kind.gpus and with_gpus:
-        lines.append(f"GPUs: none here; --partition {' or '.join(with_gpus)} has some (sinfo)")
-    return lines
+        lines.append(f"accounts: only {partition['AllowAccounts']}, so name one with --account")
+    return tuple(lines)
 
 
-def _kinds(nodes: Nodes) -> str:
-    if len(nodes.usable) == 1:
-        return str(nodes.kind)
-    return "; ".join(f"{count} with {kind}" for kind, count in nodes.usable.most_common())
-
-
-def _config_findings(config: Keys, topology: str, plugins: Sequence[str]) -> list[str]:
-    plugin = config.get("TopologyPlugin", "unknown")
-    # A topology.yaml (25.05 and later) takes precedence over the plugin.
-    if plugin.startswith(("topology/tree", "topology/block")) or re.search(r"\b(?:Switch|Block)Name=", topology):
-        order = "the hosts of a job are ordered by its switches"
-    else:
-        order = "Slurm knows no switches: fabric in the profile can name the output of ibnetdiscover"
-    return [
-        f"topology: {plugin}: {order} (scontrol show config, scontrol show topology)",
-        f"launcher: srun has {', '.join(plugins) or 'no plugin that it lists'} (srun --mpi=list); "
-        "which one works, or mpirun, is found out in the job",
-    ]
-
-
-def _with_nodes(nodes: dict[str, Nodes]) -> str:
-    names = sorted(name for name, theirs in nodes.items() if theirs.usable)
-    return f"with nodes: {', '.join(names)}" if names else "no other has any either"
-
-
-def _ask(*command: str) -> str:
-    done = run_program(*command, seconds=_SECONDS)
+def _scontrol(*command: str) -> str:
+    done = run_program("scontrol", *command, seconds=_SECONDS)
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        printed = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise HpctrainError(
             "HT-slurm-command-failed",
-            "Slurm does not answer: {command} exited {status}: {reason}",
+            "Slurm does not answer: scontrol {command} exited {status}: {reason}",
             "scontrol ping says whether its controller is up, the variable SLURM_CONF names its slurm.conf; "
             "--cluster generic --dry-run asks no Slurm",
             exit_code=1,
             command=" ".join(command),
             status=done.returncode,
-            reason=said[-1] if said else "nothing",
+            reason=printed[-1] if printed else "nothing",
         )
     return done.stdout
-
-
-def _ask_mpi() -> str:
-    """The list of srun's MPI plugins, which older versions print on stderr; empty without srun."""
-    try:
-        done = run_program(*_MPI, seconds=_SECONDS)
-    except HpctrainError:
-        return ""
-    return f"{done.stdout}\n{done.stderr}"

@@ -1,58 +1,141 @@
-"""What a job gives its nodes before the ranks start: copies of files, a packed environment, and a look at the image."""
+"""Copies files to fast storage on the nodes of a job before its ranks start."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.regular import read_regular, sha256
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.settings import STAGE
 from hpctrain.common.stderr import tell
-from hpctrain.control.schedulers.profiles import slurm_folder
-from hpctrain.control.schedulers.slurm.staging import PackedEnvironment, StagedPaths, Staging
+from hpctrain.control.schedulers.profile import ClusterProfile
 
-_MOST_BYTES = 2**16
-_AGAIN = "hpctrain submit --pack makes it again"
-
-
-def on_each_node(*command: str | Path) -> bool:
-    """Run a command once on each node of the job; whether it went well on all."""
-    return _srun(*command).returncode == 0
+_TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
+_ENVIRONMENT = "environment"
 
 
-def _srun(*command: str | Path, output: int | None = None) -> subprocess.CompletedProcess[str]:
-    tasks = (f"--ntasks={os.environ['SLURM_JOB_NUM_NODES']}", "--ntasks-per-node=1")
-    return _run("srun", *tasks, *command, output=output)
+class StagedPaths(FrozenModel):
+    """One copy, to ``name`` in the job's folder: archives are unpacked, folders and files are copied."""
+
+    source: str = Field(description="absolute path on the shared file system")
+    name: str
+    kind: Literal["copy", "tar"]
 
 
-def _run(*command: str | Path, output: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; one that cannot be started has the status that a shell gives it, and is named."""
-    try:
-        return subprocess.run([*map(str, command)], stdout=output, text=True, check=False)
-    except OSError as error:
-        tell(f"hpctrain: {command[0]}: {error.strerror}")
-        return subprocess.CompletedProcess(command, 127, "")
+class Staging(FrozenModel):
+    """The copies that a job stages on its nodes.
+
+    Attributes:
+        folder: of the job on each node, with variables that the job has.
+        environment: of Python, that the ranks then use.
+    """
+
+    folder: str
+    copies: tuple[StagedPaths, ...] = ()
+    environment: StagedPaths | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder in this job.
+
+        Raises:
+            HpctrainError: the job does not have the variable that it begins with.
+        """
+        path = os.path.expandvars(self.folder)
+        if not path.startswith("/"):
+            raise HpctrainError(
+                "HT-job-storage-unusable",
+                "node_storage in the profile: the job has no such place: {folder}",
+                folder=path,
+            )
+        return Path(path)
+
+    @property
+    def python(self) -> Path | None:
+        """The Python of the environment, on the nodes of this job."""
+        return self.path / _ENVIRONMENT / "bin" / "python" if self.environment else None
 
 
-def expanded(folder: str) -> Path:
-    """A folder on the nodes, with the value of the variable that it may begin with.
+def plan_staging(
+    profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None = None
+) -> Staging | None:
+    """The staging of a job on a cluster; None if there is nothing to stage.
+
+    Args:
+        sources: folders and files, archives of tar among them.
+        environment: a virtual environment's folder, or an archive of one, as conda-pack and venv-pack make it.
 
     Raises:
-        HpctrainError: the job does not have that variable.
+        HpctrainError: the cluster has no such storage, a source is not there, two have one name, or the container would
+            not have them.
     """
-    path = os.path.expandvars(folder)
-    if not path.startswith("/"):
+    if not sources and environment is None:
+        return None
+    if profile.node_storage is None:
         raise HpctrainError(
-            "HT-job-storage-unusable", "node_storage in the profile: the job has no such place: {folder}", folder=path
+            "HT-profile-lacks-key",
+            "--stage: the profile {profile} names no storage of the nodes",
+            "add for example node_storage: /tmp to a profile of your own, and give it to --cluster",
+            profile=profile.name,
         )
-    return Path(path)
+    copies: dict[str, StagedPaths] = {}
+    for source in sources:
+        copy = _staged("--stage", source)
+        if copy.name in copies or copy.name == _ENVIRONMENT:
+            raise HpctrainError(
+                "HT-stage-source-not-usable",
+                "--stage {source}: there would be two {name!r} in the job's folder",
+                "rename one",
+                source=source,
+                name=copy.name,
+            )
+        copies[copy.name] = copy
+    staged = _staged_environment(environment) if environment else None
+    if container and (staged or container.runtime == "pyxis"):
+        raise HpctrainError(
+            "HT-options-exclude-each-other",
+            "--stage and --container exclude each other here: what is staged would not be in the container",
+            "mount the source itself with --mount; an environment belongs in the image",
+        )
+    # Each job has a folder of its own, which no other files can be in and which the job can remove.
+    folder = f"{profile.node_storage.rstrip('/')}/hpctrain-$SLURM_JOB_ID"
+    return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
+
+
+def _staged_environment(source: Path) -> StagedPaths:
+    staged = _staged("--stage-environment", source).model_copy(update={"name": _ENVIRONMENT})
+    if staged.kind == "copy" and not (Path(staged.source) / "bin" / "python").exists():
+        raise HpctrainError(
+            "HT-stage-source-not-usable",
+            "--stage-environment {environment}: neither a folder with bin/python nor an archive of one",
+            "venv-pack or conda-pack makes an archive",
+            environment=source,
+        )
+    return staged
+
+
+def _staged(option: str, source: Path) -> StagedPaths:
+    # A link is followed, but the copy keeps the link's name.
+    path, name = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
+    if not path.exists():
+        raise HpctrainError(
+            "HT-stage-source-not-usable",
+            "{option} {source}: there is no such file or folder",
+            f"looked for {path}",
+            option=option,
+            source=source,
+        )
+    for ending in _TAR:
+        if path.is_file() and path.name.endswith(ending) and path.name != ending:
+            return StagedPaths(source=str(path), name=name.removesuffix(ending), kind="tar")
+    return StagedPaths(source=str(path), name=name, kind="copy")
 
 
 def stage(staging: Staging, container: Container | None) -> dict[str, str]:
@@ -61,10 +144,10 @@ def stage(staging: Staging, container: Container | None) -> dict[str, str]:
     Raises:
         HpctrainError: the nodes share the storage, or something cannot be copied.
     """
-    folder = expanded(staging.folder)
+    folder = staging.path
     # What SIGKILL left behind.
-    on_each_node("rm", "-rf", "--", folder)
-    if not on_each_node("mkdir", "-m", "700", "--", folder):
+    _on_each_node("rm", "-rf", "--", folder)
+    if not _on_each_node("mkdir", "-m", "700", "--", folder):
         raise HpctrainError(
             "HT-job-storage-unusable",
             "node_storage in the profile must be a place that each node has for itself; {folder} is none",
@@ -82,101 +165,51 @@ def stage(staging: Staging, container: Container | None) -> dict[str, str]:
     return variables
 
 
+def remove_staged(staging: Staging) -> None:
+    """Remove the job's folder from each node."""
+    _on_each_node("rm", "-rf", "--", staging.path)
+
+
 def _copy(copy: StagedPaths, to: Path) -> bool:
     if copy.kind == "copy":
-        return on_each_node("cp", "-a", "--", copy.source, to)
-    return on_each_node("mkdir", "--", to) and on_each_node(*unpacking(copy, to))
+        return _on_each_node("cp", "-a", "--", copy.source, to)
+    if not (_on_each_node("mkdir", "--", to) and _on_each_node(*unpacking(copy.source, to))):
+        return False
+    # What conda-pack puts into an archive, to be run where it was unpacked. This node is one of the job's.
+    program = to / "bin" / "conda-unpack"
+    return copy.name != _ENVIRONMENT or not program.exists() or _on_each_node(to / "bin" / "python", program)
 
 
-def unpacking(archive: StagedPaths, to: Path) -> tuple[str, ...]:
+def unpacking(archive: str, to: Path) -> tuple[str, ...]:
     """The command that unpacks an archive into a folder."""
-    if archive.kind == "tar":
-        return ("tar", "-xf", archive.source, "-C", str(to))
-    return ("unzip", "-q", archive.source, "-d", str(to))
+    return ("tar", "-xf", archive, "-C", str(to))
 
 
-def unpack(pack: PackedEnvironment, say: Callable[[str], None]) -> dict[str, str]:
-    """Give each node the packed environment, once, as one file; returns the variables to start from it.
+def _on_each_node(*command: str | Path) -> bool:
+    """Run a command once on each node of the job; whether it went well on all."""
+    tasks = (f"--ntasks={os.environ['SLURM_JOB_NUM_NODES']}", "--ntasks-per-node=1")
+    return run_here("srun", *tasks, *map(str, command))
 
-    With many ranks the import of a framework from a shared file system is slow. The nodes keep it for other jobs.
 
-    Raises:
-        HpctrainError: the archive is gone or damaged, or a node cannot have it; nodes say why themselves.
-    """
-    archive, environments = Path(pack.archive), expanded(pack.folder)
-    facts = archive.with_name(archive.name.removesuffix(".tar.gz") + ".txt")
+def run_here(*command: str) -> bool:
+    """Run a command to its end; whether it went well. One that cannot be started is named."""
     try:
-        digest, *sizes = read_regular(facts, _MOST_BYTES).decode().split()
-        packed, unpacked = map(int, sizes)
-        archive.stat()
-    except (OSError, ValueError) as error:
-        raise HpctrainError(
-            "HT-job-pack-gone",
-            "{archive} is gone, or {host} does not see it",
-            f"{_AGAIN}, in XDG_CACHE_HOME",
-            archive=archive,
-            host=socket.gethostname(),
-        ) from error
-    # An archive that is used is kept, where this job may say so.
-    with contextlib.suppress(OSError):
-        os.utime(archive)
-        os.utime(facts)
-    script = read_regular(slurm_folder() / "on_node.sh", _MOST_BYTES).decode()
-    node = ("bash", "-c", script, "bash")
-    found = _srun(*node, "find", environments, pack.digest, str(packed + unpacked), output=subprocess.PIPE)
-    if found.returncode:
-        raise _not_there(pack)
-    if not found.stdout.strip():
-        say("hpctrain: each node has the environment already")
-    else:
-        _send(pack, environments, digest, node, say)
-    place = environments / pack.digest
-    return {"VIRTUAL_ENV": str(place), "PATH": f"{place}/bin:{os.environ['PATH']}"}
-
-
-def _send(
-    pack: PackedEnvironment, environments: Path, digest: str, node: tuple[str, ...], say: Callable[[str], None]
-) -> None:
-    archive, sent = Path(pack.archive), environments / f".sent-{os.environ['SLURM_JOB_ID']}"
-    begin = time.monotonic()
-    if _run("sbcast", "--force", archive, sent).returncode:
-        on_each_node("rm", "-f", "--", sent)
-        raise _not_there(pack, f"sbcast could not send {archive} to {sent} on each node")
-    arrived = time.monotonic()
-    if not on_each_node(*node, "unpack", environments, pack.digest, digest, sent):
-        if sha256(archive)[0] == digest:
-            raise _not_there(pack)
-        archive.unlink(missing_ok=True)
-        archive.with_name(archive.name.removesuffix(".tar.gz") + ".txt").unlink(missing_ok=True)
-        raise _not_there(pack, f"{archive} was damaged, and is removed; {_AGAIN}")
-    seconds = (round(arrived - begin), round(time.monotonic() - arrived))
-    say("hpctrain: the environment was sent to each node in {} s, and unpacked in {} s".format(*seconds))
-
-
-def _not_there(pack: PackedEnvironment, why: str = "a node says why, above") -> HpctrainError:
-    return HpctrainError(
-        "HT-job-pack-not-on-nodes", "the environment is not on each node: {reason}", exit_code=1, reason=why
-    )
+        return subprocess.run(command, check=False).returncode == 0
+    except OSError as error:
+        tell(f"hpctrain: {command[0]}: {error.strerror}")
+        return False
 
 
 def look_at_image(container: Container) -> None:
-    """Say once what is wrong with the ranks' container, instead of by every rank; fetch an image that is an address.
+    """Fetch an image that is an address once, instead of by every rank.
 
     Raises:
-        HpctrainError: the image cannot be read or fetched, or srun has no Pyxis.
+        HpctrainError: it cannot be fetched or run.
     """
-    if container.runtime == "pyxis":
-        options = _run("srun", "--help", output=subprocess.PIPE).stdout
-        if "--container-image" in options:
-            return
-        why = "srun has no --container-image: Pyxis is not installed on this cluster"
-    elif not container.image.startswith("/"):
-        # Ranks that find it in the cache need not fetch and convert it all at a time.
-        if _run("apptainer", "exec", container.image, "true").returncode == 0:
-            return
-        why = "apptainer cannot run it"
-    elif os.access(container.image, os.R_OK):
+    if container.runtime == "pyxis" or container.image.startswith("/"):
         return
-    else:
-        why = "it cannot be read"
-    raise HpctrainError("HT-job-image-unusable", "the image {image}: {reason}", image=container.image, reason=why)
+    # Ranks that find it in the cache need not fetch and convert it all at a time.
+    if not run_here("apptainer", "exec", container.image, "true"):
+        raise HpctrainError(
+            "HT-job-image-unusable", "the image {image}: apptainer cannot run it", image=container.image
+        )

@@ -193,9 +193,8 @@ def _rows(text: str, fields: int) -> list[list[str]]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what changes squeue's and sacct's output to a user's liking; times since the epoch."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
-    return {**ours, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    """This process's, with times since the epoch."""
+    return {**os.environ, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
 def _time(text: str) -> float | None:

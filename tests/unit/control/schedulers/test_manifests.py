@@ -3,7 +3,7 @@
 After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/control/schedulers/test_manifests.py``.
 
 The schemas of Kubernetes are kubernetes-validate's. Of MPIJob no package has any: its fields are checked against those
-that mpi-operator documents, and ``MPIJOB_CRD=FILE`` has the tests read its kubeflow.org_mpijobs.yaml too.
+that mpi-operator documents.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from hpctrain.common.files.checked_yaml import dump_all
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Script, Start
 from hpctrain.control.hosts.hostfile import parse_hostfile
-from hpctrain.control.schedulers.kubernetes.manifests import MPI_HOSTFILE, manifest_text, manifests
-from hpctrain.control.schedulers.kubernetes.pod_template import PLAN, PodRun, memory_quantity
-from hpctrain.control.schedulers.kubernetes.submission import object_name
+from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import object_name
+from hpctrain.control.schedulers.kubernetes.manifests import (
+    MPI_HOSTFILE,
+    PLAN,
+    PodRun,
+    manifest_text,
+    manifests,
+    memory_quantity,
+)
 from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile
 from hpctrain.control.schedulers.profile import ClusterProfile
 from support.refusals import invalid, refused
-from support.schedulers.pod_runs import CASES, GPUS, PLAIN, VOLUME, of_kubernetes, pod_run
+from support.schedulers.pod_runs import CASES, GPUS, PLAIN, VOLUME, pod_run
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "kubernetes"
 # podFailurePolicy is stable from the first on; the second is the newest that the validator has.
@@ -100,31 +106,6 @@ def test_the_validators_refuse_what_is_wrong() -> None:
     with pytest.raises(ValidationError) as refused_by_model:
         _MpiJob.model_validate(wrong)
     assert "podFailurePolicy" in str(refused_by_model.value)
-
-
-@pytest.mark.skipif("MPIJOB_CRD" not in os.environ, reason="MPIJOB_CRD names kubeflow.org_mpijobs.yaml")
-@pytest.mark.parametrize("name", [name for name in CASES if "mpiReplicaSpecs" in job(CASES[name])["spec"]])
-def test_the_operators_own_schema_accepts_it(name: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
-    definition = yaml.safe_load(Path(os.environ["MPIJOB_CRD"]).read_text())
-    (schema,) = (each["schema"]["openAPIV3Schema"] for each in definition["spec"]["versions"] if each["served"])
-    jsonschema.Draft202012Validator(_closed(schema)).validate(job(CASES[name]))
-
-
-def _closed(schema: Any) -> Any:
-    """The schema, refusing fields that it does not know, and without what is not JSON Schema's."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema.get("x-kubernetes-int-or-string"):
-        return {"type": ["integer", "string"]}
-    closed = {key: _closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and "type" in schema and schema["type"] == "object":
-        closed["additionalProperties"] = False
-    if "metadata" in closed.get("properties", {}) and "kind" in closed["properties"]:
-        closed["properties"]["metadata"] = {"type": "object"}
-    return closed
 
 
 class _Fields(BaseModel):
@@ -257,14 +238,6 @@ def test_what_needs_mpi_gets_it_where_nobody_says_a_backend() -> None:
     assert (job(run)["kind"], run.plan.asked_backend) == ("MPIJob", "mpi")
 
 
-def test_one_and_four_nodes_differ_in_numbers_and_in_nearness_alone() -> None:
-    one, four = (shown(CASES[name]).splitlines() for name in ("nccl-1", "nccl-4"))
-    gone = [line.strip() for line in one if line not in four]
-    assert gone == ["completions: 1", "parallelism: 1"]
-    (affinity,) = ([line for line in four if line.strip() == "affinity:"],)
-    assert len(affinity) == 1 and not any("affinity" in line for line in one)
-
-
 def test_nodes_get_what_is_asked_for() -> None:
     (template,) = templates(CASES["nccl-4"])
     (container,) = template["spec"]["containers"]
@@ -286,20 +259,18 @@ def test_memory(memory: str | None, quantity: str | None) -> None:
     assert memory_quantity(memory) == quantity
 
 
-def test_kueue_places_by_its_own_annotation() -> None:
-    queued = job(CASES["nccl-kueue-4"])
-    assert queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    template = queued["spec"]["template"]
-    block = "cloud.provider.com/topology-block"
-    assert template["metadata"]["annotations"] == {"kueue.x-k8s.io/podset-required-topology": block}
-    assert "podAffinity" not in template["spec"]["affinity"]
+def test_what_the_profile_says_in_kubernetes_own_words() -> None:
+    assert job(CASES["nccl-kueue-4"])["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    for template in templates(CASES["horovod-4"]):
+        assert template["spec"]["securityContext"] == {"runAsUser": 1000, "fsGroup": 1000}
+        assert template["spec"]["nodeSelector"] == {"node-pool": "h100", "y": "n"}
 
 
 @pytest.mark.parametrize(
     "text", ["y", "NO", "1e3", "0o17", "1_000", "null", "~", "a: b", "- x", "#", "é\n $(HOME) \t", "01"]
 )
 def test_no_text_becomes_anything_else(text: str) -> None:
-    run = pod_run(of_kubernetes(PLAIN, node_selector={"pool": "x"}), start=Start(environment={"TEXT": text}))
+    run = pod_run(start=Start(environment={"TEXT": text}))
     assert Plan.model_validate_json(documents(run)[0]["data"][PLAN]).start.environment["TEXT"] == text
     written = dump_all([{"value": text}])
     assert yaml.safe_load(written) == {"value": text}
@@ -360,20 +331,19 @@ def test_misuse() -> None:
     with refused("HT-secret-exposed", variable="HF_TOKEN"):
         pod_run(start=Start(passed=("HF_TOKEN",)))
     assert pod_run(GPUS, start=Start(passed=("HF_TOKEN",))).plan.start.passed == ("HF_TOKEN",)
-    for volumes, code in (
-        ((ClaimMount(claim="a", path="/a", read_only=True),), "HT-profile-not-valid"),
-        ((VOLUME, ClaimMount(claim="other", path="/runs")), "HT-profile-not-valid"),
-    ):
+    for volumes, code in (((ClaimMount(claim="a", path="/a", read_only=True),), "HT-profile-not-valid"),):
         with invalid(code):
             KubernetesProfile(volumes=volumes)
+    with invalid("HT-profile-not-valid"):
+        KubernetesProfile(volumes=(VOLUME,), pod={"containers": []})
     with invalid("HT-profile-not-valid"):
         ClusterProfile(name="x", source="x", kubernetes=PLAIN.kubernetes, partition="gpu", modules=("a",))
 
 
 def prepare_without_image() -> None:
     from hpctrain.common.run.request import TrainingRequest
-    from hpctrain.control.schedulers.kubernetes.submission import prepare_pods
-    from hpctrain.control.schedulers.request import job_request
+    from hpctrain.control.schedulers.job_request import job_request
+    from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import prepare_pods
     from hpctrain.control.schedulers.scheduler import Cluster, Order
 
     trainings = {None: TrainingRequest(work=load_recipe("digits", []))}

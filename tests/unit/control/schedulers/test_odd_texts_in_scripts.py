@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.container import Container
+from hpctrain.control.schedulers.slurm.node_files import StagedPaths, Staging
 from hpctrain.control.schedulers.slurm.script import directive
-from hpctrain.control.schedulers.slurm.staging import StagedPaths, Staging
 from support.schedulers.fake_programs import Programs
 from support.schedulers.job_scripts import PLAIN, script
 

@@ -15,11 +15,10 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.slurm.staging import plan_staging
+from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from support import needs
 from support.refusals import codes
 from support.schedulers.fake_programs import Programs
-from support.schedulers.slurm_programs import row
 
 COUNT = "count = sum(1 for line in open({notes!r})); print(f'{{100 + count}};cluster')"
 
@@ -156,46 +155,14 @@ def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("digits", "--cluster", "generic", "--nodes", "2", "--dry-run", "--env", "A=b") == 0
-    script, printed = capsys.readouterr()
+    script = capsys.readouterr().out
     first, *told, name = script.splitlines()[:4]
     assert (first, name) == ("#!/bin/bash", "#SBATCH --job-name=digits")
     assert all(line.startswith("# ") for line in told) and "hpctrain submit" in told[0]
     # Whoever redirects stdout has a script.
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=True, capture_output=True).stderr == ""
-    assert "Placement" not in script and "Prediction" not in script
-    assert "Placement: 2" in printed and "scontrol show" in printed
-    known, _, later = printed.partition("# Environment of every rank\n")[2].partition("decided in the job: ")
-    assert "A=b\n" in known and "OMP_NUM_THREADS" not in known and "HPCTRAIN_BACKEND" not in known
-    assert {"OMP_NUM_THREADS", "HPCTRAIN_BACKEND", "HPCTRAIN_BACKEND_REASON"} <= set(later.strip().split(", "))
     assert list(Path.cwd().iterdir()) == []
     assert [call.arguments[0] for call in programs.calls("sbatch")] == ["--test-only"]
-
-
-def test_a_dry_run_shows_the_variables_that_are_known(
-    programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("mine.yaml").write_text("name: mine\nsource: me\nenvironment: {NCCL_DEBUG: INFO}\n")
-    asked = ("digits", "--cluster", "mine.yaml", "--dry-run", "--backend", "horovod", "--sbatch", "nodelist=n1")
-    assert submit(*asked, "--env", "OMP_NUM_THREADS=3") == 0
-    known = capsys.readouterr().err.partition("# Environment of every rank\n")[2].partition("decided in the job")[0]
-    assert {"NCCL_DEBUG=INFO", "OMP_NUM_THREADS=3", "HPCTRAIN_BACKEND=horovod"} <= set(known.splitlines())
-    assert "MKL_NUM_THREADS=3" in known.splitlines()
-
-
-def test_a_dry_run_lays_the_mesh(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").touch()
-    Path("topology.conf").write_text("SwitchName=s1 Nodes=n[1-2]\n")
-    asked = ("train.py", "--cluster", "generic", "--nodes", "2", "--tasks-per-node", "2", "--fabric", "topology.conf")
-    assert submit(*asked, "--mesh", "tp=2,dp_shard=-1", "--dry-run") == 0
-    printed = capsys.readouterr().err
-    mesh = "mesh dp_shard 2 x tp 2"
-    assert f"\n{mesh}, " in printed
-    assert "\nHPCTRAIN_MESH=dp_replicate=1,dp_shard=2,pp=1,cp=1,tp=2\n" in printed
-    assert submit(*asked, "--mesh", "tp=4", "--dry-run") == 0
-    assert "tp 4" in capsys.readouterr().err.partition("warning: ")[2].splitlines()[0]
-    assert submit(*asked, "--mesh", "tp=3") == 2
-    assert codes(capsys.readouterr().err) == ["HT-ranks-not-divisible"]
-    assert programs.calls("sbatch")[-1].arguments[0] == "--test-only"
 
 
 @needs.pytorch
@@ -208,16 +175,6 @@ def test_variables_of_the_user_do_not_change_what_is_asked(
     assert "SBATCH_PARTITION" not in call.environment and "PATH" in call.environment
 
 
-@pytest.mark.parametrize("name", ["100%", "a\\b", os.fsdecode(b"run-\xff")])
-def test_a_directory_that_slurm_or_the_job_script_cannot_name(
-    name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
-    (code,) = codes(capsys.readouterr().err)
-    assert code in ("HT-run-directory-unfit", "HT-run-directory-unfit")
-    assert programs.calls("sbatch") == []
-
-
 @pytest.mark.parametrize(("limit", "warned"), [("2", True), ("2:00:00", False)])
 @needs.pytorch
 def test_a_time_limit_that_leaves_no_time_is_warned_of(
@@ -225,24 +182,6 @@ def test_a_time_limit_that_leaves_no_time_is_warned_of(
 ) -> None:
     assert submit("digits", "--cluster", "generic", "--time", limit) == 0
     assert ("warning: --time" in capsys.readouterr().err) == warned
-
-
-@pytest.mark.parametrize("others", [False, True])
-@needs.pytorch
-def test_a_job_that_was_accepted_unheard_is_cancelled(
-    others: bool, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = tmp_path / "here" / "place"
-    if others:
-        place.mkdir()
-    own = row("77", "PENDING", place, command=f"{place}/job.sh")
-    other = row("78", "RUNNING", place, command=f"{place}/other.sh") + row("79", "COMPLETED", place)
-    programs.add("squeue", f"sys.stdout.write({own + other!r})")
-    # As where it is ended before it has said the number.
-    programs.add("sbatch", "sys.exit(143)")
-    assert submit("digits", "--cluster", "generic", "--run-dir", "place") == 2
-    assert [call.arguments for call in programs.calls("scancel")] == [["77"]]
-    assert place.exists() == others and not (place / "plan.json").exists()
 
 
 def test_the_directory_goes_where_nothing_can_be_cancelled_either(
@@ -253,22 +192,6 @@ def test_the_directory_goes_where_nothing_can_be_cancelled_either(
     (programs.folder / "scancel").unlink()
     submit("digits", "--cluster", "generic", "--chain", "2")
     assert not RUNS.exists()
-
-
-def test_a_fault_of_the_template_leaves_nothing_behind(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.j2").write_text("#!/bin/bash\n{{ nothing }}\n")
-    assert submit("digits", "--cluster", "generic", "--template", "mine.j2") == 2
-    assert not RUNS.exists()
-
-
-@needs.pytorch
-def test_a_template_whose_job_runs_nothing_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.j2").write_text("#!/bin/bash\nhpctrain run --resume --run-dir {{ run_dir | quote }}\n")
-    asked = ("digits", "--cluster", "generic", "--nodes", "2", "--verify", "--dry-run")
-    assert submit(*asked, "--template", "mine.j2") == 2
-    assert codes(capsys.readouterr().err) == ["HT-template-not-valid"]
-    assert submit(*asked) == 0
-    assert '"verify": true' in capsys.readouterr().err
 
 
 @needs.pytorch
@@ -296,12 +219,6 @@ def test_a_dry_run_needs_no_slurm(
         (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "HT-container-image-missing"),
         (["--env", "1=2"], "HT-option-bad-value"),
         (["--stage", "/nowhere"], "HT-profile-lacks-key"),
-        (["--pack"], "HT-profile-lacks-key"),
-        (["--pack", "--container", "docker://a/b"], "HT-options-exclude-each-other"),
-        (
-            ["--pack", "--stage-environment", "/nowhere", "--cluster", "roihu-gpu"],
-            "HT-options-exclude-each-other",
-        ),
         (["--", "x"], "HT-option-not-usable-here"),
     ],
 )
@@ -325,16 +242,14 @@ def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
     assert result.stdout.splitlines()[-1] == "0 []"
 
 
-@pytest.mark.parametrize("name", ["100%", "a\\b"])
+@pytest.mark.parametrize("name", ["100%", "a\\b", os.fsdecode(b"run-\xff")])
 @needs.pytorch
 def test_a_path_that_slurm_cannot_log_to_is_refused(
     name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
-    assert "--run-dir" in capsys.readouterr().err
-    assert not Path(name).exists()
-    Path(f"{name}.py").touch()
-    assert submit(f"{name}.py", "--cluster", "generic") == 0
+    assert codes(capsys.readouterr().err) == ["HT-run-directory-unfit"]
+    assert not Path(name).exists() and programs.calls("sbatch") == []
 
 
 def test_what_a_link_leads_to_is_staged_under_the_links_name(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from hpctrain.common.cluster.gpus import require_shareable
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.checked_yaml import Section, validate
+from hpctrain.common.run.plan import HostOptions
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
 from hpctrain.control.schedulers.times import slurm_seconds
@@ -19,6 +21,7 @@ from hpctrain.control.schedulers.times import slurm_seconds
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
 _ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
+_THROTTLE = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 # Slurm accepts only one of these options.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
 # Slurm may send the signal this much too early.
@@ -36,27 +39,16 @@ def array_tasks(spec: str) -> tuple[int, ...]:
         ValueError: it is not of that form, or has too many tasks.
     """
     listed, percent, throttle = spec.partition("%")
-    if percent and not re.fullmatch(r"[1-9][0-9]{0,8}", throttle, re.ASCII):
-        raise InvalidValueError(
-            "HT-option-bad-value",
-            "{spec!r}: the number of tasks that run at a time follows the %, as in 0-9%2",
-            spec=spec,
-        )
     tasks: set[int] = set()
     for part in listed.split(","):
         match = _ARRAY_PART.fullmatch(part)
-        if match is None:
+        first, last, step = (int(match[1]), int(match[2] or match[1]), int(match[3] or 1)) if match else (1, 0, 1)
+        if step < 1 or not 0 <= (last - first) // step < _MOST_TASKS or (percent and not _THROTTLE.fullmatch(throttle)):
             raise InvalidValueError(
                 "HT-option-bad-value",
-                "{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2",
+                "{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2, of at most {most} tasks",
                 spec=spec,
-            )
-        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if last < first or step < 1:
-            raise InvalidValueError("HT-option-bad-value", "{spec!r}: {part} holds no task", spec=spec, part=part)
-        if (last - first) // step >= _MOST_TASKS:
-            raise InvalidValueError(
-                "HT-option-bad-value", "{spec!r}: more than {most} tasks", spec=spec, most=_MOST_TASKS
+                most=_MOST_TASKS,
             )
         tasks.update(range(first, last + 1, step))
     return tuple(sorted(tasks))
@@ -77,7 +69,6 @@ class JobRequest(Section):
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
         requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
-        doubts: warnings about limits that it may be beyond.
     """
 
     name: Annotated[Line, Field(max_length=256)]
@@ -101,7 +92,6 @@ class JobRequest(Section):
     signal: str = "USR2"
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
     requeue: bool = True
-    doubts: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -148,15 +138,6 @@ class JobRequest(Section):
         )
 
 
-def require_options(asked: Mapping[str, Any]) -> None:
-    """Refuse options that no cluster could meet, before one is asked.
-
-    Raises:
-        HpctrainError: a value that Slurm would misunderstand.
-    """
-    _validated({"name": "job", **{key: value for key, value in asked.items() if value is not None}})
-
-
 def _validated(values: dict[str, Any]) -> JobRequest:
     """The request; values of a profile were checked with it, so that a fault is in the options."""
     for option, value in values.get("sbatch", {}).items():
@@ -201,17 +182,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         **given,
         "sbatch": {**profile.sbatch, **further},
     }
-    request = _validated(values)
-    if profile.max_nodes is not None and request.nodes > profile.max_nodes:
-        raise HpctrainError(
-            "HT-job-too-many-nodes",
-            "--nodes {nodes}: a job on {profile} has at most {max_nodes}",
-            f"for example --nodes {profile.max_nodes}",
-            nodes=request.nodes,
-            profile=profile.name,
-            max_nodes=profile.max_nodes,
-        )
-    return request
+    return _validated(values)
 
 
 def further_options(given: list[str]) -> dict[str, str | None]:
@@ -248,3 +219,42 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
             cores=cores,
         )
     return cores // tasks * profile.node.threads_per_core
+
+
+def container_options(
+    profile: ClusterProfile, container: str | None, container_runtime: str | None, mounts: Sequence[str]
+) -> dict[str, Any]:
+    """The container options by name, from the command line, otherwise from the profile."""
+    given = profile.container
+    image = container if container is not None or given is None else given.image
+    return {
+        # Absolute, because the job may start in another folder.
+        "container": str(Path(image).absolute()) if image is not None and Path(image).exists() else image,
+        "container_runtime": container_runtime or (given.runtime if given else None),
+        "mounts": [*(given.mounts if given else ()), *mounts],
+    }
+
+
+def host_options(
+    profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None, topology: str | None = None
+) -> HostOptions:
+    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them.
+
+    Raises:
+        HpctrainError: a topology's name without a file.
+    """
+    given = fabric or (Path(profile.fabric) if profile.fabric else None)
+    if topology and not given:
+        raise HpctrainError(
+            "HT-option-needs-another",
+            "--topology {topology} is one of a file",
+            "name the file with --fabric",
+            topology=topology,
+        )
+    node_map = node or profile.node_map
+    return HostOptions(
+        fabric=given.absolute() if given else None,
+        topology=topology,
+        node=str(Path(node_map).absolute()) if node_map and node_map != "live" else node_map,
+        interface=interface or profile.interface,
+    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 
-from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory
@@ -14,7 +13,6 @@ from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
-from hpctrain.control.schedulers.slurm.accounting import consumed_joules
 from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
 from hpctrain.control.schedulers.submission import run_path
 
@@ -23,49 +21,39 @@ _NOT_BY_ITSELF = (
     "# To look at: sbatch of this file alone ends without a log, because hpctrain submit makes the run directory\n"
     "# with plan and logs, and submits this script too."
 )
+# sacct marks an unknown number by one of the two largest values of 64 bits.
+_UNKNOWN = 2**64 - 2
 
 
 class Slurm(Scheduler):
     """``sbatch``, ``squeue``, ``sacct`` and ``scancel``. What submits is imported late: ``status`` needs none of it."""
 
     def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
-        from hpctrain.control.schedulers.slurm.discover import discover, known_limits, profile_yaml
-        from hpctrain.control.schedulers.slurm.limits import check_limits
+        from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
 
         if profile is not None:
-            limits = known_limits(partition or profile.partition)
-            return Cluster(profile=profile, check=partial(check_limits, partitions=limits))
+            return Cluster(profile=profile)
         found = discover(partition)
         return Cluster(
-            # The limit of its nodes is left out, because it is among the limits, which a QOS can lift.
-            profile=found.profile.model_copy(update={"max_nodes": None}),
-            findings=found.findings,
-            check=partial(check_limits, partitions=found.limits),
-            files={"cluster.yaml": profile_yaml(found.profile)},
+            profile=found.profile, findings=found.findings, files={"cluster.yaml": profile_yaml(found.profile)}
         )
 
     def describe(self, order: Order, say: Say) -> Description:
-        from hpctrain.control.schedulers.slurm.preparation import prepare
-        from hpctrain.control.schedulers.slurm.preview import preview
-        from hpctrain.control.schedulers.slurm.submission import check
+        from hpctrain.control.schedulers.slurm.sbatch import check, prepare
 
         job = prepare(order)
         for line in job.notices:
             say(line)
-        script = job.script(run_path(order, job.plans))
+        script = job.render(run_path(order, job.plans))
         first, _, rest = script.partition("\n")
-        notes = [preview(order, job), check(script)]
-        return Description(text=f"{first}\n{_NOT_BY_ITSELF}\n{rest}", notes="\n".join(filter(None, notes)))
+        return Description(text=f"{first}\n{_NOT_BY_ITSELF}\n{rest}", notes=check(script))
 
     def submit(self, order: Order, say: Say) -> Submitted:
-        from hpctrain.control.schedulers.slurm.preparation import prepare
-        from hpctrain.control.schedulers.slurm.submission import submit_job
+        from hpctrain.control.schedulers.slurm.sbatch import prepare, submit_job
 
         job = prepare(order)
         for line in job.notices:
             say(line)
-        if job.pack:
-            job.pack.write(say)
         directory, jobs = submit_job(order, job)
         several = "s" * (len(jobs) > 1)
         state = f"see its state: hpctrain status {shell_word(directory.path)}"
@@ -96,4 +84,14 @@ class Slurm(Scheduler):
         return sorted(found, key=lambda path: (len(path.name), path.name))
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
-        return consumed_joules(jobs, seconds=seconds)
+        """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.
+
+        Where a cluster measures it, it is each whole node's, so that it is a job's own only if the job has its nodes
+        alone. Source: https://slurm.schedmd.com/sacct.html (ConsumedEnergyRaw).
+        """
+        if not jobs:
+            return None
+        options = ("--allocations", "--noheader", "--parsable2", "--format=ConsumedEnergyRaw")
+        printed = program_output("sacct", *options, f"--jobs={','.join(jobs)}", seconds=seconds)
+        drawn = [int(line) for line in printed.splitlines() if line.isdecimal()]
+        return sum(joules for joules in drawn if joules < _UNKNOWN) or None

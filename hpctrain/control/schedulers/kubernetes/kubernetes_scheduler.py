@@ -1,4 +1,4 @@
-"""Submits a run to Kubernetes: its manifests from the user's request and a cluster's profile, and kubectl."""
+"""Kubernetes as a scheduler: it gets manifests, and ``kubectl`` is what follows a run and ends it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import dump_all
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.files.utf8 import encodable
-from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.directory import RUNS, default_directory
+from hpctrain.common.run.directory import RUNS, RunDirectory, default_directory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
 from hpctrain.common.run.request import FRAMEWORKS, TrainingRequest, unplaced_plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import place_plan
-from hpctrain.control.schedulers.kubernetes.manifests import indexed_hosts, manifests, mpi_hosts
-from hpctrain.control.schedulers.kubernetes.places import kubectl_commands
-from hpctrain.control.schedulers.kubernetes.pod_template import CONFIGURATION, PodRun
+from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.kubernetes.manifests import (
+    CONFIGURATION,
+    INSTANCE,
+    MPI_HOSTFILE,
+    PodRun,
+    indexed_hosts,
+    manifest_text,
+    manifests,
+)
 from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
-from hpctrain.control.schedulers.request import JobRequest
-from hpctrain.control.schedulers.scheduler import Order
+from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
 
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
@@ -41,65 +48,83 @@ _MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
 _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
 _NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
-# By option of Slurm: what to do on Kubernetes instead.
-_INSTEAD = {
-    "--account": "name a namespace in the profile",
-    "--array": "submit each run separately",
-    "--chain": "leave it out: a Job resumes by itself",
-    "--constraint": "name the nodes' labels in the profile: node_selector",
-    "--container-runtime": "leave it out: the cluster has one",
-    "--dependency": "submit it when the other one is done: kubectl wait --for=condition=complete job/NAME",
-    "--fabric": "name the nodes' labels in the profile: topology",
-    "--launcher": "choose a --backend: torchrun starts the ranks of gloo and nccl, mpirun those of the others",
-    "--mount": "name the claims in the profile: volumes",
-    "--pack": "put the environment into the image",
-    "--partition": "name the nodes' labels in the profile, node_selector, or a queue of Kueue",
-    "--qos": "name a queue of Kueue in the profile",
-    "--sbatch": "change the manifests that --dry-run prints, and apply them",
-    "--stage": "put the data on a volume of the profile",
-    "--stage-environment": "put it into the image",
-    "--template": "change the manifests that --dry-run prints, and apply them",
-    "--verify": "run hpctrain verify in a pod first",
-    "--topology": "name the nodes' labels in the profile: topology",
-    "--wait": "kubectl wait --for=condition=complete job/NAME; for an MPIJob --for=condition=Succeeded mpijob/NAME",
-}
+# A job as kubectl names it.
+_JOB = re.compile(r"(job|mpijob)[a-z0-9.]*/([a-z0-9-]+)")
+# Options of Slurm and of its job script.
+_NOT_HERE = frozenset(
+    f"--{name}"
+    for name in (
+        *("account", "array", "chain", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
+        *("partition", "qos", "sbatch", "stage", "stage-environment", "topology", "verify", "wait"),
+    )
+)
 
 
-def refuse_slurm(options: Collection[str]) -> None:
-    """Refuse options that mean nothing to Kubernetes.
+class Kubernetes(Scheduler):
+    """Indexed Jobs and MPIJobs. A run's directory is on a volume, and does not know of its jobs."""
 
-    Raises:
-        HpctrainError: names the option, and what to do instead.
-    """
-    for option, instead in _INSTEAD.items():
-        if option in options:
+    def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
+        if profile is not None and profile.kubernetes is None:
             raise HpctrainError(
-                "HT-option-not-usable-here", "{option} has no meaning on Kubernetes", instead, option=option
+                "HT-profile-lacks-key",
+                "the profile {profile} is for Kubernetes, and says nothing of it",
+                "slurm/clusters/kubernetes.yaml has a section kubernetes to copy",
+                profile=profile.name,
             )
+        return super().cluster(profile, partition)
+
+    def describe(self, order: Order, say: Say) -> Description:
+        return Description(text=manifest_text(prepare_pods(order)))
+
+    def submit(self, order: Order, say: Say) -> Submitted:
+        run = prepare_pods(order)
+        say(create(run))
+        commands = kubectl_commands(run.kind, run.name, run.kubernetes.namespace)
+        return Submitted(directory=Path(run.run_directory), jobs=(f"{run.kind}/{run.name}",), advice=commands)
+
+    def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
+        return ()
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Nothing: no run directory names a job of Kubernetes."""
+
+    def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
+        return ()
+
+    def advice(self, target: str) -> str | None:
+        job = _JOB.fullmatch(target)
+        return job and f"name its run directory, where the volume is mounted, or {kubectl_commands(job[1], job[2])}"
 
 
-def prepare_pods(order: Order) -> tuple[PodRun, list[str]]:
-    """Prepare a run on pods, with texts for the user. Writes nothing and asks nobody.
+def prepare_pods(order: Order) -> PodRun:
+    """Prepare a run on pods. Writes nothing and asks nobody.
 
     Its run directory is as the pods see it; by default it is on the first volume that they may write to.
 
     Raises:
-        HpctrainError: no image, a directory or data on no volume, a script that is too large, or a backend
-            that cannot run the work.
+        HpctrainError: an option that means nothing to Kubernetes, no image, a directory or data on no volume, a script
+            that is too large, or a backend that cannot run the work.
     """
+    for option in sorted(_NOT_HERE & {*order.options}):
+        raise HpctrainError(
+            "HT-option-not-usable-here",
+            "{option} has no meaning on Kubernetes",
+            "leave it out; what Kubernetes has for it goes into the profile (kubernetes.pod)",
+            option=option,
+        )
     profile, request = order.cluster.profile, order.request
-    (asked,) = order.trainings.values()
+    (training,) = order.trainings.values()
     kubernetes = profile.kubernetes
-    assert kubernetes is not None and asked.work is not None
-    title = asked.work.name if isinstance(asked.work, Recipe) else asked.work.path.name
+    assert kubernetes is not None and training.work is not None
+    title = training.work.name if isinstance(training.work, Recipe) else training.work.path.name
     called = object_name(request.name if "--job-name" in order.options else default_directory(title).name)
     folder = PurePosixPath(kubernetes.runs.path, RUNS, called)
     if order.run_dir is not None:
         folder = PurePosixPath(order.run_dir)
         _require_on_volume(folder, kubernetes)
-    work, files = _in_pods(asked.work, kubernetes)
-    environment = {**profile.environment, **asked.start.environment}
-    start = asked.start.model_copy(update={"environment": environment, "container": None})
+    work, files = _in_pods(training.work, kubernetes)
+    environment = {**profile.environment, **training.start.environment}
+    start = training.start.model_copy(update={"environment": environment, "container": None})
     machine = Machine(
         host=called,
         cores=max(1, profile.node.cores or 1),
@@ -107,7 +132,7 @@ def prepare_pods(order: Order) -> tuple[PodRun, list[str]]:
         versions={},
         gpus=request.gpus_per_node,
     )
-    plan = _plan(request.training(replace(asked, work=work, start=start)), request, machine)
+    plan = _plan(request.training(replace(training, work=work, start=start)), request, machine)
     if plan.start.passed and not kubernetes.secrets:
         raise HpctrainError(
             "HT-secret-exposed",
@@ -116,31 +141,22 @@ def prepare_pods(order: Order) -> tuple[PodRun, list[str]]:
             variable=plan.start.passed[0],
         )
     image = order.image if order.image is not None else kubernetes.image
-    if image is not None and (not image or re.search(r"\s", image)):
-        raise HpctrainError(
-            "HT-option-bad-value",
-            "--container {image!r} is not the name of an image",
-            "for example registry.example.org/hpctrain:0.1",
-            image=image,
-        )
-    if image is None:
+    if not image or re.search(r"\s", image):
         raise HpctrainError(
             "HT-profile-lacks-key",
-            "the profile {profile} names no image for the pods",
-            "--container IMAGE, or kubernetes.image in it",
+            "neither --container nor the profile {profile} names an image for the pods",
+            "--container registry.example.org/hpctrain:0.1, or kubernetes.image in it",
             profile=profile.name,
         )
-    run = PodRun(
+    return PodRun(
         name=called,
         plan=plan,
         request=request,
-        node=profile.node,
         kubernetes=kubernetes,
         image=image,
         run_directory=folder,
         files=files,
     )
-    return run, _notices(work, kubernetes)
 
 
 def object_name(text: str) -> str:
@@ -168,7 +184,7 @@ def _plan(asked: TrainingRequest, request: JobRequest, machine: Machine) -> Plan
         backend = _automatic(planned("auto", "auto", HostOptions()), request, machine)
     capable = CAPABILITIES.get(backend)
     if capable and capable.joins_ranks and not capable.meets_without_mpi:
-        plan = planned(backend, "mpirun", mpi_hosts())
+        plan = planned(backend, "mpirun", HostOptions(hostfile=MPI_HOSTFILE))
     else:
         plan = planned(backend, TORCHRUN, indexed_hosts(machine.host, nodes, slots))
     require_choices(plan)
@@ -209,35 +225,35 @@ def _in_pods(work: Recipe | Script, kubernetes: KubernetesProfile) -> tuple[Reci
 
 def _volume_of(path: PurePosixPath, kubernetes: KubernetesProfile) -> str | None:
     """Where the volume is mounted that a path is on."""
-    return next((each.path for each in kubernetes.volumes if path.is_relative_to(each.path)), None)
+    return next((volume.path for volume in kubernetes.volumes if path.is_relative_to(volume.path)), None)
 
 
 def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> None:
-    writable = [each.path for each in kubernetes.volumes if not each.read_only]
-    if encodable(str(folder)) != str(folder):
+    writable = [volume.path for volume in kubernetes.volumes if not volume.read_only]
+    named = encodable(str(folder)) == str(folder) and ".." not in folder.parts
+    if not named or not any(folder.is_relative_to(path) for path in writable):
         raise HpctrainError(
             "HT-run-directory-unfit",
-            "--run-dir {folder!r} is not UTF-8, as a manifest has to be",
-            "choose another one",
+            "--run-dir {folder!r} is on no volume that the pods share and write to, or is not UTF-8",
+            f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/{RUNS}/one",
             folder=str(folder),
         )
-    if ".." in folder.parts or not any(folder.is_relative_to(path) for path in writable):
-        raise HpctrainError(
-            "HT-run-directory-unfit",
-            "--run-dir {folder} is on no volume that the pods share and write to",
-            f"those of the profile are at {', '.join(writable)}; for example --run-dir {writable[0]}/{RUNS}/one",
-            folder=folder,
-        )
 
 
-def _notices(work: Recipe | Script, kubernetes: KubernetesProfile) -> list[str]:
-    if isinstance(work, Script) or not has_folder(work):
-        return []
-    folder = PurePosixPath(shard_folder(work))
-    if _volume_of(folder, kubernetes):
-        return []
-    volumes = ", ".join(volume.path for volume in kubernetes.volumes)
-    return [f"warning: data.path {folder} is on no volume of the profile ({volumes}), so the image has to have it"]
+def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
+    """How to see a job on Kubernetes, follow it, and end it.
+
+    Args:
+        kind: ``job`` or ``mpijob``, as kubectl names it.
+        namespace: None for the default namespace of kubectl.
+    """
+    where = f" -n {namespace}" if namespace else ""
+    chosen = f"-l {INSTANCE}={name}{where}"
+    return (
+        f"see its state: kubectl get {kind},pods {chosen}\n"
+        f"  follow it: kubectl logs -f {chosen}\n"
+        f"  end it: kubectl delete {kind},service,configmap {chosen}"
+    )
 
 
 def create(run: PodRun) -> str:
@@ -267,8 +283,7 @@ def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
     if 'kind "MPIJob"' in said:
         hint = _NO_OPERATOR
     elif "AlreadyExists" in said:
-        kind = str(manifests(run)[-1]["kind"]).lower()
-        commands = kubectl_commands(kind, run.name, run.kubernetes.namespace)
+        commands = kubectl_commands(run.kind, run.name, run.kubernetes.namespace)
         hint = f"choose another --job-name, or end this one first\n  {commands}"
     raise HpctrainError("HT-job-refused", "kubectl create fails: {reason}", hint, reason=said)
 

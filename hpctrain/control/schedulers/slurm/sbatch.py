@@ -1,0 +1,213 @@
+"""Prepares jobs from the user's request and a cluster's profile, and submits them: ``sbatch``, once for each job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from hpctrain.common.cluster.container import Container
+from hpctrain.common.cluster.machine import as_if_installed, installed_frameworks
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
+from hpctrain.control.launchers.launcher_choice import require_choices
+from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.scheduler import Order
+from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
+from hpctrain.control.schedulers.slurm.node_files import plan_staging
+from hpctrain.control.schedulers.slurm.script import job_script
+from hpctrain.control.schedulers.submission import made_run, record, run_path
+from hpctrain.control.supervision.trackers import require_trackers
+
+# Without a controller sbatch tries about this long before it fails.
+_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedJob:
+    """Everything that a submission consists of.
+
+    Attributes:
+        plans: of each task of an array by its number; of any other run, under None.
+        render: the absolute path of a run directory to the text of the job script.
+        files: further ones for the run directory, by name.
+        notices: texts for the user, before submission.
+    """
+
+    plans: Mapping[int | None, Plan]
+    render: Callable[[Path], str]
+    files: Mapping[str, str]
+    notices: tuple[str, ...]
+
+
+def prepare(order: Order) -> PreparedJob:
+    """Prepare the job. Writes nothing, and does not ask Slurm. In a dry run a missing framework is only a notice.
+
+    Raises:
+        HpctrainError: something that is not there, or does not go together.
+    """
+    profile, request, content = order.cluster.profile, order.request, order.content
+    first = next(iter(order.trainings.values()))
+    container, look_only = first.start.container, first.dry_run
+    if container:
+        _check_container(container, first.start.launcher)
+    settings = JobSettings(
+        array=request.array is not None,
+        chain=request.chain > 1,
+        requeue=request.requeue,
+        signal=request.signal,
+        cpus_per_task=request.cpus_per_task,
+        verify=content.verify,
+        container=container,
+        staging=plan_staging(profile, content.stage, content.stage_environment, container),
+    )
+    frameworks, missing = installed_frameworks(), tuple[str, ...]()
+    if look_only and container is None:
+        frameworks, missing = as_if_installed(frameworks)
+    plans = order.plans(frameworks)
+    for plan in plans.values():
+        require_choices(plan)
+        if content.verify and plan.ranks == 1:
+            raise HpctrainError(
+                "HT-ranks-too-few",
+                "--verify: a job of one rank is one process already",
+                "ask for more ranks, as with --nodes 2, or leave --verify out",
+            )
+        if not look_only:
+            require_trackers(plan.trackers, {**os.environ, **profile.environment})
+    no_kill = any(plan.fault_tolerant or plan.elastic for plan in plans.values())
+    script = partial(
+        job_script, request, profile, folder=Path.cwd(), virtual_environment=_virtual_environment(), no_kill=no_kill
+    )
+    warnings = [*filter(None, [request.warning]), *(f"warning: {text}" for text in missing)]
+    return PreparedJob(
+        plans=plans,
+        render=lambda directory: script(run_directory=directory),
+        files={**order.cluster.files, SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
+        notices=(*order.cluster.findings, *warnings),
+    )
+
+
+def _check_container(container: Container, launcher: str) -> None:
+    image = container.image
+    if container.runtime == "pyxis" and launcher == "mpirun":
+        raise HpctrainError(
+            "HT-launcher-not-usable-here",
+            "pyxis is a plugin of srun: mpirun cannot start its containers",
+            "--launcher srun-pmix",
+        )
+    # Pyxis also accepts a name without a registry.
+    named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
+    if not (named or "://" in image or "#" in image or Path(image).exists()):
+        raise HpctrainError(
+            "HT-container-image-missing",
+            "--container {image}: there is no such file, and it is not an address",
+            f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
+            image=image,
+        )
+
+
+def _virtual_environment() -> Path | None:
+    """The virtual environment that this hpctrain is installed in; None without one."""
+    here = Path(sys.prefix)
+    return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None
+
+
+def submit_job(order: Order, job: PreparedJob) -> tuple[RunDirectory, tuple[str, ...]]:
+    """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
+
+    Raises:
+        HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
+    """
+    require_log_path(run_path(order, job.plans))
+    jobs: list[str] = []
+    with made_run(order, job.plans, job.files) as directory:
+        try:
+            write_whole(directory.script, job.render(directory.path).encode(), private=True)
+            # Executable, so that the user can run it within an allocation.
+            directory.script.chmod(0o700)
+            for _ in range(order.request.chain):
+                jobs.append(_sbatch(directory, _dependency(order.request, jobs)))
+                # A job that completes the run cancels the later jobs listed here.
+                write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
+            record(directory, order, jobs)
+        except BaseException:
+            # A scancel that fails must not hide why.
+            with contextlib.suppress(HpctrainError):
+                if jobs:
+                    run_program("scancel", *jobs, seconds=_SECONDS)
+            raise
+    return directory, tuple(jobs)
+
+
+def check(script: str) -> str:
+    """Let Slurm check a script without submitting it; returns what it says, empty where there is no Slurm.
+
+    Raises:
+        HpctrainError: Slurm refuses it.
+    """
+    if shutil.which("sbatch") is None:
+        return ""
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+        file.write(script)
+        file.flush()
+        done = run_program("sbatch", "--test-only", "--", file.name, seconds=_SECONDS)
+    if done.returncode != 0:
+        # The script is not at fault if the controller does not answer.
+        if run_program("scontrol", "ping", seconds=_SECONDS).returncode != 0:
+            return "Slurm does not answer, so the script is not checked"
+        raise _refusal(done.stderr)
+    return done.stderr.strip().removeprefix("sbatch: ")
+
+
+def require_log_path(directory: Path) -> None:
+    """Refuse a directory where Slurm (22.05) could not write a job's log, as it interprets % and backslashes.
+
+    Raises:
+        HpctrainError: its path has one of them, or is not UTF-8, as job scripts are.
+    """
+    text = str(directory)
+    if encodable(text) != text or "%" in text or "\\" in text:
+        raise HpctrainError(
+            "HT-run-directory-unfit",
+            "{directory!r}: Slurm writes no log to a path with % or \\, or one that is not UTF-8",
+            "choose another one with --run-dir",
+            directory=text,
+        )
+
+
+def _dependency(request: JobRequest, previous: Sequence[str]) -> Sequence[str]:
+    if previous:
+        return (f"--dependency=afternotok:{previous[-1]}", "--kill-on-invalid-dep=yes")
+    return (f"--dependency={request.dependency}",) if request.dependency is not None else ()
+
+
+def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
+    done = run_program(
+        "sbatch", "--parsable", *options, f"--chdir={directory.path}", str(directory.script), seconds=_SECONDS
+    )
+    # The cluster's name may follow the number.
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode != 0 or not number.isdigit():
+        raise _refusal(done.stderr or done.stdout)
+    return number
+
+
+def _refusal(message: str) -> HpctrainError:
+    words = "\n  ".join(line.removeprefix("sbatch: ") for line in message.strip().splitlines())
+    return HpctrainError(
+        "HT-job-refused",
+        "sbatch refuses the job: {reason}",
+        "hpctrain submit … --dry-run shows its script; sinfo, what there is",
+        reason=words,
+    )
