@@ -1,7 +1,8 @@
 """How far predictions are from published runs.
 
     python benchmarks/predictions.py mlperf resnet50.csv [--constants | --shipped]
-    python benchmarks/predictions.py llm transformers.csv [--constants | --shipped]
+    python benchmarks/predictions.py llm transformers.csv [--shipped] [--removed] [--open]
+    python benchmarks/predictions.py llm transformers.csv [--constants | --ranges | --blind]
     python benchmarks/predictions.py published
     python benchmarks/predictions.py energy
 
@@ -17,7 +18,9 @@ of layouts in each sweep is right. Of rows with ``fits`` (yes or no, of ``memory
 benchmarks/memory_limits.csv, it says whether they are predicted to. Its columns are those that
 benchmarks/transformer_runs.py reads, in any order, apart by commas, semicolons or tabs; what a row leaves out is
 completed, and rows that cannot be expressed are counted and named. ``--constants`` prints the fit to all runs, which
-step.yaml holds; ``--shipped`` predicts all runs by step.yaml.
+step.yaml holds, and ``--ranges`` the ranges, which ranges.yaml holds; ``--shipped`` predicts all runs by both.
+``--removed`` takes a third of the columns from each row first. Publishers are dealt into five folds by a hash of their
+names: terms are changed looking at four of them alone (``--open``), and the fifth is run once at the end (``--blind``).
 
 ``published`` predicts runs that the network decides, and single nodes. ``energy`` predicts MLPerf's power measurements.
 """
@@ -34,7 +37,6 @@ import mlperf
 import numpy as np
 import published
 import transformer_fit
-import transformer_runs
 from mlperf import Run
 from published import Published
 
@@ -42,9 +44,9 @@ from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Fit, fit
 from hpctrain.control.predict.compute import Device
 from hpctrain.control.predict.constants import Constant, constants
-from hpctrain.control.predict.energy import Machines, Site, energy
 from hpctrain.control.predict.job import Job, times
 from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.node_energy import Machines, Site, energy
 from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn, estimate
 from hpctrain.control.topology.fabric import Floats
 
@@ -339,7 +341,8 @@ def main() -> None:
     of_transformers = commands.add_parser("llm")
     of_transformers.add_argument("table", type=Path)
     of_transformers.add_argument("--constants", action="store_true")
-    of_transformers.add_argument("--shipped", action="store_true")
+    for option in ("--shipped", "--ranges", "--removed", "--open", "--blind"):
+        of_transformers.add_argument(option, action="store_true")
     commands.add_parser("published")
     commands.add_parser("energy")
     options = parser.parse_args()
@@ -363,11 +366,7 @@ def main() -> None:
             print_cases(cases)
             print()
     elif options.command == "llm":
-        found = transformer_runs.read_table(options.table)
-        if options.constants:
-            transformer_fit.print_constants(found)
-        else:
-            transformer_fit.report(found, shipped=options.shipped)
+        transformer_fit.answer(options)
     elif options.command == "published":
         print_published()
     else:

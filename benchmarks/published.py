@@ -13,7 +13,7 @@ from hpctrain.common.workloads.workload import Workload, load_workload
 from hpctrain.control.predict.compute import Device
 from hpctrain.control.predict.job import Job
 from hpctrain.control.predict.network import stated_network
-from hpctrain.worker.tracing.trace import trace
+from hpctrain.worker.tracing.network_trace import trace
 
 _HOROVOD_44 = "https://github.com/horovod/horovod/pull/44"
 _HOROVOD_DOCS = "https://horovod.readthedocs.io/en/stable/benchmarks.html"

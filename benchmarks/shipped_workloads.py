@@ -21,7 +21,7 @@ from hpctrain.worker.bench.workloads import workload as benchmark
 from hpctrain.worker.models.torch_digits import digits_cnn
 from hpctrain.worker.models.torch_resnet import resnet18, resnet50, resnet101
 from hpctrain.worker.models.torch_transformer import small_encoder
-from hpctrain.worker.tracing.trace import trace
+from hpctrain.worker.tracing.network_trace import trace
 
 RESIDUAL: dict[str, Callable[..., torch.nn.Module]] = {
     "resnet18": resnet18,

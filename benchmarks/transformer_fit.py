@@ -7,6 +7,8 @@ factor of a software near 1; where only the family that is left out has a softwa
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,11 +17,14 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
-from transformer_runs import Run, Table
+import yaml
+from transformer_ranges import Incomplete, incomplete, made, spread_of
+from transformer_runs import Run, Table, read_table
 
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.memory import memory
-from hpctrain.control.predict.transformers.rates import factors, step_constants, step_file
+from hpctrain.control.predict.transformers.ranges import Ranges, ReadConstants, shipped_ranges
+from hpctrain.control.predict.transformers.rank_memory import memory
+from hpctrain.control.predict.transformers.rates import factors, step_file
 from hpctrain.control.topology.fabric import Floats
 
 # Of the logarithm: of a run by itself, and of a software's factor.
@@ -31,16 +36,15 @@ _DIFFERENCE = 0.03
 _ITERATIONS = 6
 # Of the logarithm of a constant, by which a further iteration would move it at most.
 _SETTLED = 1e-3
-_CENTRAL = 0.8
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run, what was predicted, and the width of the range."""
+    """A run, what was predicted, and half the width of the range's logarithm."""
 
     run: Run
     predicted: float
-    width: float
+    half: float
     guess: float | None = None
 
     @property
@@ -51,19 +55,7 @@ class Case:
     @property
     def inside(self) -> bool:
         """Whether the range holds the run."""
-        return 1 / (1 + self.width) <= 1 + self.error <= 1 + self.width
-
-
-class _Read(dict[str, float]):
-    """Constants that remember which of them were read."""
-
-    def __init__(self, values: Mapping[str, float]) -> None:
-        super().__init__(values)
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> float:
-        self.names.add(name)
-        return super().__getitem__(name)
+        return abs(math.log1p(self.error)) <= self.half
 
 
 class Fit:
@@ -116,7 +108,7 @@ class Fit:
         """The constants that the prediction of each training depends on."""
         found = {}
         for index in set(self.like):
-            values = _Read(self.values(logs))
+            values = ReadConstants(self.values(logs))
             self.runs[index].tokens_per_s(values)
             found[index] = values.names
         return found
@@ -153,19 +145,15 @@ class Fit:
                 break
         return logs
 
-    def left_out(self, logs: Floats) -> Floats:
-        """Each run's prediction by constants of the other families alone; ``logs`` are those by all runs.
+    def left_out(self, logs: Floats) -> dict[str, Floats]:
+        """For each family the constants by the others alone; ``logs`` are those by all runs.
 
         Their slopes are taken at these: once more at the constants without a family, they move its median by at most
         two percent.
         """
         at, slopes = self.slopes(logs)
-        found = np.empty(len(self.runs))
-        for family in sorted(set(self.families)):
-            others = self.families != family
-            own = np.flatnonzero(~others)
-            found[own] = self.predicted(self.moved(logs, at, slopes, others), own.tolist())
-        return found
+        families = sorted(set(self.families))
+        return {family: self.moved(logs, at, slopes, self.families != family) for family in families}
 
 
 def timed(table: Table) -> list[Run]:
@@ -173,37 +161,51 @@ def timed(table: Table) -> list[Run]:
     return [run for run in table.runs if run.measured is not None and not run.assumed_gpu]
 
 
-def width_of(errors: Floats, families: Floats) -> float:
-    """The half-width that holds 80 % of errors of families left out, which count by the root of their size."""
-    sizes = {family: int((families == family).sum()) for family in set(families)}
-    weights = np.array([sizes[family] ** -0.5 for family in families])
-    if not sizes:
-        # Nobody else was measured.
-        return step_file().constants["interval"].prior
-    order = np.argsort(errors)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return float(math.exp(errors[order][min(int(np.searchsorted(reached, _CENTRAL)), len(order) - 1)]) - 1)
+def errors_of(rows: Sequence[Incomplete], constants: Mapping[str, Mapping[str, float]]) -> list[float]:
+    """Logarithms of predictions, by the constants without the row's family, over what was measured."""
+    runs = [row.run for row in rows]
+    return [math.log(run.tokens_per_s(constants[run.family]) / (run.measured or math.nan)) for run in runs]
 
 
-def cases_left_out(runs: Sequence[Run]) -> list[Case]:
-    """Each family predicted by the others: its constants, and the width of its ranges."""
-    fit = Fit(runs)
-    found = fit.left_out(fit.all())
-    off = np.abs(found - fit.measured)
-    widths = {
-        family: width_of(off[fit.families != family], fit.families[fit.families != family])
-        for family in set(fit.families)
-    }
-    return [
-        Case(run, math.exp(said), widths[run.family], guess)
-        for run, said, guess in zip(runs, found, guesses(runs), strict=True)
-    ]
+@dataclass(frozen=True)
+class LeftOut:
+    """What families are predicted by that were left out: the constants and the ranges by the others."""
+
+    constants: Mapping[str, Mapping[str, float]]
+    ranges: Mapping[str, Ranges]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], rows: Sequence[Incomplete]) -> LeftOut:
+        """Each family left out in turn.
+
+        Args:
+            rows: the runs with columns removed.
+        """
+        fit = Fit(runs)
+        constants = {family: fit.values(logs) for family, logs in fit.left_out(fit.all()).items()}
+        ranges = {}
+        for family in constants:
+            known = [row for row in rows if row.run.family != family]
+            ranges[family] = made([run for run in runs if run.family != family], errors_of(known, constants), known)
+        return cls(constants, ranges)
+
+    def cases(self, runs: Sequence[Run]) -> list[Case]:
+        """Runs of these families."""
+        found = []
+        for run, guess in zip(runs, guesses(runs), strict=True):
+            ranges = self.ranges[run.family]
+            half = ranges.quantile * spread_of(run, ranges)
+            found.append(Case(run, run.tokens_per_s(self.constants[run.family]), half, guess))
+        return found
 
 
 def cases_shipped(runs: Sequence[Run]) -> list[Case]:
-    """All runs by the constants that ``hpctrain predict`` uses."""
-    width = step_constants()["interval"]
-    return [Case(run, run.tokens_per_s(), width, guess) for run, guess in zip(runs, guesses(runs), strict=True)]
+    """All runs by the constants and ranges that ``hpctrain predict`` uses."""
+    ranges = shipped_ranges()
+    return [
+        Case(run, run.tokens_per_s(), ranges.quantile * ranges.margin * spread_of(run, ranges), guess)
+        for run, guess in zip(runs, guesses(runs), strict=True)
+    ]
 
 
 def guesses(runs: Sequence[Run]) -> list[float | None]:
@@ -226,6 +228,49 @@ def guesses(runs: Sequence[Run]) -> list[float | None]:
         share = median((run.system.name, precision), run.family)
         found.append(None if share is None else share * run.system.peak(precision) / run.model_flops)
     return found
+
+
+def predicted_cases(runs: Sequence[Run], *, shipped: bool, removed: bool) -> list[Case]:
+    """Each run with its prediction, as shipped or by the other families.
+
+    Args:
+        removed: runs without a third of their columns instead.
+    """
+    rows = incomplete(runs) if removed or not shipped else []
+    wanted = [row.run for row in rows] if removed else runs
+    return cases_shipped(wanted) if shipped else LeftOut.of(runs, rows).cases(wanted)
+
+
+# Publishers are dealt into folds by a hash of their names. Terms and expectations may be changed looking at all folds
+# but the last, which is run once at the end.
+_FOLDS = 5
+
+
+def is_blind(run: Run) -> bool:
+    """Whether a run is of the fold that is not looked at."""
+    return int(hashlib.sha256(run.family.encode()).hexdigest(), 16) % _FOLDS == _FOLDS - 1
+
+
+def blind_cases(runs: Sequence[Run]) -> list[Case]:
+    """The runs of the last fold, by constants and ranges of the others."""
+    others = [run for run in runs if not is_blind(run)]
+    closed = [run for run in runs if is_blind(run)]
+    rows, fit = incomplete(others), Fit(others)
+    constants = fit.values(fit.all())
+    ranges = made(others, errors_of(rows, LeftOut.of(others, rows).constants), rows)
+    families = {run.family for run in closed}
+    return LeftOut(dict.fromkeys(families, constants), dict.fromkeys(families, ranges)).cases(closed)
+
+
+def print_blind(table: Table) -> None:
+    """The last fold's errors in one line."""
+    cases = blind_cases(timed(table))
+    if not cases:
+        raise SystemExit("no publisher of this table is in the blind fold")
+    line, _ = summary("blind fold", [case.run for case in cases], [case.predicted for case in cases])
+    families = len({case.run.family for case in cases})
+    held = np.mean([case.inside for case in cases])
+    print(f"{line.partition(';')[0]}; {families} publishers; ranges hold in {held:.0%}")
 
 
 # Reports.
@@ -409,9 +454,14 @@ def print_worst(cases: Sequence[Case], typical: Mapping[str, float]) -> None:
         )
 
 
-def report(table: Table, *, shipped: bool) -> None:
-    """All figures."""
-    runs = timed(table)
+def report(table: Table, *, shipped: bool, removed: bool = False, opened: bool = False) -> None:
+    """All figures.
+
+    Args:
+        removed: of rows from which a third of the columns is removed.
+        opened: without the runs of the blind fold.
+    """
+    runs = [run for run in timed(table) if not (opened and is_blind(run))]
     if not runs:
         print_coverage(table)
         peaks, median_peak = memory_line(table)
@@ -419,7 +469,8 @@ def report(table: Table, *, shipped: bool) -> None:
         print_limits(table)
         print(f"all: 0 runs; {median_peak}")
         return
-    cases = cases_shipped(runs) if shipped else cases_left_out(runs)
+    cases = predicted_cases(runs, shipped=shipped, removed=removed)
+    runs = [case.run for case in cases]
     logs: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         logs[case.run.family].append(math.log1p(case.error))
@@ -445,7 +496,26 @@ def report(table: Table, *, shipped: bool) -> None:
 def print_constants(table: Table) -> None:
     """The fit to all runs, as ``step.yaml`` has it."""
     fit = Fit(timed(table))
-    logs = fit.all()
-    width = width_of(np.abs(fit.left_out(logs) - fit.measured), fit.families)
-    for name, value in [*zip(fit.names, np.exp(logs), strict=True), ("interval", width)]:
+    for name, value in zip(fit.names, np.exp(fit.all()), strict=True):
         print(f"{name}: {value:.3g}")
+
+
+def print_ranges(table: Table) -> None:
+    """The ranges by all runs, as ``ranges.yaml`` has them."""
+    runs = timed(table)
+    rows = incomplete(runs)
+    off = errors_of(rows, LeftOut.of(runs, rows).constants)
+    print(yaml.safe_dump(made(runs, off, rows).model_dump(), sort_keys=True, width=110), end="")
+
+
+def answer(options: argparse.Namespace) -> None:
+    """What ``predictions.py llm`` prints."""
+    table = read_table(options.table)
+    if options.constants:
+        print_constants(table)
+    elif options.ranges:
+        print_ranges(table)
+    elif options.blind:
+        print_blind(table)
+    else:
+        report(table, shipped=options.shipped, removed=options.removed, opened=options.open)

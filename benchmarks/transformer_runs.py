@@ -26,7 +26,8 @@ from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
-from hpctrain.control.predict.transformers.memory import memory
+from hpctrain.control.predict.transformers.ranges import kinds_of
+from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System, factors, step_file
 from hpctrain.control.predict.transformers.step import predict_step
 
@@ -55,7 +56,9 @@ _FUSED = ("nemo", "megatron-lm", "xla", "llm.c", "flash-attention")
 _SEQUENCE_PARALLEL = ("nemo", "megatron-lm", "pytorch", "other")
 _INTERLEAVING = ("nemo", "megatron-lm", "other")
 _UNKNOWN = ("?", "n/a", "na", "none", "unknown")
-_STATES = {"nemo": "megatron", "megatron-lm": "megatron", "internlm": "narrow", "deepspeed": "narrow"}
+# NeMo reduces gradients in bf16 (grad_reduce_in_fp32=False in pretrain.py of
+# https://github.com/mlcommons/training_results_v5.0, and in its recipes for performance).
+_STATES = {"nemo": "megatron_bf16_gradients", "megatron-lm": "megatron", "internlm": "narrow", "deepspeed": "narrow"}
 # In small letters, without what is between words.
 _SCHEDULES = {
     "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "afab": "gpipe", "interleaved": "interleaved_1f1b",
@@ -86,6 +89,7 @@ _GATED = r"llama|mistral|qwen|internlm|baichuan|gemma|\byi\b"
 # How far printed parameters may be from those of the printed sizes, with or without the embedding.
 _PARAMETERS = 1.5
 _COLUMNS = ("row_id", "source_id", "family", "model", "gpu_type", "framework", "printed_gb")
+_VIRTUAL_STAGES = (2, 3, 4, 5, 6, 8, 10, 12)
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 # Of a GPU's memory, for what a layout needs in all.
 _USABLE = 0.97
@@ -150,6 +154,11 @@ class Run:
         return predict_step(self.network, self.layout, self.system, software=self.software).terms
 
     @cached_property
+    def kinds(self) -> Mapping[str, str]:
+        """The kinds by which runs of others are counted."""
+        return kinds_of(self.network, self.layout, self.system, software=self.software)
+
+    @cached_property
     def model_flops(self) -> float:
         """FLOPs a token of forward and backward pass, causal attention halved."""
         return 3 * self.network.forward_flops(scores="half").total
@@ -193,6 +202,16 @@ def read_table(path: Path) -> Table:
         except ValidationError as error:
             left_out.append((reader.row, "; ".join(f"{each['loc']}: {each['msg']}" for each in error.errors())))
     return Table(tuple(runs), tuple(left_out))
+
+
+def read_row(row: Row) -> Run:
+    """One row of a table, by the names of its columns.
+
+    Raises:
+        NotExpressedError: predictions cannot say anything about it.
+        HpctrainError: its sizes do not fit each other.
+    """
+    return _Reader(row).run()
 
 
 class _Reader:
@@ -419,8 +438,10 @@ class _Reader:
         fastest = sorted(
             layouts,
             key=lambda each: (
+                # What is not stated is divided only where it does not fit otherwise.
+                each.zero if "zero_stage" in self.guessed else 0,
                 predict_step(self.network, each, self.system, software=self.software, constants=prior).seconds
-                / each.global_batch
+                / each.global_batch,
             ),
         )
         fitting = (each for each in fastest if memory(self.network, each).used <= room)
@@ -457,6 +478,13 @@ class _Reader:
         self.guessed.append("zero_stage")
         return 0
 
+    def stages(self, pp: int) -> tuple[int, ...]:
+        """The stages of ZeRO that a mesh may have; pipelines with the last one are rare."""
+        stage = self.zero
+        if "zero_stage" not in self.guessed:
+            return (stage,)
+        return (0, 1) if pp > 1 else (0, 1, 3)
+
     @cached_property
     def stated_zero(self) -> int | None:
         """The stage of ZeRO by a number or a name: ``3``, ``ZeRO-1``, ``FSDP``, Megatron-LM's distributed optimizer."""
@@ -473,8 +501,9 @@ class _Reader:
     def meshes(self) -> Iterator[tuple[int, int, int, int]]:
         """tp, pp, cp and the zero stage: as stated, or all that could be."""
         tp, pp, cp = self.count("tp"), self.count("pp"), self.count("cp") or 1
+        self.guessed += [] if self.count("cp") else ["cp"]
         if tp and pp:
-            yield tp, pp, cp, self.zero
+            yield from ((tp, pp, cp, zero) for zero in self.stages(pp))
             return
         self.guessed.append("tp, pp")
         per_node, turns = min(8, self.system.joined), self.count("vp") or 1
@@ -565,9 +594,6 @@ class _Reader:
         if self.software == "megatron-deepspeed":
             narrow = "deepspeed_bf16" if self.deepspeed and self.zero == 1 else "megatron"
             return {"fp16": "megatron_fp16", "float32": "float32"}.get(self.precision, narrow)
-        if "mlperf" in self.text("source_id") and self.software == "nemo":
-            # grad_reduce_in_fp32=False in pretrain.py of https://github.com/mlcommons/training_results_v5.0.
-            return "megatron_bf16_gradients"
         return _STATES.get(self.software, "float32")
 
     @property
@@ -616,13 +642,16 @@ class _Reader:
             yield "1f1b", 1
         elif schedule == "zbv":
             yield schedule, 2
-        elif turns > 1 or schedule not in ("1f1b", "gpipe"):
-            yield schedule if schedule not in ("1f1b", "gpipe") else "interleaved_1f1b", max(2, turns)
+        elif turns > 1:
+            yield schedule if schedule not in ("1f1b", "gpipe") else "interleaved_1f1b", turns
+        elif schedule not in ("1f1b", "gpipe"):
+            self.guessed.append("vp")
+            yield from ((schedule, each) for each in _VIRTUAL_STAGES if self.network.layers >= pp * each)
         else:
             yield schedule, 1
             if not self.count("vp") and not text and self.software in _INTERLEAVING:
                 self.guessed.append("vp")
-                for each in (2, 3, 4, 5, 6, 8, 10, 12):
+                for each in _VIRTUAL_STAGES:
                     if self.network.layers >= pp * each:
                         yield "interleaved_1f1b", each
 

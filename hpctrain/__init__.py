@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.comm import init as init
     from hpctrain.worker.comm import should_stop as should_stop
     from hpctrain.worker.comm import shutdown as shutdown
-    from hpctrain.worker.tracing.trace import trace as trace
+    from hpctrain.worker.tracing.network_trace import trace as trace
 
 __version__ = "0.2.0"
 
@@ -60,7 +60,7 @@ _HOME = {
     "should_stop": "hpctrain.worker.comm",
     "shutdown": "hpctrain.worker.comm",
     "sum_loss": "hpctrain.worker.adapters",
-    "trace": "hpctrain.worker.tracing.trace",
+    "trace": "hpctrain.worker.tracing.network_trace",
 }
 _MODULES = ("keras",)
 # What other libraries have as functions of their module.

@@ -8,12 +8,14 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
-from hpctrain.control.predict.prediction import nodes_text
+from hpctrain.control.predict.causes import best_measurement
+from hpctrain.control.predict.image_prediction import nodes_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpctrain.control.predict.prediction import Cause, Prediction, Row
+    from hpctrain.control.predict.causes import Cause
+    from hpctrain.control.predict.image_prediction import Prediction, Row
     from hpctrain.control.predict.values import Estimate
 
 # ``--explain`` lists this many constants, as far as each causes at least this share of the variance.
@@ -190,6 +192,9 @@ def prediction_notes(prediction: Prediction, *, explain: bool) -> list[str]:
         lines += ["", "where the interval of the step's time comes from, by share of the variance:"]
         causes = [cause for cause in prediction.causes[:_EXPLAINED] if cause.share >= _LEAST_SHARE]
         lines += [_cause(prediction, cause) for cause in causes]
+        measurement, share = best_measurement(prediction.causes)
+        if measurement:
+            lines.append(f"what would narrow it most, by up to {share:.0%} of the variance: {measurement}")
     return lines
 
 

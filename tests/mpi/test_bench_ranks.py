@@ -11,9 +11,9 @@ import pytest
 
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.control.planning.mesh import SHARDING
+from hpctrain.control.planning.mesh_plan import SHARDING
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.memory import memory
+from hpctrain.control.predict.transformers.rank_memory import memory
 from support.launching import Launch
 
 

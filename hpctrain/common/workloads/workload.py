@@ -6,7 +6,6 @@ beside this module.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -27,8 +26,6 @@ Kind = Literal["conv", "matmul", "other"]
 _FLOAT_BYTES = 4
 _SUFFIX = ".json"
 _SHIPPED = resources.files("hpctrain.common.workloads")
-# A repeated block of a network: the names of its modules up to the first number.
-_BLOCK = re.compile(r"(.+?\.\d+)\.")
 
 
 class _Frozen(BaseModel):
@@ -62,7 +59,6 @@ class Layer(_Frozen):
             that several layers save is counted with the first.
         saved_bytes: bytes of other types (max pooling's indices), likewise.
         mixed_saved_bytes: what ``saved_elements`` take under bf16 autocast.
-        output_elements: how many elements its first operator puts out.
         narrow: under bf16 autocast its output has 2 bytes an element.
         transient_elements: floating point, in memory while the forward pass is here, without what is saved here or
             before, and without weights and inputs of the network.
@@ -87,17 +83,10 @@ class Layer(_Frozen):
     saved_elements: Count = 0
     saved_bytes: Count = 0
     mixed_saved_bytes: Count = 0
-    output_elements: Count = 0
     narrow: bool = False
     transient_elements: Count = 0
     transient_backward_elements: Count = 0
     fixed_transient_elements: Count = 0
-
-    @property
-    def block(self) -> str | None:
-        """The repeated part of the network that it is in, as ``layer1.0``; None outside of those."""
-        found = _BLOCK.match(self.name.partition(":")[0] + ".")
-        return found[1] if found else None
 
 
 # The quantities of a layer that depend on the size of an image.
@@ -111,7 +100,6 @@ SCALED = (
     "saved_elements",
     "saved_bytes",
     "mixed_saved_bytes",
-    "output_elements",
     "transient_elements",
     "transient_backward_elements",
 )

@@ -16,7 +16,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Script
 from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
-from hpctrain.control.planning.mesh import mesh_work
+from hpctrain.control.planning.mesh_plan import mesh_work
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.topology.names import is_guid, managers
 

@@ -28,7 +28,7 @@ from hpctrain.common.secrets import is_secret
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, COLUMNS, HOST_TIMEOUT, REPLICAS, SHARE_GPUS, STDIN
 from hpctrain.control.hosts.networks import keepalive_options
 from hpctrain.control.launchers.open_mpi_folder import OpenMpiFolder
-from hpctrain.control.planning.mesh import mesh_environment
+from hpctrain.control.planning.mesh_plan import mesh_environment
 
 TRAIN = "hpctrain.worker.train"
 DAEMON = "hpctrain.worker.programs.daemon"

@@ -85,25 +85,14 @@ class Calibration:
                         wanted=wanted,
                     )
 
-    def fit(
-        self,
-        constants: Mapping[str, Constant],
-        *,
-        modelled: Callable[[Sweep, float, Values], Floats] | None = None,
-        names: Sequence[str] = (),
-    ) -> Fitted:
-        """The constants after they were fitted to the sweeps.
-
-        Args:
-            modelled: seconds of a step of a sweep with so many samples, (columns,); by default by the roofline.
-            names: of the constants that are fitted; by default those of the roofline.
-        """
+    def fit(self, constants: Mapping[str, Constant]) -> Fitted:
+        """The constants after those of the roofline were fitted to the sweeps."""
         if not self.sweeps:
             return Fitted(constants=constants, columns=lambda count: {})
         rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
-        names, said = names or _fitted_names(self.sweeps[0].device, constants), modelled or _modelled_seconds
+        names = _fitted_names(self.sweeps[0].device, constants)
         found = fit(
-            lambda values: [said(sweep, row.batch, values) for sweep, row in rows],
+            lambda values: [_modelled_seconds(sweep, row.batch, values) for sweep, row in rows],
             np.array([row.median_s for _, row in rows]),
             np.array([max(row.spread, _LEAST_ERROR) for _, row in rows]),
             constants,
@@ -153,7 +142,6 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
         HpctrainError: a file that cannot be read, is cut off, or is none of these.
     """
     from hpctrain.control.predict.curves import bench_curves, nccl_curves
-    from hpctrain.control.predict.nccl_json import is_nccl_report
 
     sweeps: list[Sweep] = []
     curves: list[Curve] = []
@@ -167,8 +155,6 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
         rows = found.get("rows")
         if "sweeps" in found:
             sweeps += _sweeps(found, path)
-        elif is_nccl_report(found):
-            curves += nccl_curves(text, str(path))
         elif _rows_have(rows, "engine", "bytes"):
             curves += bench_curves(text, str(path))
         elif rows and _rows_have(rows, "workers", "samples_per_s"):

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.nccl_json import read_nccl_report
-from hpctrain.control.predict.nccl_run import Measured
 from hpctrain.control.predict.nccl_tests import read_nccl_tests
 
 # A row of ``bench allreduce`` that moves no data between ranks.
@@ -30,7 +28,6 @@ class Curve:
         engine: what carried it: ``mpi``, ``gloo``, ``nccl`` …; nccl-tests have ``nccl, in-place`` as well.
         points: bytes of a rank's buffer and seconds, by rising bytes.
         source: the file and the program that measured, for messages.
-        groups: collectives of so many ranks that each host took part in at the same time, sharing its adapters.
         gpu: the driver's name of the ranks' GPUs; None where the file has none.
     """
 
@@ -40,11 +37,10 @@ class Curve:
     hosts: int
     points: tuple[tuple[float, float], ...]
     source: str
-    groups: int = 1
     gpu: str | None = None
 
     def __post_init__(self) -> None:
-        assert self.points and self.ranks >= 1 and self.hosts >= 1 and self.groups >= 1
+        assert self.points and self.ranks >= 1 and self.hosts >= 1
         assert all(one < other for (one, _), (other, _) in zip(self.points, self.points[1:], strict=False))
 
     @property
@@ -134,35 +130,22 @@ def _json(text: str, where: str) -> dict[str, Any]:
 
 
 def nccl_curves(text: str, where: str) -> list[Curve]:
-    """The curves of what nccl-tests' ``all_reduce_perf`` wrote: of each run out-of-place, then in-place, as measured.
+    """The curves of what nccl-tests' ``all_reduce_perf`` printed: of each run out-of-place, then in-place, as measured.
 
     Args:
-        text: of the file: what was printed, or the JSON of ``-J``.
         where: the file's name for error messages.
     """
-    return [curve for found in _nccl_runs(text, where) for curve in _curves_of(found, where)]
-
-
-def _nccl_runs(text: str, where: str) -> list[Measured]:
-    if not text.lstrip().startswith("{"):
-        return read_nccl_tests(text, where)
-    return read_nccl_report(_json(text, where), where)
-
-
-def _curves_of(found: Measured, where: str) -> list[Curve]:
-    engines = {"nccl": found.out_of_place, "nccl, in-place": found.in_place}
-    source = f"{where}, all_reduce_perf of {found.kind}"
     return [
         _curve(
             points,
             engine=engine,
             ranks=found.ranks,
             hosts=found.hosts,
-            groups=found.groups,
             gpu=found.gpu,
-            source=source,
+            source=f"{where}, all_reduce_perf of {found.kind}",
         )
-        for engine, points in engines.items()
+        for found in read_nccl_tests(text, where)
+        for engine, points in (("nccl", found.out_of_place), ("nccl, in-place", found.in_place))
         if points
     ]
 

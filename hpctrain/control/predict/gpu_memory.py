@@ -9,7 +9,7 @@ from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.job import Job
-from hpctrain.control.predict.memory import Memory, MemorySettings, largest_batch, memory
+from hpctrain.control.predict.layer_memory import Memory, MemorySettings, largest_batch, memory
 from hpctrain.control.predict.training import Training
 from hpctrain.control.predict.values import Estimate
 
@@ -46,7 +46,6 @@ def rank_memory(training: Training, job: Job) -> GpuMemory:
     changes = {
         "half the samples at once": (-(-job.at_once // 2), replace(settings, parts=2 * settings.parts)),
         "bf16": (job.at_once, replace(settings, precision="bf16")),
-        "activation checkpointing": (job.at_once, replace(settings, checkpointing=True)),
     }
     choices = {
         name: _bytes_on_device(memory(training.largest, batch=batch, settings=changed), on_gpu=on_gpu)

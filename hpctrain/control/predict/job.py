@@ -12,7 +12,7 @@ import numpy as np
 
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.workloads.workload import Workload, buckets
-from hpctrain.control.predict.collectives import Ranks, allreduce
+from hpctrain.control.predict.allreduce_time import Ranks, allreduce
 from hpctrain.control.predict.compute import CPU, Compute, Device, compute
 from hpctrain.control.predict.nccl_tuner import TUNER_VERSION
 from hpctrain.control.predict.values import Values

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import require_parts
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.control.predict.memory import MemorySettings, memory
+from hpctrain.control.predict.layer_memory import MemorySettings, memory
 from hpctrain.control.predict.training import Training, recipe_training
-from hpctrain.control.predict.transformers.layout import Layout, divisors
-from hpctrain.control.predict.transformers.memory import memory as transformer_memory
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.layout_checks import divisors
+from hpctrain.control.predict.transformers.rank_memory import memory as transformer_memory
 
 SHARE = 0.9
 """Of a rank's memory, what its predicted memory may be."""

@@ -8,11 +8,11 @@ names are followed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.nccl_run import AGAIN, WRONG_RESULTS, Measured, Rank, Run, all_reduces, not_all_reduce
 from hpctrain.control.topology.readers.listing import without_terminal
 
 _RANK = re.compile(
@@ -23,24 +23,33 @@ _END = re.compile(r"#?\s*Avg bus bandwidth\s*:")
 _TEST = re.compile(r"#\s+Collective test starting:\s*(\S+)")
 _HEADER = {"size", "count", "busbw"}
 _HEADER_START = re.compile(r"(.*?)#\s*size\b")
+# Bandwidths are printed with two decimals, so the ratio of smaller ones is not exact enough.
+_TELLING_GB_S = 1.0
+_ROUNDED, _RELATIVE = 0.0055, 2e-4
+
+Point = tuple[float, float]
 
 
-@dataclass(kw_only=True)
-class _RunTable:
-    """A run that is being read, with the columns of its table and the line that it begins on."""
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One run of ``all_reduce_perf``.
 
-    where: str
-    run: Run = field(default_factory=Run)
-    columns: list[str] = field(default_factory=list)
+    Attributes:
+        gpu: the name of all GPUs; None where the text has none.
+        kind: type and operation, such as ``float sum``.
+        out_of_place, in_place: bytes and seconds of each row; empty where not measured.
+    """
 
-    @property
-    def begun(self) -> bool:
-        """Whether anything of a run was read."""
-        return bool(self.run.ranks or self.columns)
+    ranks: int
+    hosts: int
+    gpu: str | None
+    kind: str
+    out_of_place: tuple[Point, ...]
+    in_place: tuple[Point, ...]
 
 
 def read_nccl_tests(text: str, where: str) -> list[Measured]:
-    """The all-reduces of a text, one for each run; runs of other collectives beside them are passed over.
+    """The all-reduces of a text, one for each run.
 
     Args:
         text: all that was printed. NCCL's own lines may be between, and each line may have in front of it what a
@@ -49,37 +58,25 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
 
     Raises:
         HpctrainError: results were wrong; the text is cut off or damaged, of another test, of several types or
-            operations, or its runs are mixed.
+            operations, of groups (``NCCL_TESTS_SPLIT``), or its runs are mixed.
     """
-    runs: list[Run] = []
-    table = _RunTable(where=where)
-    number = 0
+    found: list[Measured] = []
+    run = _Run(where)
     for number, line in enumerate(_without_prefix(text), start=1):
+        run.at = f"{where}:{number}"
         if line.startswith("#") or not line[:1].isdigit():
-            _remark(table, line, f"{where}:{number}")
-            if _END.match(line) and table.columns:
-                runs.append(table.run)
-                table = _RunTable(where=where)
-        elif table.columns and table.run.other is None and line.split()[0].isdigit():
-            _row(table, line.split(), f"{where}:{number}")
-    if table.columns:
-        raise HpctrainError(
-            "HT-nccl-tests-damaged",
-            "{where}:{line}: it ends without '# Avg bus bandwidth': cut off",
-            AGAIN,
-            where=where,
-            line=number,
-        )
-    if table.begun or not runs:
-        if table.run.other:
-            raise table.run.other
-        raise HpctrainError(
-            "HT-nccl-tests-damaged",
-            "{where}: no table of nccl-tests (no line with size, count and busbw)",
-            "give the output of nccl-tests' all_reduce_perf, or of `hpctrain bench allreduce --json`",
-            where=where,
-        )
-    return all_reduces(runs, where)
+            run.remark(line)
+            if _END.match(line) and run.columns:
+                found.append(run.measured())
+                run = _Run(where)
+        elif run.columns and line.split()[0].isdigit():
+            run.row(line.split())
+    if run.columns:
+        raise run.damaged("it ends without '# Avg bus bandwidth': cut off")
+    if run.ranks or not found:
+        run.at = where
+        raise run.damaged("no table of nccl-tests (no line with size, count and busbw)")
+    return found
 
 
 def _without_prefix(text: str) -> Iterator[str]:
@@ -109,115 +106,153 @@ def _prefix_like(example: str) -> re.Pattern[str] | None:
     return re.compile(rf"^\s*{pattern}")
 
 
-def _remark(table: _RunTable, line: str, at: str) -> None:
-    run = table.run
-    if rank := _RANK.match(line):
-        if int(rank[1]) in run.ranks:
-            raise HpctrainError(
-                "HT-nccl-tests-not-usable",
-                "{where}: rank {rank} for the second time: several runs, or processes that do not know each other",
-                "give one run a file; under mpirun nccl-tests must be built with MPI=1",
-                where=at,
-                rank=int(rank[1]),
-            )
-        run.ranks[int(rank[1])] = Rank(group=rank[2] or "0", host=rank[3], gpu=(rank[4] or "").strip())
-    elif (test := _TEST.match(line)) and not test[1].startswith("all_reduce"):
-        run.other = not_all_reduce(at, f"the test is {test[1]}")
-    elif _is_header(line):
-        if table.columns:
-            raise HpctrainError(
-                "HT-nccl-tests-damaged",
-                "{where}: a second table begins before '# Avg bus bandwidth' of the first",
-                AGAIN,
-                where=at,
-            )
-        table.columns = line.lstrip("# ").split()
-        if "time" not in table.columns:
-            raise HpctrainError(
-                "HT-nccl-tests-not-usable",
-                "{where}: no column time, perhaps times of the CPU (-C)",
-                "measure without -C",
-                where=at,
-            )
-    elif (wrong := _WRONG_VALUES.match(line)) and int(wrong[1]):
-        raise HpctrainError(
+@dataclass
+class _Run:
+    """The part of a run that was read so far.
+
+    Attributes:
+        at: the line that is read.
+        ranks: the host and the GPU of each.
+        points: bytes and seconds, out of place and in place.
+        rates: the line of each fast enough row, and its algorithm and bus bandwidths.
+    """
+
+    at: str
+    columns: list[str] = field(default_factory=list)
+    ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
+    kinds: set[str] = field(default_factory=set)
+    points: tuple[list[Point], list[Point]] = field(default_factory=lambda: ([], []))
+    rates: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def damaged(self, problem: str) -> HpctrainError:
+        """The error for a text that is not whole."""
+        return HpctrainError(
+            "HT-nccl-tests-damaged",
+            "{where}: {problem}",
+            "run all_reduce_perf again, and keep all that it prints",
+            where=self.at,
+            problem=problem,
+        )
+
+    def unusable(self, problem: str, hint: str) -> HpctrainError:
+        """The error for a run that does not tell how long an all-reduce takes."""
+        return HpctrainError("HT-nccl-tests-not-usable", "{where}: {problem}", hint, where=self.at, problem=problem)
+
+    def wrong(self, count: str) -> HpctrainError:
+        """The error for wrong results."""
+        return HpctrainError(
             "HT-nccl-tests-wrong-results",
-            "{where}: {count} values out of bounds",
-            WRONG_RESULTS,
-            where=at,
-            count=int(wrong[1]),
+            "{where}: {count} wrong values",
+            "results were wrong, so times mean nothing: repair the machine, then run all_reduce_perf again",
+            where=self.at,
+            count=count,
         )
 
+    def other(self, what: str) -> HpctrainError:
+        """The error for a run of another collective."""
+        return self.unusable(f"{what}, no all-reduce", "valid: all_reduce_perf")
 
-def _row(table: _RunTable, cells: Sequence[str], at: str) -> None:
-    """Add a row's points, the columns from ``time`` on once or twice."""
-    columns = table.columns
-    if columns[-1] == "timestamp":
-        # The timestamp is one column of two words.
-        columns, cells = columns[:-1], cells[:-2]
-    if len(cells) != len(columns):
-        raise HpctrainError(
-            "HT-nccl-tests-damaged",
-            "{where}: a row with {cells} of {columns} columns, perhaps cut off",
-            AGAIN,
-            where=at,
-            cells=len(cells),
-            columns=len(columns),
-        )
-    named = dict(zip(columns[: columns.index("time")], cells, strict=False))
-    table.run.other = other_collective(named.get("redop"), named.get("root"), at)
-    if table.run.other:
-        return
-    size = _number(cells[0], "size", at)
-    table.run.kinds.add(" ".join(named[key] for key in ("type", "redop") if key in named))
-    starts = [place for place, column in enumerate(columns) if column == "time"]
-    for place, (start, end) in enumerate(zip(starts, [*starts[1:], len(columns)], strict=True)):
-        measured = dict(zip(columns[start:end], cells[start:end], strict=True))
-        if measured.get("#wrong", "N/A") != "N/A" and _number(measured["#wrong"], "#wrong", at):
-            raise HpctrainError(
-                "HT-nccl-tests-wrong-results",
-                "{where}: {count} wrong values at {size} bytes",
-                WRONG_RESULTS,
-                where=at,
-                count=measured["#wrong"],
-                size=cells[0],
+    def remark(self, line: str) -> None:
+        """Read a line that is no row."""
+        if rank := _RANK.match(line):
+            self._rank(int(rank[1]), int(rank[2] or 0), rank[3], (rank[4] or "").strip())
+        elif (test := _TEST.match(line)) and not test[1].startswith("all_reduce"):
+            raise self.other(f"the test is {test[1]}")
+        elif _is_header(line):
+            if self.columns:
+                raise self.damaged("a second table begins before '# Avg bus bandwidth' of the first")
+            self.columns = line.lstrip("# ").split()
+            if "time" not in self.columns:
+                raise self.unusable("no column time, perhaps times of the CPU (-C)", "measure without -C")
+        elif (wrong := _WRONG_VALUES.match(line)) and int(wrong[1]):
+            raise self.wrong(wrong[1])
+
+    def _rank(self, number: int, group: int, host: str, gpu: str) -> None:
+        if number in self.ranks:
+            raise self.unusable(
+                f"rank {number} for the second time: several runs, or processes that do not know each other",
+                "give one run a file; under mpirun nccl-tests must be built with MPI=1",
             )
-        if missing := [key for key in ("algbw", "busbw") if key not in measured]:
-            raise HpctrainError(
-                "HT-nccl-tests-damaged",
-                "{where}: the table has no column {column} for each of its times",
-                AGAIN,
-                where=at,
-                column=missing[0],
-            )
+        if group:
+            raise self.unusable("groups of ranks that ran at the same time", "measure without NCCL_TESTS_SPLIT")
+        self.ranks[number] = host, gpu
+
+    def row(self, cells: Sequence[str]) -> None:
+        """Add a row's points, the columns from ``time`` on once or twice."""
+        columns = self.columns
+        if columns[-1] == "timestamp":
+            # The timestamp is one column of two words.
+            columns, cells = columns[:-1], cells[:-2]
+        if len(cells) != len(columns):
+            raise self.damaged(f"a row with {len(cells)} of {len(columns)} columns, perhaps cut off")
+        named = dict(zip(columns[: columns.index("time")], cells, strict=False))
+        if named.get("redop") == "none":
+            raise self.other("a test without an operation")
+        if named.get("root", "-1") != "-1":
+            raise self.other(f"a test with the root {named['root']}")
+        self.kinds.add(" ".join(named[key] for key in ("type", "redop") if key in named))
+        starts = [place for place, column in enumerate(columns) if column == "time"]
+        for place, (start, end) in enumerate(zip(starts, [*starts[1:], len(columns)], strict=True)):
+            self._times(place, cells[0], dict(zip(columns[start:end], cells[start:end], strict=True)))
+
+    def _times(self, place: int, size: str, cells: dict[str, str]) -> None:
+        if cells.get("#wrong", "N/A") != "N/A" and self._number(cells["#wrong"], "#wrong"):
+            raise self.wrong(cells["#wrong"])
+        if missing := [key for key in ("algbw", "busbw") if key not in cells]:
+            raise self.damaged(f"the table has no column {missing[0]} for each of its times")
         # nccl-tests round a size down to a multiple of the number of ranks, which can give 0.
-        if measured["time"] == "N/A" or not size:
-            continue
-        micros, *rates = (_number(measured[key], key, at) for key in ("time", "algbw", "busbw"))
-        table.run.add(place, size, micros, (rates[0], rates[1]), at)
+        if cells["time"] == "N/A" or not self._number(size, "size"):
+            return
+        micros, algorithm, bus = (self._number(cells[key], key) for key in ("time", "algbw", "busbw"))
+        if not micros:
+            raise self.damaged("a time of 0")
+        self.points[place].append((float(size), micros * 1e-6))
+        if algorithm >= _TELLING_GB_S:
+            self.rates.append((self.at, algorithm, bus))
 
+    def _number(self, cell: str, column: str) -> float:
+        try:
+            value = float(cell)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise self.damaged(f"{column} is {cell!r}, not a number of at least 0")
+        return value
 
-def other_collective(redop: str | None, root: str | None, at: str) -> HpctrainError | None:
-    """The error where a row is of another collective: without an operation, or with a root, which a reduce has."""
-    if redop == "none":
-        return not_all_reduce(at, "a test without an operation, no all-reduce")
-    if root is not None and root.strip() != "-1":
-        return not_all_reduce(at, f"a test with the root {root.strip()}, no all-reduce")
-    return None
-
-
-def _number(cell: str, column: str, at: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise HpctrainError(
-            "HT-nccl-tests-damaged",
-            "{where}: {column} is {value!r}, not a number of at least 0",
-            AGAIN,
-            where=at,
-            column=column,
-            value=cell,
+    def measured(self) -> Measured:
+        """The run, at its end."""
+        if not any(self.points):
+            raise self.damaged("no row with a time")
+        if len(self.kinds) > 1:
+            raise self.unusable(f"several types or operations: {', '.join(sorted(self.kinds))}", "measure one")
+        if not self.ranks or max(self.ranks) + 1 > len(self.ranks):
+            raise self.damaged(f"{len(self.ranks)} lines '#  Rank …', and each rank has one")
+        hosts, gpus = (sorted(set(told) - {""}) for told in zip(*self.ranks.values(), strict=True))
+        if len(gpus) > 1:
+            raise self.unusable(f"different GPUs: {', '.join(gpus)}", "measure on GPUs of one kind")
+        if len(set(Counter(host for host, _ in self.ranks.values()).values())) > 1:
+            raise self.unusable("hosts with different numbers of ranks", "measure with the same number on each host")
+        if len(self.ranks) == 1:
+            raise self.unusable("one rank alone", "measure several, such as -g 8; mpirun needs nccl-tests with MPI=1")
+        self._check_factor(len(self.ranks))
+        return Measured(
+            ranks=len(self.ranks),
+            hosts=len(hosts),
+            gpu=next(iter(gpus), None),
+            kind=next(iter(self.kinds)),
+            out_of_place=tuple(self.points[0]),
+            in_place=tuple(self.points[1]),
         )
-    return value
+
+    def _check_factor(self, ranks: int) -> None:
+        """An all-reduce has 2 (n - 1) / n times the bandwidth on its links (doc/PERFORMANCE.md of nccl-tests)."""
+        wanted = 2 * (ranks - 1) / ranks
+        for at, algorithm, bus in self.rates:
+            # Both are rounded to two decimals.
+            if abs(bus / algorithm - wanted) > _ROUNDED * (1 + wanted) / algorithm + _RELATIVE * wanted:
+                self.at = at
+                raise self.unusable(
+                    f"busbw is {bus / algorithm:.3g} times algbw; of an all-reduce of {ranks} ranks it is {wanted:.3g} "
+                    "times",
+                    "give all_reduce_perf's output with a line for each rank",
+                )

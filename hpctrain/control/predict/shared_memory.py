@@ -6,11 +6,11 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.predict.memory import largest_batch, memory
+from hpctrain.control.predict.layer_memory import largest_batch, memory
 from hpctrain.control.predict.micro_batch import memory_settings
 from hpctrain.control.predict.training import recipe_training
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.memory import memory as transformer_memory
+from hpctrain.control.predict.transformers.rank_memory import memory as transformer_memory
 
 
 def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
@@ -37,9 +37,8 @@ def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | Non
 def _rank_bytes(recipe: Recipe, ranks: int, room: float) -> tuple[float, str]:
     """The memory of a rank, and what to do where there is room for less; 0 where it cannot be predicted."""
     if recipe.model.name == "gpt":
-        layout = Layout.of_recipe(recipe, ranks)
-        needed = transformer_memory(recipe.model.transformer, layout)
-        return needed.used, "; ".join([*needed.reductions(layout)[:2], "start fewer ranks"])
+        needed = transformer_memory(recipe.model.transformer, Layout.of_recipe(recipe, ranks))
+        return needed.used, "a smaller batch.micro_batch, sharding.recompute, or fewer ranks"
     try:
         training = recipe_training(recipe)
     except HpctrainError:

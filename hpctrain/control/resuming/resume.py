@@ -22,8 +22,7 @@ from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
-from hpctrain.control.planning.micro_batch import sized
-from hpctrain.control.planning.planner import place_plan
+from hpctrain.control.planning.planner import place_plan, sized
 from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_attempt_ended, run_events
 from hpctrain.control.resuming.changes import require_fit
 from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256

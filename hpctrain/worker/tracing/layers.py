@@ -123,9 +123,6 @@ def _quantities(passes: _Passes) -> list[dict[str, int]]:
         _add(own, f"{prefix}elements", _traffic(operator))
         _add(own, f"fused_{prefix}elements", fused[number])
         _add(own, f"{prefix}operators", int(bool(operator.reads or operator.writes)))
-    for own, start in zip(found, passes.starts, strict=True):
-        made = [each.nbytes for each in all_operators[start].writes if each.memory.floating]
-        _add(own, "output_elements", max(made, default=0))
     _add_saved(found, passes)
     return found
 
@@ -322,7 +319,6 @@ def _layer(passes: _Passes, index: int, line: dict[str, Solved], item_bytes: int
         saved_elements=per_sample("saved_elements"),
         saved_bytes=per_sample("saved_bytes", 1),
         mixed_saved_bytes=per_sample("mixed_saved_bytes"),
-        output_elements=per_sample("output_elements"),
         narrow=bool(written) and written[0] not in wide,
         transient_elements=per_sample("transient_elements"),
         transient_backward_elements=per_sample("transient_backward_elements"),

@@ -15,8 +15,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Sample, Workload
 from hpctrain.worker.adapters.torch import no_sync
 from hpctrain.worker.adapters.torch.trainable import trained
+from hpctrain.worker.tracing.network_trace import workload
 from hpctrain.worker.tracing.recorder import Access, Allocation, Operator, OpTrace, Recorder
-from hpctrain.worker.tracing.trace import workload
 
 
 class ScriptTracer:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Axis, Mesh, PipelineSchedule
 from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.transformers.layout_checks import check_layout, micro_batches
 from hpctrain.control.predict.zero import Stage, StateBytes
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Layout:
             (https://github.com/deepspeedai/DeepSpeed at v0.5.8, deepspeed/runtime/pipe/engine.py).
 
     Raises:
-        HpctrainError: a value is invalid by itself; see :meth:`check` for those that do not fit a transformer.
+        HpctrainError: a value is invalid by itself; see :func:`check_layout` for those that do not fit a transformer.
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh().at(1))
@@ -280,87 +281,6 @@ class Layout:
             found += parts.final_norm + parts.transform + self.head_parameters(network, rank)
         return found
 
-    def check(
-        self,
-        network: Transformer,
-        *,
-        sequence: int | None = None,
-        ranks: int | None = None,
-        global_batch: int | None = None,
-    ) -> None:
-        """Refuse a layout that cannot train a transformer.
-
-        Args:
-            sequence: tokens of a sample, by default the network's context.
-            ranks: that there are; by default as many as the mesh has.
-            global_batch: samples of a step; by default what micro-batches and data-parallel ranks make.
-
-        Raises:
-            HpctrainError: with what does not fit, and what would.
-        """
-        if ranks is not None:
-            self.mesh.at(ranks)
-        require_positions(network, sequence or network.context)
-        sizes = self.sizes
-        for axis, of, parts in (
-            ("tp", "heads", network.heads),
-            ("tp", "mlp", network.mlp),
-            ("cp", "sequence", sequence or network.context),
-        ):
-            if parts % sizes[axis]:  # type: ignore[index]
-                raise HpctrainError(
-                    "HT-layout-not-divisible",
-                    "{axis} {size} does not divide {of} ({parts})",
-                    f"valid: {', '.join(map(str, divisors(parts)))}",
-                    axis=axis,
-                    size=sizes[axis],  # type: ignore[index]
-                    of=of,
-                    parts=parts,
-                )
-        if network.kv_heads % sizes["tp"] and sizes["tp"] % network.kv_heads:
-            raise HpctrainError(
-                "HT-layout-kv-heads",
-                "tp {tp} neither divides kv_heads ({heads}) nor is a multiple of it",
-                f"valid: {', '.join(map(str, divisors(network.kv_heads)))}",
-                tp=sizes["tp"],
-                heads=network.kv_heads,
-            )
-        if self.stages > network.layers:
-            raise HpctrainError(
-                "HT-layout-more-stages-than-layers",
-                "pp {pp} with {virtual_stages} stages a rank makes {stages} stages of {layers} layers",
-                "give each stage a layer at least",
-                pp=sizes["pp"],
-                virtual_stages=self.virtual_stages,
-                stages=self.stages,
-                layers=network.layers,
-            )
-        self._check_batch(global_batch)
-
-    def _check_batch(self, global_batch: int | None) -> None:
-        rounds = max(1, self.micro_batches // self.sizes["pp"])
-        if self.schedule.startswith("interleaved") and self.micro_batches % rounds:
-            raise HpctrainError(
-                "HT-layout-interleaved-micro-batches",
-                "{micro_batches} micro-batches are not {rounds} equal rounds, which {schedule} over pp {pp} needs",
-                f"for example a multiple of {self.sizes['pp']}",
-                micro_batches=self.micro_batches,
-                rounds=rounds,
-                schedule=self.schedule,
-                pp=self.sizes["pp"],
-            )
-        if global_batch is not None and global_batch != self.global_batch:
-            raise HpctrainError(
-                "HT-layout-batch-not-divisible",
-                "a batch of {global_batch} is not {data_ranks} data-parallel ranks x {micro_batches} micro-batches x "
-                "{micro_batch} samples = {product}",
-                global_batch=global_batch,
-                data_ranks=self.mesh.data_ranks,
-                micro_batches=self.micro_batches,
-                micro_batch=self.micro_batch,
-                product=self.global_batch,
-            )
-
     @classmethod
     def of_batch(
         cls, network: Transformer, global_batch: int, *, sequence: int | None = None, **settings: object
@@ -371,7 +291,7 @@ class Layout:
             sequence: tokens of a sample, by default the network's context.
 
         Raises:
-            HpctrainError: the batch is no multiple, or something else does not fit; see :meth:`check`.
+            HpctrainError: the batch is no multiple, or something else does not fit; see :func:`check_layout`.
         """
         one = cls(**settings)  # type: ignore[arg-type]
         count, rest = divmod(global_batch, one.mesh.data_ranks * one.micro_batch)
@@ -380,13 +300,13 @@ class Layout:
                 "HT-layout-batch-not-divisible",
                 "a batch of {global_batch} is not a multiple of {data_ranks} data-parallel ranks x micro-batches of "
                 "{micro_batch}",
-                f"valid micro-batches: {_micro_batches(global_batch, one.mesh.data_ranks)}",
+                f"valid micro-batches: {micro_batches(global_batch, one.mesh.data_ranks)}",
                 global_batch=global_batch,
                 data_ranks=one.mesh.data_ranks,
                 micro_batch=one.micro_batch,
             )
         found = cls(**{**settings, "micro_batches": count})  # type: ignore[arg-type]
-        found.check(network, sequence=sequence, global_batch=global_batch)
+        check_layout(found, network, sequence=sequence, global_batch=global_batch)
         return found
 
     @classmethod
@@ -434,30 +354,3 @@ def _divided_layers(layers: int, stages: int) -> tuple[int, ...]:
         return tuple(whole - (stage in (0, stages - 1)) for stage in range(stages))
     first = (stages - more) // 2
     return tuple(each + (first <= stage < first + more) for stage in range(stages))
-
-
-def require_positions(network: Transformer, sequence: int) -> None:
-    """Refuse samples that have more tokens than a transformer has learned positions.
-
-    Raises:
-        HpctrainError: they do.
-    """
-    if network.positions == "learned" and sequence > network.context:
-        raise HpctrainError(
-            "HT-layout-sequence-too-long",
-            "a sequence of {sequence} tokens is longer than the {context} positions that the network learns",
-            f"at most --set sequence={network.context}, or a network of a larger context",
-            sequence=sequence,
-            context=network.context,
-        )
-
-
-def divisors(number: int) -> list[int]:
-    """All numbers that divide another."""
-    return [each for each in range(1, number + 1) if number % each == 0] if number < 1 << 20 else [1]
-
-
-def _micro_batches(global_batch: int, data_ranks: int) -> str:
-    if global_batch % data_ranks:
-        return f"none, as {data_ranks} data-parallel ranks do not divide the batch"
-    return ", ".join(map(str, divisors(global_batch // data_ranks)))

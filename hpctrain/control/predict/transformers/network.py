@@ -363,67 +363,14 @@ def _gpt_neox(config: _Config) -> dict[str, Any]:
     return {**config.usual(), "mlp": config.number("intermediate_size"), "positions": "rotary", "tied": tied}
 
 
-def _opt(config: _Config) -> dict[str, Any]:
-    found = config.usual()
-    if config.number("word_embed_proj_dim", default=found["width"]) != found["width"]:
-        config.refuse("word_embed_proj_dim")
-    for key in ("enable_bias", "layer_norm_elementwise_affine", "do_layer_norm_before"):
-        if not config.flag(key, default=True):
-            config.refuse(key)
-    config.absent("_remove_final_layer_norm")
-    # Positions begin at 2 (OPTLearnedPositionalEmbedding in Transformers, modeling_opt.py).
-    tied = config.flag("tie_word_embeddings", default=True)
-    return {**found, "mlp": config.number("ffn_dim"), "other_rows": 2, "tied": tied}
-
-
-def _mpt(config: _Config) -> dict[str, Any]:
-    width, heads = config.number("d_model"), config.number("n_heads")
-    ffn, attention = config.section("ffn_config"), config.section("attn_config")
-    if ffn.values.get("ffn_type", "mptmlp") != "mptmlp":
-        ffn.refuse("ffn_type")
-    if attention.values.get("attn_type") == "multiquery_attention":
-        attention.refuse("attn_type")
-    if not attention.flag("alibi", default=True):
-        attention.refuse("alibi")
-    return {
-        "layers": config.number("n_layers"),
-        "width": width,
-        "heads": heads,
-        "kv_heads": attention.number("kv_n_heads", default=heads),
-        "mlp": ffn.number("ffn_hidden_size", default=config.number("expansion_ratio", default=4) * width),
-        "vocabulary": config.number("vocab_size"),
-        "context": config.number("max_seq_len"),
-        "positions": "none",
-        "bias": "none" if config.flag("no_bias", default=True) else "all",
-        "tied": config.flag("tie_word_embeddings", default=True),
-    }
-
-
-def _starcoder2(config: _Config) -> dict[str, Any]:
-    if not config.flag("use_bias", default=True):
-        # Its norms keep theirs.
-        config.refuse("use_bias")
-    return {
-        **config.usual(),
-        "mlp": config.number("intermediate_size"),
-        "kv_heads": config.number("num_key_value_heads"),
-        "window": config.window(),
-        "positions": "rotary",
-        "tied": config.flag("tie_word_embeddings", default=True),
-    }
-
-
 CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
     "bert": _bert,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "llama": _llama,
     "mistral": _llama,
-    "mpt": _mpt,
-    "opt": _opt,
     "phi3": _llama,
     "qwen2": lambda config: {**_llama(config), "bias": "qkv"},
-    "starcoder2": _starcoder2,
 }
 # Keys by which mixtures of experts say how many they have: Mixtral, Qwen, DeepSeek, DBRX.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -435,7 +382,7 @@ _WINDOW = {"mistral": 4096, "phi3": 0}
 # What follows a kind in the names of Transformers' classes that have the vocabulary's rows, or no head.
 _HEADS = "Model|ForCausalLM|ForMaskedLM|ForPreTraining|LMHeadModel"
 # Kinds that came with code of their own, which Transformers has taken over.
-_TAKEN_OVER = ("mpt", "phi3")
+_TAKEN_OVER = ("phi3",)
 # Keys of drafts for speculative decoding.
 _DRAFT = ("draft_vocab_size", "eagle_config", "medusa_num_heads", "speculators_config")
 _WINDOWS = ("full_attention", "sliding_attention")

@@ -1,33 +1,32 @@
-"""The figures of one transformer on one number of nodes, with GPUs or on the cores of hosts."""
+"""The figures of one transformer on one number of nodes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpctrain.common.cluster.gpu_models import gpu
+from hpctrain.control.predict.causes import Cause, causes_by_size
 from hpctrain.control.predict.constants import Constant, constants
-from hpctrain.control.predict.energy import FIGURES, Machines, Site, energy
-from hpctrain.control.predict.memory import most_samples
-from hpctrain.control.predict.prediction import SWITCH_PORTS, Cause, Node, Row, causes_of
+from hpctrain.control.predict.image_prediction import SWITCH_PORTS, Node, Row
+from hpctrain.control.predict.layer_memory import most_samples
+from hpctrain.control.predict.node_energy import Machines, Site, energy
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
-from hpctrain.control.predict.transformers.cpu_hosts import Hosts
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.memory import RankMemory, memory
-from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
+from hpctrain.control.predict.transformers.ranges import StepRange, kinds_of, shipped_ranges, step_range
+from hpctrain.control.predict.transformers.rank_memory import RankMemory, memory
+from hpctrain.control.predict.transformers.rates import System, step_file
 from hpctrain.control.predict.transformers.search import Candidate, require_fitting, search
 from hpctrain.control.predict.transformers.step import StepTime, predict_step
 from hpctrain.control.predict.values import Estimate, Values, drawn, estimate
-from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.network import Network
-    from hpctrain.control.predict.transformers.prediction import LanguageTraining
+    from hpctrain.control.predict.transformers.language_prediction import LanguageTraining
 
 # Terms of a step in which ranks wait for each other's bytes, and in which they compute.
 _TRAFFIC = ("tensor", "context", "sharding", "pipeline", "replicas")
@@ -36,12 +35,17 @@ _COMPUTING = ("matmul", "attention", "memory", "recomputation", "head", "update"
 
 @dataclass(frozen=True)
 class Predictor:
-    """One training on one number of nodes."""
+    """One training on one number of nodes.
+
+    Attributes:
+        unstated: columns of ``ranges.yaml`` that are assumed.
+    """
 
     training: LanguageTraining
     node: Node
     network: Network
     site: Site
+    unstated: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -49,7 +53,7 @@ class Predictor:
 
     @cached_property
     def memory_bytes(self) -> float:
-        """Of a rank; what a host has is not known."""
+        """Of a rank."""
         return gpu(self.node.gpu).memory_bytes
 
     @cached_property
@@ -108,8 +112,20 @@ class Predictor:
 
     def seconds(self, candidate: Candidate) -> Estimate:
         """Of a step."""
-        step = candidate.step
-        return Estimate(value=step.seconds, low=step.low, high=step.high)
+        found = self.range_of(candidate)
+        return Estimate(value=candidate.step.seconds, low=found.low, high=found.high)
+
+    def range_of(self, candidate: Candidate) -> StepRange:
+        """What 8 of 10 steps are within."""
+        training = self.training
+        return step_range(
+            training.network,
+            candidate.layout,
+            self.system,
+            software=candidate.software,
+            sequence=training.sequence,
+            unstated=self.unstated if self.network.hosts > 1 else (),
+        )
 
     def memory_figures(self, held: RankMemory, layout: Layout) -> dict[str, Any]:
         """The figures of a row about memory, as nvidia-smi shows it."""
@@ -206,92 +222,34 @@ class Predictor:
         return {name: None if figure is None else estimate(figure) for name, figure in vars(found).items()}
 
     def causes(self, best: Candidate) -> tuple[Cause, ...]:
-        """What matters most for the step's time: one standard deviation of what was expected of each constant."""
-        known, found = step_constants(), {}
-        for name, each in step_file().constants.items():
-            if each.spread:
-                moved = self.step(best.layout, best.software, {**known, name: known[name] * math.exp(each.spread)})
-                found[name] = math.log(moved.seconds / best.step.seconds)
-        whole = max(sum(slope**2 for slope in found.values()), 1e-30)
-        causes = [Cause(name=name, share=slope**2 / whole, step=abs(slope)) for name, slope in found.items()]
-        return tuple(sorted(causes, key=lambda cause: -cause.share))
+        """What the range of the step's time comes from."""
+        return causes_by_size(self.range_of(best).spreads)
 
-    @property
-    def constants(self) -> dict[str, Constant]:
+    def doubts(self, best: Candidate) -> dict[str, Constant]:
+        """What the range comes from besides constants, as constants of value 1."""
+        layout, software, ranges = best.layout, best.software, shipped_ranges()
+        kinds = kinds_of(self.training.network, layout, self.system, software=software, sequence=self.training.sequence)
+        found = {}
+        for name, spread in self.range_of(best).spreads.items():
+            group, _, kind = name.partition(".")
+            if group == "publishers":
+                count = f"{ranges.count(kind, kinds[kind])} publishers have" if kind in kinds else "any publisher has"
+                source = f"how many runs of others there are: {count} runs like it ({kinds.get(kind, 'of any kind')})"
+            elif group == "unstated":
+                source = "not stated, and completed"
+            else:
+                continue
+            found[name] = Constant(value=1.0, unit="", spread=spread, kind="published", source=source)
+        return found
+
+    def constants(self, best: Candidate) -> dict[str, Constant]:
         """All that the figures depend on."""
         of_step = {
             name: Constant(value=each.value, unit=each.unit, spread=each.spread, kind="published", source=each.source)
             for name, each in step_file().constants.items()
         }
-        return {name: self.values.constants[name] for name in sorted(self.values.used)} | of_step
-
-
-@dataclass(frozen=True)
-class HostPredictor(Predictor):
-    """The same on the cores of hosts, whose constants are drawn."""
-
-    hosts: Hosts
-    _drawn: dict[Layout, Floats] = field(default_factory=dict, init=False)
-
-    @cached_property
-    def shares(self) -> None:
-        """The rings of all hosts count, by which the engines of hosts are predicted."""
-        return
-
-    @cached_property
-    def memory_bytes(self) -> float:
-        return math.inf
-
-    @cached_property
-    def system(self) -> System:
-        return self.hosts.system(self.network)
-
-    @property
-    def values(self) -> Values:
-        return self.hosts.values
-
-    def trained(self, layout: Layout) -> tuple[Layout, str]:
-        return self.training.trained(layout, on_gpus=False)
-
-    def drawn(self, candidate: Candidate) -> Floats:
-        """Seconds of a step, (columns,), drawn once for each layout."""
-        training, layout = self.training, candidate.layout
-        if layout not in self._drawn:
-            steps = [
-                predict_step(
-                    training.network,
-                    layout,
-                    self.hosts.system(self.network, column),
-                    software=candidate.software,
-                    sequence=training.sequence,
-                )
-                for column in range(self.values.columns)
-            ]
-            self._drawn[layout] = np.array([step.seconds for step in steps])
-        return self._drawn[layout]
-
-    def seconds(self, candidate: Candidate) -> Estimate:
-        return estimate(self.drawn(candidate))
-
-    def memory_figures(self, held: RankMemory, layout: Layout) -> dict[str, Any]:
-        """Of tensors alone: neither CUDA nor NCCL is there, and what a host has is not known."""
-        whole = held.allocated
-        return {
-            "memory_bytes": Estimate(value=whole, low=whole, high=held.reserved),
-            "largest_batch": None,
-            "memory_choices": self.choices(layout, held),
-            "memory_terms": held.tensors,
-        }
-
-    def energy(self, step: StepTime, samples: Estimate, seconds: float | None) -> dict[str, Any]:
-        return dict.fromkeys(FIGURES)
-
-    def causes(self, best: Candidate) -> tuple[Cause, ...]:
-        return causes_of(self.values, self.drawn(best))
-
-    @property
-    def constants(self) -> dict[str, Constant]:
-        return {name: self.values.constants[name] for name in sorted(self.values.used)}
+        used = {name: self.values.constants[name] for name in sorted(self.values.used)}
+        return used | of_step | self.doubts(best)
 
 
 def layout_record(layout: Layout) -> dict[str, Any]:

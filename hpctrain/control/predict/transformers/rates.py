@@ -114,7 +114,7 @@ class System:
         generation: of the GPU, by which attention's kernels and clocks differ.
         flops: FLOP/s of matrix products by precision, for those that it has.
         memory_bytes_per_s: that copies reach.
-        watts: the limit of its power; 0 for devices that are not held back by it.
+        watts: the limit of its power.
         bus: bytes of an all-reduce and its bus bandwidth between GPUs that are joined directly, rising.
         joined: GPUs that are joined directly: of a node, or of a rack.
         network_bytes_per_s: what a GPU can send to others that it is not joined with, in one direction.
@@ -185,10 +185,6 @@ class System:
             )
         return found
 
-    def constants(self, layout: Layout) -> Mapping[str, float]:
-        """The step's constants for these devices."""
-        return step_constants()
-
     def ring(
         self, share: float, size: int, stride: int, nbytes: float, values: Mapping[str, float]
     ) -> tuple[float, float]:
@@ -204,15 +200,11 @@ class System:
         between = self.network_bytes_per_s * share * values["wire"] * local
         return min(within, between), values["local"] + values["hop"] * math.ceil(size / local)
 
-    def own_cores(self, stages: int) -> float:
-        """How many of a pipeline's stages can compute at a time."""
-        return stages
-
     @property
     def held_back(self) -> float:
         """Watts a PFLOP/s, relative to those that no longer limit it; at most 1."""
-        peak = self.flops.get("fp16", 0.0)
-        return min(1.0, self.watts * 1e15 / peak / _UNLIMITED_POWER) if self.watts and peak else 1.0
+        peak = self.flops["fp16"]
+        return min(1.0, self.watts * 1e15 / peak / _UNLIMITED_POWER)
 
     def bus_rate(self, nbytes: float) -> float:
         """The bus bandwidth of a collective of a size, interpolated between the sizes that were measured."""

@@ -9,8 +9,9 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout, divisors, require_positions
-from hpctrain.control.predict.transformers.memory import USABLE, RankMemory, memory
+from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout
+from hpctrain.control.predict.transformers.layout_checks import check_layout, divisors, require_positions
+from hpctrain.control.predict.transformers.rank_memory import USABLE, RankMemory, memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.step import StepTime, predict_step
 
@@ -197,7 +198,7 @@ def _checked(
     """The layouts of some fields; none where these do not fit each other, and the reason in ``refused``."""
     try:
         first = Layout(**{**fields, "recomputation": again[0]})
-        first.check(network, sequence=sequence)
+        check_layout(first, network, sequence=sequence)
     except HpctrainError as error:
         refused.append(error)
         return

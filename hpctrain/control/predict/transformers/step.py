@@ -21,28 +21,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hpctrain.control.predict.transformers.rates import (
-    Software,
-    System,
-    software_named,
-)
+from hpctrain.control.predict.transformers.layer_times import Layer
+from hpctrain.control.predict.transformers.rates import System, software_named, step_constants
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.mesh import Axis
     from hpctrain.common.recipes.transformer import Transformer
     from hpctrain.control.predict.transformers.layout import Layout
 
-# A tile of a matrix product's result on one multiprocessor (cuBLAS and CUTLASS choose 128 x 256 most often).
-_TILE = 128 * 256
-_MULTIPROCESSORS = 132
 # Bytes of one parameter that the optimizer moves: weights, both moments read and written, the gradient read twice, and
 # the narrow weights written, all but these in float32.
 _UPDATE_BYTES = 34.0
 # Bytes of one logit that the loss moves: written, converted to float32, read for maximum and sum, and its gradient.
 _LOGIT_BYTES = 24.0
-_CAST_BYTES = 4.0
-# FLOPs of attention's backward pass for each of its forward pass: five products for two (Dao et al. 2022).
-_FLASH_BACKWARD = 2.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +41,12 @@ class StepTime:
     """A predicted step.
 
     Attributes:
-        seconds: of a step; ``low`` and ``high`` hold 8 of 10 published runs whose publisher was left out of the fit.
+        seconds: of a step; ``ranges.py`` says how far it may be off.
         tokens_per_s: of all ranks.
         terms: seconds by cause, which sum to the step's.
     """
 
     seconds: float
-    low: float
-    high: float
     tokens_per_s: float
     terms: Mapping[str, float]
 
@@ -86,15 +75,12 @@ def predict_step(
     Raises:
         HpctrainError: the GPU does not have the precision, or the software is not known.
     """
-    values = system.constants(layout) if constants is None else constants
+    values = step_constants() if constants is None else constants
     step = _Step(network, layout, system, software_named(software), values, sequence or network.context)
     terms = step.terms(values[f"software.{software}"])
     seconds = sum(terms.values())
-    width = values["interval"]
     return StepTime(
         seconds=seconds,
-        low=seconds / (1 + width),
-        high=seconds * (1 + width),
         tokens_per_s=layout.global_batch * step.sequence / seconds,
         terms=terms,
     )
@@ -110,172 +96,9 @@ def bubbles(schedule: str, stages: int, turns: int) -> float:
     return share * (stages - 1) / turns
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pass:
-    """Seconds of a pass of one layer, by cause."""
-
-    matmul: float
-    attention: float
-    memory: float
-
-    @property
-    def total(self) -> float:
-        return self.matmul + self.attention + self.memory
-
-
 @dataclass(frozen=True)
-class _Step:
-    network: Transformer
-    layout: Layout
-    system: System
-    software: Software
-    values: Mapping[str, float]
-    sequence: int
-
-    # Sizes.
-
-    @cached_property
-    def sizes(self) -> Mapping[str, int]:
-        return {str(axis): size for axis, size in self.layout.sizes.items()}
-
-    @cached_property
-    def tokens(self) -> float:
-        """Of a micro-batch on a rank."""
-        return self.layout.tokens(self.sequence)
-
-    @cached_property
-    def item(self) -> int:
-        """Bytes of an element between layers."""
-        return self.layout.item_bytes
-
-    @cached_property
-    def layer_parameters(self) -> float:
-        """Of a layer on a rank along tp."""
-        return self.layout.layer_parameters(self.network)
-
-    @cached_property
-    def stage_layers(self) -> list[int]:
-        """Layers of each rank along pp."""
-        return [self.layout.rank_layers(self.network, rank) for rank in range(self.sizes["pp"])]
-
-    @cached_property
-    def head_rank(self) -> int:
-        """The rank along pp that has the head."""
-        return 0 if self.layout.schedule == "zbv" else self.sizes["pp"] - 1
-
-    @cached_property
-    def rank_parameters(self) -> float:
-        """Of the rank along pp that has most."""
-        return max(self.layout.rank_parameters(self.network, rank) for rank in range(self.sizes["pp"]))
-
-    # Rates.
-
-    @cached_property
-    def speed(self) -> float:
-        """What a GPU's power leaves of its rate, and what else its kind differs by."""
-        held_back: float = self.system.held_back ** self.values["power"]
-        return self.values[f"gpu.{self.system.generation}"] * held_back
-
-    @cached_property
-    def wide_peak(self) -> float:
-        """FLOP/s of the data sheet for what is not computed in 8 or 4 bits: attention and the head."""
-        narrow = self.layout.precision in ("fp8", "fp4")
-        return self.system.peak("bf16" if narrow else self.layout.precision)
-
-    @cached_property
-    def wide_rate(self) -> float:
-        """FLOP/s of matrix products that are not in 8 or 4 bits."""
-        return self.wide_peak * self.values["matmul"] * self.speed
-
-    @cached_property
-    def rate(self) -> float:
-        """FLOP/s of the layers' matrix products."""
-        precision = self.layout.precision
-        if precision not in ("fp8", "fp4"):
-            return self.wide_rate
-        return self.system.peak(precision) * self.values["matmul"] * self.speed * self.values[precision]
-
-    # One layer.
-
-    def product(self, rows: float, columns: float, inner: float, rate: float) -> float:
-        """Seconds of a matrix product: its FLOPs, a part of a wave of tiles, its bytes and its kernel."""
-        wave = self.values["wave"] * _TILE * inner * _MULTIPROCESSORS / rate
-        moved = 0.5 * 2 * (rows * inner + columns * inner + rows * columns) / self.system.memory_bytes_per_s
-        return 2 * rows * columns * inner / rate + wave + moved + self.values["kernel"]
-
-    def products(self, rows: float, columns: float, inner: float, rate: float) -> tuple[float, float]:
-        """Of the forward pass, and of the backward pass: by the input and by the weights."""
-        forward = self.product(rows, columns, inner, rate)
-        return forward, self.product(rows, inner, columns, rate) + self.product(columns, inner, rows, rate)
-
-    @cached_property
-    def passes(self) -> tuple[_Pass, _Pass]:
-        """The forward and the backward pass of one layer, without traffic."""
-        network, tp = self.network, self.sizes["tp"]
-        wide = network.mlp * (network.matrices - 1)
-        keys = network.keys / min(tp, network.kv_heads)
-        shapes = (
-            (network.queries / tp + 2 * keys, network.width),
-            (network.width, network.queries / tp),
-            (wide / tp, network.width),
-            (network.width, network.mlp / tp),
-        )
-        forward = backward = 0.0
-        for columns, inner in shapes:
-            one, two = self.products(self.tokens, columns, inner, self.rate)
-            forward, backward = forward + one, backward + two
-        if self.layout.precision in ("fp8", "fp4"):
-            cast = self.values["cast"] * _CAST_BYTES / self.system.memory_bytes_per_s
-            forward += cast * (self.tokens * sum(inner for _, inner in shapes) + self.layer_parameters)
-            backward += cast * self.tokens * sum(columns for columns, _ in shapes)
-        scores, scores_back = self.attention
-        memory = self.memory
-        return (
-            _Pass(matmul=forward, attention=scores, memory=memory),
-            _Pass(matmul=backward, attention=scores_back, memory=2 * memory),
-        )
-
-    @cached_property
-    def attention(self) -> tuple[float, float]:
-        """Seconds of scores and their product with values in either pass, of one layer."""
-        network, values = self.network, self.values
-        pairs = self.tokens * self.sequence / self.sizes["tp"]
-        flops = 4 * pairs * network.queries
-        if self.layout.attention == "materialised":
-            scores = pairs * network.heads * values["score_bytes"] / self.system.memory_bytes_per_s
-            forward = flops / (self.wide_rate / values["matmul"] * values["scores"]) + scores
-            return forward, 2 * forward
-        share = values[f"attention.{self.system.generation}"] * values[f"gpu.{self.system.generation}"]
-        if self.software.cudnn_attention and self.system.generation == "hopper":
-            share *= values["cudnn_attention"]
-        width = network.queries // network.heads
-        share *= values["narrow_heads"] ** min(1.0, max(0.0, math.log2(128 / width)))
-        forward = flops * network.attended(self.sequence) / self.sequence / (self.wide_peak * share)
-        return forward, _FLASH_BACKWARD * forward
-
-    @cached_property
-    def memory(self) -> float:
-        """Seconds of what is bound by memory in a layer's forward pass: norms, residuals, rotation, activation."""
-        network, tp = self.network, self.sizes["tp"]
-        split = tp if self.layout.sequence_parallel else 1
-        moved = (
-            10 * network.width / split + 2 * (network.queries + network.keys) / tp + network.matrices * network.mlp / tp
-        )
-        factor = self.values["memory"] * (self.values["eager"] if self.layout.kernels == "eager" else 1.0)
-        return self.tokens * moved * self.item * factor / self.system.memory_bytes_per_s
-
-    @cached_property
-    def again(self) -> float:
-        """Seconds that a layer's backward pass computes the forward pass again."""
-        forward = self.passes[0]
-        how = self.layout.recomputation
-        if how == "full":
-            return forward.total + self.tensor
-        if how == "matmuls":
-            return 0.5 * (forward.matmul + forward.memory)
-        if how == "selective":
-            return forward.attention if self.layout.attention == "materialised" else 0.5 * forward.memory
-        return 0.0
+class _Step(Layer):
+    """One step: what a layer computes, and what goes on between ranks."""
 
     # Traffic.
 
@@ -310,6 +133,19 @@ class _Step:
         rate, latency = self.ring("tp", size, nbytes)
         one = 2 * (size - 1) / size * nbytes / rate + 2 * latency
         return 2 * one * (self.values["tensor"] if self.layout.asynchronous_tp else 1.0)
+
+    @cached_property
+    def again(self) -> float:
+        """Seconds that a layer's backward pass computes the forward pass again."""
+        forward = self.passes[0]
+        how = self.layout.recomputation
+        if how == "full":
+            return forward.total + self.tensor
+        if how == "matmuls":
+            return 0.5 * (forward.matmul + forward.memory)
+        if how == "selective":
+            return forward.attention if self.layout.attention == "materialised" else 0.5 * forward.memory
+        return 0.0
 
     @cached_property
     def context(self) -> tuple[float, float]:
@@ -402,11 +238,6 @@ class _Step:
         mean = sum(ranks) / pp
         waits = bubbles(self.layout.schedule, pp, self.layout.virtual_stages)
         layers, longest = float(self.stage_layers[slowest]), ranks[slowest]
-        if pp > 1 and (cores := self.system.own_cores(pp)) < pp:
-            # Stages that wait leave their cores to others, so that all work counts, and cores are idle only until as
-            # many stages as there are cores have begun, and again at the end: cores (cores - 1) / 2 times a stage's.
-            layers, longest = sum(self.stage_layers) / pp, mean
-            waits *= max(0.0, cores - 1) * cores / 2 / pp / (pp - 1)
         found = {name: count * layers * seconds for name, seconds in layer.items()}
         found["head"] = count * (longest - layers * whole)
         found["pipeline"] = (count + waits) * self.boundary

@@ -30,6 +30,7 @@ _ALLOWED = {
         "control.horovod.wheel",
         "control.predict.constants",
         "control.predict.transformers.network",
+        "control.predict.transformers.ranges",
         "control.predict.transformers.rates",
         "common.workloads.workload",
     },

@@ -81,12 +81,6 @@ def test_the_last_layer_has_as_many_classes_as_are_asked_for() -> None:
         assert ours.at(96).parameters == ours.parameters == traced.parameters
 
 
-def test_blocks_are_what_repeats() -> None:
-    blocks = {layer.block for layer in load_workload("resnet50").layers}
-    assert blocks == {None, *(f"layer{n + 1}.{k}" for n, count in enumerate((3, 4, 6, 3)) for k in range(count))}
-    assert {each.block for each in load_workload("transformer").layers} == {None, *(f"layers.{k}" for k in range(4))}
-
-
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with refused("HT-choice-unknown", name="resnet5") as caught:
         load_workload("resnet5")
@@ -127,7 +121,7 @@ def test_a_wrong_file_is_told(damage: object, code: str, key: str | None, tmp_pa
 
 def test_a_workload_is_read_without_numpy() -> None:
     program = (
-        "import sys; from hpctrain.common.workloads import workload; from hpctrain.control.predict import memory; "
+        "import sys; import hpctrain.control.predict.layer_memory; from hpctrain.common.workloads import workload; "
         "workload.load_workload('resnet50'); "
         "assert not {'numpy', 'torch'} & {*sys.modules}"
     )

@@ -17,7 +17,7 @@ from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan, place_plan
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.micro_batch import SHARE, fitting, rank_bytes
-from hpctrain.control.predict.request import PredictionRequest, recipe_request
+from hpctrain.control.predict.prediction_request import PredictionRequest, recipe_request
 from hpctrain.control.resuming.resume import changed_work, resumed_plan
 from hpctrain.control.supervision.begin import new_plan
 from support.refusals import refused

@@ -15,7 +15,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.planning.mesh import mesh_lines, mesh_model, mesh_work, parameters
+from hpctrain.control.planning.mesh_plan import mesh_lines, mesh_model, mesh_work, parameters
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.topology.build import build_fabric

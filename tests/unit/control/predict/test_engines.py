@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.cluster.gpu_models import buses
-from hpctrain.control.predict.collectives import Ranks, allreduce
+from hpctrain.control.predict.allreduce_time import Ranks, allreduce
 from hpctrain.control.predict.curves import Curve
 from hpctrain.control.predict.nccl_tuner import choose_algorithm, tuner_seconds
 from hpctrain.control.predict.network import stated_network

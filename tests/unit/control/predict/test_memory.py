@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.recipes.sections import Optimizer, Transition
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.predict.memory import CONTEXT_BYTES, MemorySettings, largest_batch, memory
+from hpctrain.control.predict.layer_memory import CONTEXT_BYTES, MemorySettings, largest_batch, memory
 from support import needs
 from support.refusals import refused
 
@@ -30,32 +29,25 @@ def tracked(name: str, batch: int, settings: MemorySettings) -> int:
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.nn import functional as F
 
-    pure = settings.precision == "pure_bf16"
-    torch.set_default_dtype(torch.bfloat16 if pure else torch.float32)
-    try:
-        with FakeTensorMode():
-            model = (RESIDUAL | OTHERS)[name]()
-            sample = load_workload(name).sample
-            x = torch.zeros(batch, *sample.shape, dtype=torch.long if sample.dtype == "int64" else None)
-            y = torch.zeros(x.shape if x.dtype == torch.long else batch, dtype=torch.long)
-            if settings.checkpointing:
-                checkpoint_blocks(model)
-            optimizer = torch_optimizer(settings, model)
-            tracker = MemTracker()
-            tracker.track_external(model, optimizer, x, y)
-            with tracker:
-                for _ in range(2):
-                    tracker.reset_mod_stats()
-                    optimizer.zero_grad()
-                    with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16"):
-                        out = model(x)
-                    loss = F.cross_entropy((out if pure else out.float()).flatten(0, -2), y.flatten())
-                    del out
-                    loss.backward()
-                    optimizer.step()
-            return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with FakeTensorMode():
+        model = (RESIDUAL | OTHERS)[name]()
+        sample = load_workload(name).sample
+        x = torch.zeros(batch, *sample.shape, dtype=torch.long if sample.dtype == "int64" else None)
+        y = torch.zeros(x.shape if x.dtype == torch.long else batch, dtype=torch.long)
+        optimizer = torch_optimizer(settings, model)
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer, x, y)
+        with tracker:
+            for _ in range(2):
+                tracker.reset_mod_stats()
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16"):
+                    out = model(x)
+                loss = F.cross_entropy(out.float().flatten(0, -2), y.flatten())
+                del out
+                loss.backward()
+                optimizer.step()
+        return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
 def torch_optimizer(settings: MemorySettings, model: Any) -> Any:
@@ -69,15 +61,6 @@ def torch_optimizer(settings: MemorySettings, model: Any) -> Any:
     if settings.optimizer == ADAM:
         return torch.optim.Adam(model.parameters(), foreach=True)
     return make_optimizer(settings.optimizer, model)
-
-
-def checkpoint_blocks(model: Any) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    for name, module in model.named_modules():
-        if re.fullmatch(r"\w+\.\d+", name):
-            own = module.forward
-            module.forward = lambda *inputs, own=own, **named: checkpoint(own, *inputs, use_reentrant=False, **named)
 
 
 def check(name: str, batch: int, settings: MemorySettings, *, within: float) -> None:
@@ -139,12 +122,8 @@ def test_rules_of_recipes_take_what_is_tracked(settings: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("resnet18", MemorySettings(optimizer=SGD, checkpointing=True)),
         ("resnet18", MemorySettings(optimizer=SGD, precision="bf16")),
-        ("resnet18", MemorySettings(optimizer=SGD, precision="pure_bf16")),
-        ("transformer", MemorySettings(optimizer=SGD, checkpointing=True)),
         ("transformer", MemorySettings(optimizer=SGD, precision="bf16")),
-        ("transformer", MemorySettings(optimizer=SGD, precision="pure_bf16")),
     ],
 )
 def test_other_ways_to_train_take_what_is_tracked(name: str, settings: MemorySettings) -> None:

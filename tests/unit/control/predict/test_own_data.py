@@ -9,9 +9,9 @@ import pytest
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.control.planning.mesh import parameters
+from hpctrain.control.planning.mesh_plan import parameters
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.request import PredictionRequest, recipe_request
+from hpctrain.control.predict.prediction_request import PredictionRequest, recipe_request
 from hpctrain.control.predict.training import images, recipe_training
 
 MANIFEST = {

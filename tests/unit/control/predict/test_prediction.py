@@ -11,11 +11,11 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Calibration, read_calibration
 from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.energy import Machines, Site, energy
 from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.image_prediction import Node, predict
 from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.prediction import Node, predict
-from hpctrain.control.predict.request import PredictionRequest, predict_request
+from hpctrain.control.predict.node_energy import Machines, Site, energy
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request
 from hpctrain.control.predict.sweep import make_sweep
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate

@@ -1,4 +1,4 @@
-"""Curves that contradict the nodes of a prediction, and what split communicators correct."""
+"""Curves that contradict the nodes of a prediction, and what curves of a part of them correct."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.common.cluster.gpu_models import gpu
-from hpctrain.control.predict.collectives import Ranks, allreduce
+from hpctrain.control.predict.allreduce_time import Ranks, allreduce
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.curves import Curve
 from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.request import check_curves
+from hpctrain.control.predict.prediction_request import check_curves
 from hpctrain.control.predict.values import drawn
 from support.refusals import refused
 
@@ -26,9 +26,7 @@ def ranks(*, nodes: int = 2, local: int = 8, adapters: int = 8, rate: float = HD
     )
 
 
-def curve(
-    seconds: float, *, local: int = 8, hosts: int = 2, groups: int = 1, gpu: str | None = "NVIDIA H100 80GB HBM3"
-) -> Curve:
+def curve(seconds: float, *, local: int = 8, hosts: int = 2, gpu: str | None = "NVIDIA H100 80GB HBM3") -> Curve:
     """One size, 1 GB."""
     return Curve(
         collective="all-reduce",
@@ -37,7 +35,6 @@ def curve(
         hosts=hosts,
         points=((float(GB), seconds),),
         source="f",
-        groups=groups,
         gpu=gpu,
     )
 
@@ -48,15 +45,9 @@ def test_what_the_links_can_have_carried(seconds: float) -> None:
     assert check_curves([curve(seconds)], ranks(), stated=True) == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "code", "values"),
-    [
-        (4.5e-3, "HT-calibration-implausible", {"rate": "222 GB/s", "links": "200 GB/s"}),
-        (0.1, "HT-calibration-implausible", {"megabytes": 1000.0}),
-    ],
-)
-def test_faster_than_the_wire_and_far_below_it(seconds: float, code: str, values: dict[str, object]) -> None:
-    with refused(code, **values) as wrong:
+def test_faster_than_the_wire() -> None:
+    seconds = 4.5e-3
+    with refused("HT-calibration-implausible", rate="222 GB/s", links="200 GB/s") as wrong:
         check_curves([curve(seconds)], ranks(), stated=True)
     assert "--link" in wrong.value.hint
     (warning,) = check_curves([curve(seconds)], ranks(), stated=False)
@@ -86,8 +77,6 @@ def test_some_of_a_nodes_gpus_use_some_of_its_adapters() -> None:
     assert re.findall("[0-9]+", warning) == ["1", "8"]
     with refused("HT-calibration-implausible", ranks="1 of 8 ranks of a node"):
         check_curves([curve(1e-2, local=1)], ranks(), stated=True)
-    # Eight groups of one rank use all of them.
-    assert check_curves([curve(4.2e-2, local=1, groups=8)], ranks(), stated=True) == []
 
 
 @pytest.mark.parametrize(("adapters", "local"), [(1, 1), (2, 1), (4, 1), (4, 3)])
@@ -120,25 +109,6 @@ def test_curves_of_other_engines_do_not_count() -> None:
     assert check_curves([curve(1e-3, gpu="NVIDIA GB300")], own, stated=True) == []
 
 
-def test_the_rails_of_a_group_calibrate_all_of_them() -> None:
-    """Groups of one rank a host had an eighth of the links each: at nine tenths of the model's rate, so are all."""
-    values = drawn(constants(), count=0)
-    for groups, local in ((1, 8), (8, 1)):
-        own = ranks(local=local, adapters=local)
-        alone = float(allreduce(GB / groups, own, values)[0]) if groups > 1 else float(allreduce(GB, own, values)[0])
-        measured = Curve(
-            collective="all-reduce",
-            engine="nccl",
-            ranks=2 * local,
-            hosts=2,
-            points=((GB / groups, alone / 0.9),),
-            source="f",
-            groups=groups,
-        )
-        found = allreduce(GB, ranks(), values, [measured])[0] / allreduce(GB, ranks(), values)[0]
-        assert found == pytest.approx(1 / 0.9, rel=1e-6)
-
-
 def test_a_curve_of_one_host_leaves_the_links_alone() -> None:
     values = drawn(constants(), count=0)
     slow = ranks(rate=1e9)
@@ -146,23 +116,7 @@ def test_a_curve_of_one_host_leaves_the_links_alone() -> None:
     assert allreduce(GB, slow, values, [fast])[0] == pytest.approx(float(allreduce(GB, slow, values)[0]))
 
 
-def rail_curve(*points: tuple[float, float]) -> Curve:
-    """Eight groups of one rank of each of two hosts."""
-    return Curve(collective="all-reduce", engine="nccl", ranks=2, hosts=2, points=points, source="f", groups=8)
-
-
-def test_each_group_has_its_part_of_the_buffer() -> None:
+def test_one_rank_of_each_host_says_nothing_of_what_is_within() -> None:
     values = drawn(constants(), count=0)
-    one = ranks(local=1, adapters=1)
-    part, whole = (float(allreduce(size, one, values)[0]) for size in (GB / 8, GB))
-    measured = rail_curve((GB / 8, 2 * part), (float(GB), whole))
-    found = allreduce(GB, ranks(), values, [measured])[0] / allreduce(GB, ranks(), values)[0]
-    assert found == pytest.approx(2.0)
-
-
-def test_groups_of_one_rank_of_a_host_say_nothing_of_what_is_within() -> None:
-    values = drawn(constants(), count=0)
-    links = rail_curve((GB / 8, float(allreduce(GB / 8, ranks(local=1, adapters=1), values)[0])))
-    within = curve(0.5, hosts=1)
-    assert allreduce(GB, ranks(), values, [links, within])[0] == pytest.approx(0.5)
-    assert allreduce(GB, ranks(), values, [links])[0] == pytest.approx(float(allreduce(GB, ranks(), values)[0]))
+    links = curve(float(allreduce(GB, ranks(local=1), values)[0]), local=1)
+    assert allreduce(GB, ranks(), values, [links, curve(0.5, hosts=1)])[0] == pytest.approx(0.5)

@@ -7,11 +7,11 @@ from typing import Any
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Start
-from hpctrain.control.predict.memory import MemorySettings, memory
+from hpctrain.control.predict.layer_memory import MemorySettings, memory
 from hpctrain.control.predict.shared_memory import shared_memory_warning
 from hpctrain.control.predict.training import recipe_training
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.memory import memory as transformer_memory
+from hpctrain.control.predict.transformers.rank_memory import memory as transformer_memory
 
 
 def plan(recipe: Recipe, ranks: int, **fields: Any) -> Plan:

@@ -12,18 +12,19 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.image_prediction import Node
 from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.prediction import Node
-from hpctrain.control.predict.request import PredictionRequest, predict_request, recipe_request
-from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.memory import memory
-from hpctrain.control.predict.transformers.network import named, parse
-from hpctrain.control.predict.transformers.prediction import (
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, recipe_request
+from hpctrain.control.predict.transformers.language_prediction import (
     LanguageTraining,
     _usual_batch,
     predict_language,
     recipe_language_training,
 )
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.layout_checks import check_layout
+from hpctrain.control.predict.transformers.network import named, parse
+from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import require_fitting, search
 from hpctrain.control.predict.transformers.settings import Settings, parse_settings
@@ -51,7 +52,8 @@ def test_all_found_fit_ranks_batch_and_memory_and_the_fastest_is_first():
         assert each.layout.ranks == 16
         assert each.layout.global_batch == 64
         assert each.memory.fits(80e9) and not each.memory.fits(each.memory.used)
-        each.layout.check(named("llama3-8b"), ranks=16, global_batch=64)
+        assert each.layout.ranks == 16
+        check_layout(each.layout, named("llama3-8b"), global_batch=64)
     seconds = [each.step.seconds for each in found.fitting]
     assert seconds == sorted(seconds)
 

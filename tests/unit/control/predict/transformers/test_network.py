@@ -53,8 +53,6 @@ def test_a_few_words_are_a_transformer():
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
 CONFIG |= {"max_position_embeddings": 32, "intermediate_size": 96}
 GROUPED = {**CONFIG, "num_key_value_heads": 2}
-MPT = {"model_type": "mpt", "n_layers": 2, "d_model": 64, "n_heads": 4, "vocab_size": 100, "max_seq_len": 32}
-OF_MPT = {"kv_heads": 4, "mlp": 256, "positions": "none", "bias": "none"}
 LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "none", "tied": False}
 QWEN2 = {**LLAMA, "bias": "qkv"}
 
@@ -85,9 +83,6 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
         ({"model_type": "qwen2", **GROUPED, "tie_word_embeddings": True}, {**LLAMA, "bias": "qkv", "tied": True}),
         ({"model_type": "bert", **CONFIG}, {"kv_heads": 4, "causal": False, "other_rows": 2}),
         ({"model_type": "gpt_neox", **CONFIG}, {"kv_heads": 4, "positions": "rotary", "tied": False}),
-        ({"model_type": "opt", **CONFIG, "ffn_dim": 96}, {"kv_heads": 4, "other_rows": 2}),
-        (MPT, OF_MPT),
-        ({"model_type": "starcoder2", **GROUPED}, {"positions": "rotary"}),
         (
             {"model_type": "mistral", **CONFIG, "num_attention_heads": 16},
             {**LLAMA, "heads": 16, "kv_heads": 8, "window": 4096},
@@ -95,8 +90,6 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
         ({"model_type": "mistral", **CONFIG, "num_key_value_heads": None}, {**LLAMA, "kv_heads": 4, "window": 4096}),
         ({"model_type": "qwen2", **CONFIG, "num_attention_heads": 64}, {**QWEN2, "heads": 64, "kv_heads": 32}),
         ({"model_type": "llama", **GROUPED, "num_local_experts": 1}, LLAMA),
-        ({**MPT, "ffn_config": {"ffn_type": "mptmlp"}}, OF_MPT),
-        ({**MPT, "attn_config": {"kv_n_heads": 2}}, {**OF_MPT, "kv_heads": 2}),
     ],
     ids=lambda values: values.get("model_type", ""),
 )
@@ -143,8 +136,6 @@ def test_each_kind_of_configuration_is_tested():
             "HT-transformer-not-supported",
             {"key": "attention_bias"},
         ),
-        ({**MPT, "ffn_config": {"ffn_type": "mptglu"}}, "HT-transformer-not-supported", {"key": "ffn_type"}),
-        ({**MPT, "attn_config": {"alibi": False}}, "HT-transformer-not-supported", {"key": "alibi"}),
         ({"model_type": "bert", **CONFIG, "is_decoder": True}, "HT-transformer-not-supported", {"key": "is_decoder"}),
         (
             {"model_type": "bert", **CONFIG, "tie_word_embeddings": False},
@@ -152,29 +143,9 @@ def test_each_kind_of_configuration_is_tested():
             {"key": "tie_word_embeddings"},
         ),
         (
-            {"model_type": "starcoder2", **GROUPED, "use_bias": False},
-            "HT-transformer-not-supported",
-            {"key": "use_bias"},
-        ),
-        (
             {"model_type": "gpt2", "n_embd": 64, "add_cross_attention": True},
             "HT-transformer-not-supported",
             {"key": "add_cross_attention"},
-        ),
-        (
-            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "enable_bias": False},
-            "HT-transformer-not-supported",
-            {"key": "enable_bias"},
-        ),
-        (
-            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "do_layer_norm_before": False},
-            "HT-transformer-not-supported",
-            {"key": "do_layer_norm_before"},
-        ),
-        (
-            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "_remove_final_layer_norm": True},
-            "HT-transformer-not-supported",
-            {"key": "_remove_final_layer_norm"},
         ),
         (
             {"model_type": "llama", **GROUPED, "pruned_heads": {"0": [1]}},
@@ -227,16 +198,10 @@ def test_each_kind_of_configuration_is_tested():
             {},
         ),
         ({"model_type": "t5", "d_model": 64}, "HT-transformer-not-supported", {"model": "t5"}),
-        ({**MPT, "ffn_config": {"ffn_type": "mb_moe"}}, "HT-transformer-not-supported", {"model": "mpt"}),
         (
             {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
             "HT-transformer-not-supported",
             {"model": "dbrx"},
-        ),
-        (
-            {"model_type": "opt", **CONFIG, "ffn_dim": 96, "word_embed_proj_dim": 32},
-            "HT-transformer-not-supported",
-            {"key": "word_embed_proj_dim"},
         ),
     ],
 )

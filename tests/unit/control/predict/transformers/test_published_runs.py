@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformer_fit
+import transformer_ranges
 import transformer_runs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -305,9 +306,28 @@ def test_the_fit_finds_the_constants_of_runs_that_the_model_made(tmp_path: Path)
     before = np.abs(fit.predicted(fit.prior) - fit.measured).max()
     after = np.abs(fit.predicted(fit.all()) - fit.measured).max()
     assert before > 0.1 and after < 0.05
-    cases = transformer_fit.cases_left_out(made)
+    cases = transformer_fit.predicted_cases(made, shipped=False, removed=False)
     assert max(abs(case.error) for case in cases) < 0.05
     assert {case.run.family for case in cases} == {"one", "two", "three"}
+
+
+def test_a_column_costs_what_completing_it_has_changed(tmp_path: Path) -> None:
+    rows = [{**ROW, "row_id": str(number), "micro_batch": str(1 + number % 4)} for number in range(24)]
+    lost = transformer_ranges.incomplete(table(tmp_path, rows).runs)
+    costs = transformer_ranges.column_costs(lost)
+    assert len(lost) > 40 and min(costs.values()) >= 0
+    # Other software is another speed.
+    assert costs["framework"] > 0.1
+    whole = table(tmp_path, [ROW]).runs[0]
+    ranges = transformer_ranges.made([whole], [0.1] * len(lost), lost)
+    part = replace(whole, guessed=("framework",))
+    assert transformer_ranges.spread_of(part, ranges) > transformer_ranges.spread_of(whole, ranges)
+
+
+def test_the_blind_fold_is_chosen_by_name(tmp_path: Path) -> None:
+    runs = table(tmp_path, [{**ROW, "family": family} for family in ("torchao", "mosaicml", "vtrain")]).runs
+    assert [transformer_fit.is_blind(run) for run in runs] == [True, False, False]
+    assert {case.run.family for case in transformer_fit.blind_cases(runs)} == {"torchao"}
 
 
 def test_software_that_is_like_another_shares_its_factor(tmp_path: Path) -> None:

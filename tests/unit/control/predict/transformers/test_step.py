@@ -120,7 +120,6 @@ def test_terms_sum_to_the_step_and_the_largest_one_bounds_it() -> None:
     found = predict_step(LLAMA, layout, A100)
     assert sum(found.terms.values()) == pytest.approx(found.seconds)
     assert found.bound == "matmul" and min(found.terms.values()) >= 0
-    assert found.low < found.seconds < found.high
     assert found.tokens_per_s == pytest.approx(2 * 4 * 8192 / found.seconds)
 
 
@@ -211,4 +210,4 @@ def test_every_constant_changes_some_step() -> None:
     base = times(step_constants())
     names = [*step_file().constants, "software.nemo"]
     moved = {name: times({**step_constants(), name: 2 * step_constants()[name]}) for name in names}
-    assert [name for name in names if moved[name] == base] == ["interval"]
+    assert [name for name in names if moved[name] == base] == []

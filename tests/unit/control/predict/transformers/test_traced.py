@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from hpctrain.common.recipes.gpt import GptSettings  # noqa: E402
 from hpctrain.common.recipes.transformer import Transformer  # noqa: E402
 from hpctrain.control.predict.transformers.layout import Layout  # noqa: E402
-from hpctrain.control.predict.transformers.memory import layer_activations  # noqa: E402
+from hpctrain.control.predict.transformers.rank_memory import layer_activations  # noqa: E402
 from hpctrain.worker.models.torch_gpt import GPT  # noqa: E402
 from support.transformer_modules import Layer, Network, RmsNorm  # noqa: E402
 

@@ -1,17 +1,19 @@
 """The memory of each rank that trains a transformer, in closed form, by what holds it.
 
 Tensors alone are ``allocated``, as ``torch.cuda.max_memory_allocated`` counts them; ``reserved`` adds what PyTorch's
-allocator cannot use, and ``used`` what is outside of it, as nvidia-smi shows.
+allocator cannot use, and ``used`` what is outside of it, as nvidia-smi shows. Sources: Rajbhandari et al. 2020, arXiv
+1910.02054, table 1, and Megatron-LM's distrib_optimizer.md for the state; Zhao et al. 2023, arXiv 2304.11277, section
+3, for what is gathered; Korthikanti et al. 2022, arXiv 2205.05198, table 2, and Dao et al. 2022, arXiv 2205.14135, for
+activations; benchmarks/one_gpu.py for fragmentation and context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.memory import CONTEXT_BYTES, FRAGMENTATION
+from hpctrain.control.predict.layer_memory import CONTEXT_BYTES, FRAGMENTATION
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.zero import StateBytes, zero_bytes
 
@@ -26,68 +28,12 @@ USABLE = 0.95
 # hpctrain/worker/train/torch_chunked_loss.py.
 _CHUNK = 2**25
 
-SOURCES: Mapping[str, str] = {
-    "parameters": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
-    "gradients": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
-    "optimizer": "Rajbhandari et al. 2020, arXiv 1910.02054, table 1; Megatron-LM, distrib_optimizer.md",
-    "gathered": "Zhao et al. 2023, arXiv 2304.11277, section 3; torch.distributed.fsdp of PyTorch 2.13, _fully_shard",
-    "activations": "Korthikanti et al. 2022, arXiv 2205.05198, table 2; Dao et al. 2022, arXiv 2205.14135",
-    "logits": "cross-entropy in float32: Megatron-LM, core/tensor_parallel/cross_entropy.py; torch.nn.functional",
-    "working": "gradients of the activations of one layer, and what it recomputes",
-    "fragmentation": "5 to 20 % measured on one H100 by benchmarks/one_gpu.py",
-    "communication": "NCCL_BUFFSIZE of NCCL's manual (env.html), for an assumed number of channels",
-    "context": "measured on one H100 by benchmarks/one_gpu.py",
-}
-"""Where each term's formula is from."""
-
-_REDUCTIONS: Mapping[str, tuple[tuple[str, Callable[[Layout], bool]], ...]] = {
-    "parameters": (
-        ("divide the parameters over data-parallel ranks (zero 3)", lambda layout: layout.zero < 3),
-        ("divide the layers over more ranks (tp, pp)", lambda layout: True),
-    ),
-    "gradients": (
-        ("divide the gradients over data-parallel ranks (zero 2)", lambda layout: layout.zero < 2),
-        ("keep gradients in bf16", lambda layout: layout.state.gradients > 2),
-    ),
-    "optimizer": (
-        ("divide the optimizer's state over data-parallel ranks (zero 1)", lambda layout: layout.zero < 1),
-        ("divide it over more data-parallel ranks", lambda layout: layout.zero >= 1),
-        ("choose an optimizer with less state", lambda layout: True),
-    ),
-    "gathered": (
-        ("free gathered parameters behind the forward pass (reshard)", lambda layout: not layout.reshard),
-        ("gather fewer layers ahead (prefetch)", lambda layout: layout.prefetch > 0),
-        ("divide each layer (tp)", lambda layout: True),
-    ),
-    "activations": (
-        ("use FlashAttention instead of keeping the scores", lambda layout: layout.attention == "materialised"),
-        (
-            "recompute each layer in the backward pass (recomputation full)",
-            lambda layout: layout.recomputation != "full",
-        ),
-        ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
-        (
-            "divide tokens outside of attention and MLP (sequence_parallel)",
-            lambda layout: layout.sizes["tp"] > 1 and not layout.sequence_parallel,
-        ),
-        ("schedule 1f1b, which keeps fewer micro-batches", lambda layout: layout.schedule in ("gpipe", "looped_bfs")),
-        ("divide the sequence (cp)", lambda layout: True),
-    ),
-    "logits": (
-        ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
-        ("divide the vocabulary (tp)", lambda layout: True),
-        ("compute the loss in pieces of the sequence (chunked_loss)", lambda layout: not layout.chunked_loss),
-    ),
-    "working": (
-        ("a smaller micro-batch", lambda layout: layout.micro_batch > 1),
-        ("divide each layer (tp)", lambda layout: True),
-    ),
-}
+_TENSORS = ("parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Bytes of a rank at the moment when they are most, by what holds them; :data:`SOURCES` has the formulas.
+    """Bytes of a rank at the moment when they are most, by what holds them.
 
     Attributes:
         stage: the rank's place along pp.
@@ -120,7 +66,7 @@ class RankMemory:
     @property
     def tensors(self) -> dict[str, float]:
         """The terms that are tensors, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name in _REDUCTIONS}
+        return {name: getattr(self, name) for name in _TENSORS}
 
     @property
     def fragmentation(self) -> float:
@@ -140,15 +86,6 @@ class RankMemory:
     def fits(self, nbytes: float) -> bool:
         """Whether a device with so many bytes has room."""
         return self.used <= USABLE * nbytes
-
-    @property
-    def largest(self) -> str:
-        """The name of the largest term."""
-        return max(self.tensors.items(), key=lambda item: item[1])[0]
-
-    def reductions(self, layout: Layout) -> list[str]:
-        """What would reduce the largest term."""
-        return [sentence for sentence, helps in _REDUCTIONS[self.largest] if helps(layout)]
 
 
 def memory(network: Transformer, layout: Layout, *, sequence: int | None = None) -> RankMemory:

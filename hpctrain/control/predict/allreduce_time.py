@@ -110,10 +110,8 @@ def _nearest(ranks: Ranks, curves: Sequence[Curve]) -> Curve | None:
     return min(
         (curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1),
         key=lambda curve: (
-            abs(math.log(curve.local * curve.groups / ranks.local)),
+            abs(math.log(curve.local / ranks.local)),
             abs(math.log(curve.hosts / ranks.network.hosts)),
-            # A curve of one collective fits better than one of several that ran at the same time.
-            curve.groups,
         ),
         default=None,
     )
@@ -126,8 +124,7 @@ def _correction(nbytes: float, ranks: Ranks, values: Values, curve: Curve | None
     """
     if curve is None:
         return np.ones(values.columns)
-    # Each of several collectives at the same time has its part of the buffer.
-    size = min(max(nbytes / curve.groups, curve.points[0][0]), curve.points[-1][0])
+    size = min(max(nbytes, curve.points[0][0]), curve.points[-1][0])
     said = modelled_seconds(size, ranks, values, curve)
     found: Floats = curve.at(size) / said * np.exp(values.log_factor("curve_residual"))
     return found
@@ -142,8 +139,8 @@ def modelled_seconds(nbytes: float, ranks: Ranks, values: Values, curve: Curve) 
 
 
 def _adapters_of(curve: Curve, ranks: Ranks) -> dict[str, Any]:
-    """Number and rate of the adapters that one collective of a curve had of each host, by ``ranks``' network."""
-    rate = curve_rate(curve, ranks) / curve.groups
+    """Number and rate of the adapters that a curve had of each host, by ``ranks``' network."""
+    rate = curve_rate(curve, ranks)
     adapters = max(1, math.floor(rate / ranks.network.rail_bytes_per_s + 1e-9))
     return {"adapters": adapters, "bytes_per_s": rate / adapters}
 
@@ -155,7 +152,7 @@ def curve_rate(curve: Curve, ranks: Ranks) -> float:
     but whole ones: one of eight GPUs with two adapters has one of these to itself.
     """
     network = ranks.network
-    share = min(1.0, curve.local * curve.groups / ranks.local) if ranks.by_nccl else 1.0
+    share = min(1.0, curve.local / ranks.local) if ranks.by_nccl else 1.0
     return math.ceil(network.rails * share - 1e-9) * network.rail_bytes_per_s
 
 

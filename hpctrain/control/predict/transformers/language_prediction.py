@@ -15,14 +15,12 @@ from hpctrain.common.recipes.mesh import Mesh, Pipeline
 from hpctrain.common.recipes.requirements import require_micro_batches
 from hpctrain.common.recipes.sections import Batch
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.calibration import Calibration
-from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.energy import Site
-from hpctrain.control.predict.prediction import Node, Prediction, idle_warnings, worthwhile
+from hpctrain.control.predict.image_prediction import Node, Prediction, idle_warnings, worthwhile
+from hpctrain.control.predict.node_energy import Site
 from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps, frozen_warnings
-from hpctrain.control.predict.transformers.cpu_hosts import Hosts
 from hpctrain.control.predict.transformers.layout import Kernels, Layout, LayoutPrecision
-from hpctrain.control.predict.transformers.predictor import HostPredictor, Predictor
+from hpctrain.control.predict.transformers.layout_checks import check_layout
+from hpctrain.control.predict.transformers.predictor import Predictor
 from hpctrain.control.predict.transformers.search import Candidate, Choices
 from hpctrain.control.predict.transformers.settings import Settings
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 # 2.1), Llama 2 and 3 had 4 (Touvron et al. 2023, section 2.2; Grattafiori et al. 2024, section 3.4).
 _TOKENS = 2**22
 _MOST_CANDIDATES = 50
-_NO_CALIBRATION = Calibration()
 
 
 def _usual_batch(ranks: int, samples: float) -> int:
@@ -78,7 +75,7 @@ class LanguageTraining:
         if self.recipe is not None:
             recipe = self.recipe.computing(self.micro_batch(ranks)) if self.micro_batch else self.recipe
             found = Layout.of_recipe(recipe, ranks)
-            found.check(self.network)
+            check_layout(found, self.network)
             require_micro_batches(recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
             return found
         assert self.mesh is not None
@@ -106,11 +103,11 @@ class LanguageTraining:
         assert self.recipe is not None
         return self.recipe.epochs
 
-    def trained(self, layout: Layout, *, on_gpus: bool = True) -> tuple[Layout, str]:
+    def trained(self, layout: Layout) -> tuple[Layout, str]:
         """A layout as it is trained, and what trains it, as the constants of a step know it: not all is compiled."""
         if self.recipe is None:
             return layout, self.settings.software
-        compiled = on_gpus and compiled_on_gpus(_with_mesh(self.recipe, layout))
+        compiled = compiled_on_gpus(_with_mesh(self.recipe, layout))
         kernels: Kernels = "fused" if compiled else "eager"
         return replace(layout, kernels=kernels), "hpctrain-compiled" if compiled else "hpctrain"
 
@@ -188,20 +185,19 @@ def predict_language(
     node: Node,
     networks: Sequence[Network],
     *,
-    calibration: Calibration = _NO_CALIBRATION,
     site: Site = Site(),
+    unstated: tuple[str, ...] = (),
 ) -> Prediction:
     """Predict the training of a transformer on each number of nodes.
 
     Args:
         networks: one for each number of nodes, which rises.
-        calibration: of the cores of hosts, and their all-reduces.
+        unstated: what was assumed, as columns of ``ranges.yaml``.
 
     Raises:
-        HpctrainError: a GPU that does not have the precision, a mesh that does not fit, or a calibration of something
-            else.
+        HpctrainError: a GPU that does not have the precision, or a mesh that does not fit.
     """
-    made = _predictors(training, node, networks, calibration, site)
+    made = [Predictor(training, node, network, site, unstated) for network in networks]
     found = [each.found() for each in made]
     last, best = made[-1], found[-1][0]
     first = _reference(made[0], found[0][0])
@@ -219,19 +215,10 @@ def predict_language(
         rows=tuple(rows),
         worthwhile=worthwhile([(row.nodes, row.samples_per_s.value) for row in rows]),
         causes=last.causes(best),
-        warnings=(*_warnings(last, best, calibration), *idle_warnings(idle)),
+        warnings=(*_warnings(last, best), *idle_warnings(idle)),
         candidates=tuple(last.row(each, first) for each in searched),
-        constants=last.constants,
+        constants=last.constants(best),
     )
-
-
-def _predictors(
-    training: LanguageTraining, node: Node, networks: Sequence[Network], calibration: Calibration, site: Site
-) -> Sequence[Predictor]:
-    if node.gpu != CPU:
-        return [Predictor(training, node, network, site) for network in networks]
-    hosts = Hosts.of(calibration, local=node.local, engine=node.engine, precision=training.precision)
-    return [HostPredictor(training, node, network, site, hosts) for network in networks]
 
 
 def _reference(first: Predictor, best: Candidate) -> float:
@@ -243,17 +230,10 @@ def _reference(first: Predictor, best: Candidate) -> float:
     return best.layout.global_batch / best.step.seconds / first.ranks
 
 
-def _warnings(predictor: Predictor, best: Candidate, calibration: Calibration) -> Iterator[str]:
+def _warnings(predictor: Predictor, best: Candidate) -> Iterator[str]:
     training, layout = predictor.training, best.layout
     yield from predictor.network.warnings
     yield from frozen_warnings(training.recipe)
-    if predictor.node.gpu == CPU and not calibration.sweeps:
-        yield (
-            "the speed of the cores is assumed: hpctrain bench step -np 1 --sweep --model gpt --precision "
-            f"{training.precision} --json measures it"
-        )
-    if predictor.node.gpu == CPU and training.recipe is not None and training.recipe.compile == "on":
-        yield "compile: on is predicted like compile: off, since compiled steps on cores are not known"
     if training.recipe is None and training.settings.batch is None:
         tokens = layout.global_batch * training.sequence / 1e6
         yield f"assumed about the batch: {layout.global_batch} samples, {tokens:.3g} million tokens (--set batch=N)"

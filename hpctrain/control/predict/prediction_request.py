@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.common.cluster.gpu_models import gpu, gpu_reported_as
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.control.predict.allreduce_time import Ranks, curve_rate, over_nvlink
 from hpctrain.control.predict.calibration import read_calibration
-from hpctrain.control.predict.collectives import Ranks, curve_rate, modelled_seconds, over_nvlink
 from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.energy import Site
 from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.image_prediction import Node, Prediction, predict
 from hpctrain.control.predict.micro_batch import fitting
-from hpctrain.control.predict.prediction import Node, Prediction, predict
+from hpctrain.control.predict.node_energy import Site
 from hpctrain.control.predict.training import Training, recipe_training
-from hpctrain.control.predict.transformers.prediction import (
+from hpctrain.control.predict.transformers.language_prediction import (
     LanguageTraining,
     predict_language,
     recipe_language_training,
 )
-from hpctrain.control.predict.values import drawn
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schema import Recipe
@@ -78,8 +76,8 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
     networks, warnings = hardware.networks(request.nodes)
     if isinstance(training, LanguageTraining):
         _require_served(node, request.calibration)
-        calibration = read_calibration(request.calibration)
-        found = predict_language(training, node, networks, calibration=calibration, site=request.site)
+        unstated = () if hardware.states_links else ("network",)
+        found = predict_language(training, node, networks, site=request.site, unstated=unstated)
         return replace(found, warnings=(*warnings, *found.warnings))
     training = replace(training, framework=request.framework)
     calibration = read_calibration(request.calibration)
@@ -117,23 +115,23 @@ def _require_served(node: Node, calibration: Sequence[Path]) -> None:
     """Refuse what predictions of transformers do not know.
 
     Raises:
-        HpctrainError: another engine, or measurements of GPUs.
+        HpctrainError: hosts without GPUs, another engine, or measurements.
     """
-    engines = ("mpi", "gloo") if node.gpu == CPU else ("nccl",)
-    if node.engine not in engines:
+    if node.gpu == CPU:
+        raise HpctrainError(
+            "HT-prediction-not-possible", "transformers are predicted on GPUs, not on the cores of hosts", "--gpu NAME"
+        )
+    if node.engine != "nccl":
         raise HpctrainError(
             "HT-option-not-usable-here",
-            "transformers on {gpu} are predicted over {engines}, not {engine}",
+            "transformers on {gpu} are predicted over nccl, not {engine}",
             "leave --backend and --framework out",
             gpu=node.gpu,
-            engines=" and ".join(engines),
             engine=node.engine,
         )
-    if calibration and node.gpu != CPU:
+    if calibration:
         raise HpctrainError(
-            "HT-option-not-usable-here",
-            "measurements of steps and all-reduces are used for transformers on --gpu cpu alone",
-            "leave --calibration out",
+            "HT-option-not-usable-here", "measurements are not used for transformers", "leave --calibration out"
         )
 
 
@@ -212,12 +210,6 @@ def _asked(training: Training | LanguageTraining, request: PredictionRequest) ->
 # No algorithm moves an all-reduce between hosts in less time than each needs to send its buffer once. The margin is for
 # rates that are rounded up, and for times that are means over ranks.
 FASTER = 1.05
-# NCCL reaches 0.88 to 0.98 of its links over RDMA and about 0.55 over sockets (wire_efficiency and
-# tcp.wire_efficiency, with spreads of 4 and 25 %): a third of what is expected of either is another network, or
-# another way over it.
-SLOWER = 3.0
-# For smaller buffers the latency of messages dominates, of which less is known.
-_BANDWIDTH_BOUND_BYTES = 16 * 2**20
 
 
 def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list[str]:
@@ -229,7 +221,7 @@ def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list
         stated: whether adapters and their rate were stated. A contradiction to assumed ones is a warning.
 
     Raises:
-        HpctrainError: a curve of another GPU, faster than the links of its hosts, or far slower than them.
+        HpctrainError: a curve of another GPU, or faster than the links of its hosts.
     """
     used = [curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1]
     warnings: list[str] = []
@@ -264,53 +256,35 @@ def _check_gpu(curve: Curve, device: str) -> Iterator[str]:
 
 
 def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
-    """Why the links cannot have carried a curve, or would have carried far more."""
+    """Why the links cannot have carried a curve."""
     size, seconds = min(curve.points, key=lambda point: point[1] / point[0])
-    sent, links = curve.groups * size / seconds, curve_rate(curve, ranks)
+    sent, links = size / seconds, curve_rate(curve, ranks)
     if ranks.by_nccl:
         # The hosts of a rack share what leaves it.
         sent /= max(1, gpu(ranks.device).rack // curve.local)
-    if sent > FASTER * links:
-        return HpctrainError(
-            "HT-calibration-implausible",
-            "--calibration {source}: each of {hosts} hosts sent at least {rate}, and the adapters that "
-            "{ranks} use carry {links}",
-            "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one "
-            "machine under several names, or not all of the ranks are listed",
-            source=curve.source,
-            hosts=curve.hosts,
-            rate=_rate(sent),
-            ranks=_rank_text(curve, ranks),
-            links=_rate(links),
-        )
-    size, seconds = curve.points[-1]
-    if not ranks.by_nccl or size < _BANDWIDTH_BOUND_BYTES:
-        return None
-    expected = float(modelled_seconds(size, ranks, drawn(constants(), count=0), curve)[0])
-    if seconds <= SLOWER * expected:
+    if sent <= FASTER * links:
         return None
     return HpctrainError(
         "HT-calibration-implausible",
-        "--calibration {source}: {megabytes:.4g} MB took {times:.3g} times what is expected where the "
-        "adapters that {ranks} use carry {links}",
-        "NCCL may have used sockets or another interface (NCCL_DEBUG=INFO says which, NET/IB or NET/Socket); or state "
-        "the links that were measured (--adapters-per-node, --link, --tcp)",
+        "--calibration {source}: each of {hosts} hosts sent at least {rate}, and the adapters that {ranks} use carry "
+        "{links}",
+        "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one machine "
+        "under several names, or not all of the ranks are listed",
         source=curve.source,
-        megabytes=size / 1e6,
-        times=seconds / expected,
+        hosts=curve.hosts,
+        rate=_rate(sent),
         ranks=_rank_text(curve, ranks),
         links=_rate(links),
     )
 
 
 def _rank_text(curve: Curve, ranks: Ranks) -> str:
-    ranks_of_host = curve.local * curve.groups
-    return f"{ranks_of_host} of {ranks.local} ranks of a node" if ranks_of_host < ranks.local else "a node's ranks"
+    return f"{curve.local} of {ranks.local} ranks of a node" if curve.local < ranks.local else "a node's ranks"
 
 
 def _other_locals(curves: Sequence[Curve], ranks: Ranks) -> list[str]:
     """A warning where no curve has as many ranks a node as are predicted."""
-    local = sorted({curve.local * curve.groups for curve in curves})
+    local = sorted({curve.local for curve in curves})
     if not local or ranks.local in local:
         return []
     measured = " and ".join(map(str, local))

@@ -18,8 +18,8 @@ from hpctrain.common.optim.rules import TOGETHER
 from hpctrain.common.recipes.sections import Optimizer
 from hpctrain.common.workloads.workload import Layer, Workload, buckets
 
-# float32; autocast to bf16 or fp16, where weights and gradients stay float32; weights, gradients and all in bf16.
-Precision = Literal["float32", "bf16", "fp16", "pure_bf16"]
+# float32, or autocast to bf16 or fp16, where weights and gradients stay float32.
+Precision = Literal["float32", "bf16", "fp16"]
 
 # Memory that CUDA's caching allocator loses to rounding and holes, as a share of that of the tensors: on an
 # H100 5 to 20 %, by benchmarks/one_gpu.py. It rounds to 512 bytes, and takes 2 or 20 MiB at once
@@ -30,6 +30,8 @@ FRAGMENTATION = 0.1
 CONTEXT_BYTES = 930_000_000
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int64": 8, "float64": 8}
 _LARGEST_BATCH = 1 << 24
+# Bytes of an element of the weights, and of their gradients.
+_WEIGHT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +91,11 @@ class MemorySettings:
     """How a network is trained, as far as its memory depends on it.
 
     Attributes:
-        precision: of the computation, as a recipe's, or ``pure_bf16``.
+        precision: of the computation, as a recipe's.
         bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6; None for a training without ``ht.distribute``.
         in_place: of the engine: true for NCCL, Gloo, Horovod and one process, false for hpctrain's own over MPI.
         compressed: gradients travel in a narrower type, or few of them.
         parts: into which a step's batch is cut, whose gradients are added up; memory is that of one part.
-        checkpointing: each repeated block of the network keeps its input alone and is computed once more in the
-            backward pass. Assumed: the block has one input, what the layer before it made, and
-            ``torch.utils.checkpoint`` around it with ``use_reentrant=False``.
-        keeps_gradients: gradients of the step before are there until the forward pass has ended, as where a script
-            calls ``zero_grad()`` just ahead of ``backward()``. Recipes do not.
         fused: PyTorch's own optimizers have one kernel for all, as in recipes. By default they update all parameters
             together, one operation after the other, as they do on a GPU if a script does not choose.
     """
@@ -109,19 +106,12 @@ class MemorySettings:
     in_place: bool = True
     compressed: bool = False
     parts: int = 1
-    checkpointing: bool = False
-    keeps_gradients: bool = False
     fused: bool = False
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of an element of the weights, and of their gradients."""
-        return 2 if self.precision == "pure_bf16" else 4
 
     @property
     def autocast(self) -> bool:
         """Whether activations are narrower than weights."""
-        return self.precision in ("bf16", "fp16")
+        return self.precision != "float32"
 
 
 def memory(workload: Workload, *, batch: int, settings: MemorySettings) -> Memory:
@@ -151,7 +141,7 @@ def largest_batch(workload: Workload, nbytes: float, settings: MemorySettings) -
         raise HpctrainError(
             "HT-memory-exceeded",
             "training {workload} with one sample takes {gigabytes:.3g} GB, and the device has {available:.3g} GB",
-            "choose bf16, activation checkpointing, an optimizer with less state, or a device with more memory",
+            "choose bf16, an optimizer with less state, or a device with more memory",
             workload=workload.name,
             gigabytes=wanted / 1e9,
             available=nbytes / 1e9,
@@ -172,7 +162,7 @@ def most_samples(fits: Callable[[int], bool]) -> int:
 
 def _resident(workload: Workload, batch: int, settings: MemorySettings) -> Memory:
     """The memory that is in use all the time."""
-    item = settings.weight_bytes
+    item = _WEIGHT_BYTES
     engine = 0
     if settings.bucket_bytes is not None:
         made = buckets(
@@ -204,7 +194,7 @@ def _resident(workload: Workload, batch: int, settings: MemorySettings) -> Memor
 
 
 def _update(workload: Workload, settings: MemorySettings, resident: Memory) -> Memory:
-    optimizer, item = settings.optimizer, settings.weight_bytes
+    optimizer, item = settings.optimizer, _WEIGHT_BYTES
     plain_sgd = optimizer.name == "sgd" and not (optimizer.decoupled_decay or optimizer.rate_in_momentum)
     if optimizer.name in ("adam", "adamw"):
         # Temporary: the root of the mean of squares.
@@ -222,7 +212,7 @@ def _update(workload: Workload, settings: MemorySettings, resident: Memory) -> M
 
 def _unbucketed_gradients(workload: Workload, settings: MemorySettings) -> list[int]:
     """The bytes of each layer's gradients that are in no bucket."""
-    item = settings.weight_bytes
+    item = _WEIGHT_BYTES
     found = [sum(layer.parameters) * item for layer in workload.layers]
     if settings.bucket_bytes is None:
         return found
@@ -241,19 +231,18 @@ def _unbucketed_gradients(workload: Workload, settings: MemorySettings) -> list[
 
 def _passes(workload: Workload, batch: int, settings: MemorySettings, resident: Memory) -> Iterator[Memory]:
     """Each layer's forward and backward pass."""
-    layers, item = workload.layers, settings.weight_bytes
-    forward, backward = _saved_activations(layers, settings)
+    layers, item = workload.layers, _WEIGHT_BYTES
+    kept = list(accumulate(_saved_bytes(layer, settings) for layer in layers))
     copies = list(accumulate(_copy_bytes(layer) if settings.autocast else 0 for layer in layers))
     fresh = [sum(layer.parameters) * item for layer in layers]
     alone = _unbucketed_gradients(workload, settings)
     # Accumulated gradients are outside of the buckets until those of the last part are added.
     added = sum(fresh) if settings.parts > 1 else 0
-    before = max(added, sum(alone) if settings.keeps_gradients else 0)
-    for layer, activations, own in zip(layers, forward, copies, strict=True):
+    for layer, activations, own in zip(layers, kept, copies, strict=True):
         yield replace(
             resident,
             moment=f"forward {layer.name}",
-            gradients=before,
+            gradients=added,
             activations=batch * activations,
             weight_copies=own,
             temporary=batch * layer.transient_elements * _activation_bytes(layer, settings),
@@ -271,54 +260,22 @@ def _passes(workload: Workload, batch: int, settings: MemorySettings, resident: 
             resident,
             moment=f"backward {layer.name}",
             gradients=added - moved if added else after,
-            activations=batch * backward[index],
+            activations=batch * kept[index],
             weight_copies=copies[index],
             temporary=between + layer.fixed_transient_elements * item + (fresh[index] if added else in_bucket) + narrow,
         )
         after -= alone[index]
 
 
-def _saved_activations(layers: tuple[Layer, ...], settings: MemorySettings) -> tuple[list[int], list[int]]:
-    """Bytes per sample that are kept, by layer: while its forward and while its backward pass runs."""
-    saved = [_saved_bytes(layer, settings) for layer in layers]
-    if not settings.checkpointing:
-        sums = list(accumulate(saved))
-        return sums, sums
-    forward, backward = [], []
-    outside = inside = 0
-    for index, layer in enumerate(layers):
-        if layer.block is None:
-            outside, inside = outside + saved[index], 0
-        elif index and layer.block != layers[index - 1].block:
-            outside, inside = _enter_block(layers[index - 1], saved[index], outside, settings)
-        else:
-            inside += saved[index]
-        forward.append(outside)
-        backward.append(outside + inside)
-    return forward, backward
-
-
-def _enter_block(before: Layer, saved: int, outside: int, settings: MemorySettings) -> tuple[int, int]:
-    """Bytes kept outside of blocks and within this one, after its first layer, which saves ``saved`` bytes.
-
-    The block's input is what the layer ahead made. It stays; where that layer keeps it for itself too, it is not among
-    what the first layer saves.
-    """
-    own = before.output_elements * _activation_bytes(before, settings)
-    if before.saved_elements < before.output_elements:
-        return outside + own, max(0, saved - own)
-    return outside + (own if before.block else 0), saved
-
-
 def _saved_bytes(layer: Layer, settings: MemorySettings) -> int:
     if settings.autocast:
         return layer.mixed_saved_bytes + layer.saved_bytes
-    return layer.saved_elements * settings.weight_bytes + layer.saved_bytes
+    return layer.saved_elements * _WEIGHT_BYTES + layer.saved_bytes
 
 
 def _activation_bytes(layer: Layer, settings: MemorySettings) -> int:
     """Bytes of an element of the layer's output."""
-    return 2 if settings.autocast and layer.narrow else settings.weight_bytes
+    return 2 if settings.autocast and layer.narrow else _WEIGHT_BYTES
 
 
 def _copy_bytes(layer: Layer) -> int:

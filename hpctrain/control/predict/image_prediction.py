@@ -13,11 +13,12 @@ import numpy as np
 from hpctrain.common.bucket_groups import BUCKET_BYTES, mpi_bucket_bytes
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.calibration import Calibration
+from hpctrain.control.predict.causes import Cause, causes_of
 from hpctrain.control.predict.compute import CPU, Device
 from hpctrain.control.predict.constants import Constant, constants
-from hpctrain.control.predict.energy import FIGURES, Machines, Site, energy
 from hpctrain.control.predict.gpu_memory import rank_memory
 from hpctrain.control.predict.job import Job, Times, times
+from hpctrain.control.predict.node_energy import FIGURES, Machines, Site, energy
 from hpctrain.control.predict.training import Course, Training
 from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn, estimate
 from hpctrain.control.topology.fabric import Floats
@@ -62,9 +63,9 @@ class Row:
         minutes: the time of the run with validation and checkpoints.
         memory_bytes: the memory in use on a GPU at its peak.
         largest_batch: samples that a GPU can compute at once; None on hosts without.
-        memory_choices: bytes at the peak with half as many samples at once, in bf16, and with activation checkpointing.
-        kwh, facility_kwh, joules_per_sample, node_w, kg_co2: see :class:`hpctrain.control.predict.energy.Energy`; None
-            for hosts without GPUs.
+        memory_choices: bytes at the peak with half as many samples at once, and in bf16.
+        kwh, facility_kwh, joules_per_sample, node_w, kg_co2: see
+            :class:`hpctrain.control.predict.node_energy.Energy`; None for hosts without GPUs.
         tokens_per_s: of text; None for images, like all that follows.
         layout: of a transformer: the ranks along each axis, micro-batches, schedule, and what is computed again.
         step_terms, memory_terms: seconds of a step, and bytes of the rank that needs most, by cause.
@@ -96,20 +97,6 @@ class Row:
     step_terms: Mapping[str, float] = field(default_factory=dict)
     memory_terms: Mapping[str, float] = field(default_factory=dict)
     limited_by: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """How much of an interval comes from one constant.
-
-    Attributes:
-        share: of the variance of the logarithm of the step's time.
-        step: by how much of a step's time one standard deviation of it moves it.
-    """
-
-    name: str
-    share: float
-    step: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,23 +337,6 @@ def worthwhile(rates: Sequence[tuple[int, float]]) -> int | None:
         if (faster - rate) / (more - nodes) < half:
             return nodes
     return None
-
-
-def causes_of(values: Values, total: Floats) -> tuple[Cause, ...]:
-    """The effect of each constant on the step's time, by a regression of its logarithm on theirs."""
-    names = [name for name in sorted(values.used) if name in values.logs and values.logs[name][1:].std() > 0]
-    drawn_logs = np.stack([values.logs[name][1:] for name in names])
-    centred = drawn_logs - drawn_logs.mean(axis=1, keepdims=True)
-    log_total = np.log(total[1:]) - np.log(total[1:]).mean()
-    # Ridge regression, because fitted constants are correlated and there are nearly a hundred of them.
-    scaled = centred / centred.std(axis=1, keepdims=True)
-    slopes = np.linalg.solve(scaled @ scaled.T + np.eye(len(names)), scaled @ log_total)
-    whole = max(float((slopes**2).sum()), 1e-30)
-    found = [
-        Cause(name=name, share=float(slope**2) / whole, step=float(abs(slope)))
-        for name, slope in zip(names, slopes, strict=True)
-    ]
-    return tuple(sorted(found, key=lambda cause: -cause.share))
 
 
 def _warnings(runs: Sequence[_Run], training: Training, calibration: Calibration) -> tuple[str, ...]:

@@ -1,0 +1,177 @@
+"""How wide the range of a transformer's step is: by what runs of others leave open, and by what is not stated.
+
+Three things add up as variances of the logarithm: how far each constant of a step may be off and what that moves; the
+kinds of this training of which few or no publishers have published runs; and the columns that are not stated, each by
+what completing it has cost on runs where it was known. A multiple of their root holds 80 % of the runs of publishers
+that were left out, each without a third of its columns (conformal prediction, Vovk et al. 2005, with scores by
+difficulty as in Papadopoulos et al. 2011). benchmarks/transformer_ranges.py makes the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.recipes.bounds import NotNegative, Positive
+from hpctrain.control.predict.transformers.rates import step_constants, step_file
+from hpctrain.control.predict.transformers.step import predict_step
+
+if TYPE_CHECKING:
+    from hpctrain.common.recipes.transformer import Transformer
+    from hpctrain.control.predict.transformers.layout import Layout
+    from hpctrain.control.predict.transformers.rates import System
+
+# By which a constant is moved for the slope of a step's logarithm.
+_DIFFERENCE = 0.03
+_NARROW = ("fp8", "fp4", "float32")
+
+
+class Ranges(Section):
+    """What ranges are made of (``ranges.yaml``).
+
+    Attributes:
+        quantile: multiple of the spread that holds 80 % of the runs of publishers that were left out.
+        margin: factor on the width, because terms and expectations were chosen with these runs in sight.
+        least: spread of any run.
+        rare: spread where no publisher has published a run of a kind; n publishers leave 1 / (n + 1) of it.
+        publishers: by kind and its value, how many publishers have published runs.
+        columns: spread by a column that is not stated.
+    """
+
+    quantile: Positive
+    margin: Positive
+    least: Positive
+    rare: Positive
+    publishers: dict[str, dict[str, int]]
+    columns: dict[str, NotNegative]
+
+    def doubts(self, kinds: Mapping[str, str], unstated: Sequence[str]) -> dict[str, float]:
+        """Spreads by what is rare and what is not stated."""
+        found = {"publishers.any": self.least}
+        found |= {f"publishers.{kind}": self.rare / (1 + self.count(kind, value)) for kind, value in kinds.items()}
+        return found | {f"unstated.{column}": self.columns.get(column, 0.0) for column in unstated}
+
+    def count(self, kind: str, value: str) -> int:
+        """How many publishers have published runs with this value of a kind."""
+        return self.publishers.get(kind, {}).get(value, 0)
+
+    def half_width(self, spreads: Mapping[str, float]) -> float:
+        """Of the logarithm."""
+        return self.quantile * self.margin * math.sqrt(sum(spread**2 for spread in spreads.values()))
+
+
+@cache
+def shipped_ranges() -> Ranges:
+    """Those of ``ranges.yaml``."""
+    path = Path(__file__).with_name("ranges.yaml")
+    return load_checked(path.read_text(encoding="utf-8"), path, Ranges, "file of ranges", "reinstall hpctrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRange:
+    """What 8 of 10 runs are within.
+
+    Attributes:
+        low, high: seconds of a step.
+        spreads: of the logarithm by cause: a constant's name, ``publishers.KIND`` or ``unstated.COLUMN``.
+    """
+
+    low: float
+    high: float
+    spreads: Mapping[str, float]
+
+
+def step_range(
+    network: Transformer,
+    layout: Layout,
+    system: System,
+    *,
+    software: str,
+    sequence: int | None = None,
+    unstated: Sequence[str] = (),
+) -> StepRange:
+    """The range of a step on GPUs; see :func:`predict_step`.
+
+    Args:
+        unstated: columns of ``ranges.yaml`` that were completed.
+    """
+    ranges = shipped_ranges()
+    spreads = constant_spreads(network, layout, system, software=software, sequence=sequence)
+    spreads |= ranges.doubts(kinds_of(network, layout, system, software=software, sequence=sequence), unstated)
+    if "network" in unstated:
+        spreads["unstated.network"] = network_spread(network, layout, system, software=software, sequence=sequence)
+    seconds = predict_step(network, layout, system, software=software, sequence=sequence).seconds
+    factor = math.exp(ranges.half_width(spreads))
+    return StepRange(low=seconds / factor, high=seconds * factor, spreads=spreads)
+
+
+def constant_spreads(
+    network: Transformer, layout: Layout, system: System, *, software: str, sequence: int | None = None
+) -> dict[str, float]:
+    """How much each constant's own spread moves the logarithm of a step, for those that matter."""
+    values = ReadConstants(step_constants())
+
+    def seconds(constants: Mapping[str, float]) -> float:
+        return predict_step(network, layout, system, software=software, sequence=sequence, constants=constants).seconds
+
+    before, found = seconds(values), {}
+    for name, constant in step_file().constants.items():
+        if constant.spread and name in values.names:
+            moved = seconds({**values, name: values[name] * math.exp(_DIFFERENCE)})
+            found[name] = constant.spread * abs(math.log(moved / before)) / _DIFFERENCE
+    return found
+
+
+def network_spread(
+    network: Transformer, layout: Layout, system: System, *, software: str, sequence: int | None = None
+) -> float:
+    """The spread of a step where adapters are not known: half of what a quarter of the usual rate does.
+
+    Nodes are sold with the rate that is assumed, and with down to a quarter of it: of A100s with eight adapters of 200
+    Gbit/s, and in clouds with four of 100.
+    """
+    slow = replace(system, network_bytes_per_s=system.network_bytes_per_s / 4)
+    fast, late = (
+        predict_step(network, layout, each, software=software, sequence=sequence).seconds for each in (system, slow)
+    )
+    return abs(math.log(late / fast)) / 2
+
+
+class ReadConstants(dict[str, float]):
+    """Constants that remember which of them were read."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+def kinds_of(
+    network: Transformer, layout: Layout, system: System, *, software: str, sequence: int | None = None
+) -> dict[str, str]:
+    """The kinds by which runs of others are counted; sizes by the power of two that is nearest."""
+    sizes, generation = layout.sizes, system.generation
+    precision = layout.precision if layout.precision in _NARROW else "16 bit"
+    divided = "pp" if sizes["pp"] > 1 else "zero 3" if layout.zero == 3 else "tp" if sizes["tp"] > 1 else "dp"
+    micro_batch = layout.tokens(sequence or network.context) * network.parameters.total / sizes["tp"] / sizes["pp"]
+    return {
+        "software": step_file().software[software].like or software,
+        "precision": f"{generation} {precision}",
+        "division": f"{generation} {divided}{' cp' if sizes['cp'] > 1 else ''}",
+        "gpus": power_of_two(layout.ranks),
+        "parameters": power_of_two(network.parameters.total),
+        "micro_batch": power_of_two(micro_batch),
+    }
+
+
+def power_of_two(size: float) -> str:
+    """The nearest one, as its exponent."""
+    return str(round(math.log2(size)))

@@ -1,0 +1,43 @@
+"""Ranges of a transformer's step: what is not known, and what nobody else has published, makes them wider."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hpctrain.control.predict.causes import best_measurement, causes_by_size
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.network import named
+from hpctrain.control.predict.transformers.ranges import step_range
+from hpctrain.control.predict.transformers.rates import System
+from support.meshes import mesh
+
+LLAMA = named("llama3-8b")
+H100 = System.of("h100-sxm", network_bytes_per_s=50e9)
+LAYOUT = Layout(mesh=mesh(dp_shard=64), micro_batch=1)
+
+
+def ratio(layout: Layout = LAYOUT, system: System = H100, **options: Any) -> float:
+    """The highest over the lowest second of a range."""
+    found = step_range(LLAMA, layout, system, **{"software": "pytorch", **options})
+    return found.high / found.low
+
+
+def test_what_is_not_stated_or_not_published_by_others_makes_a_range_wider() -> None:
+    known = ratio()
+    assert ratio(unstated=("micro_batch",)) > known
+    assert ratio(unstated=("micro_batch", "zero_stage")) > ratio(unstated=("micro_batch",))
+    assert ratio(software="llm.c") > known
+    assert ratio(system=System.of("l40s", network_bytes_per_s=50e9)) > known
+    assert ratio(replace(LAYOUT, mesh=mesh(dp_shard=2**17))) > known
+
+
+def test_a_network_that_is_assumed_counts_by_what_a_slower_one_would_do() -> None:
+    assert ratio(unstated=("network",)) > ratio()
+    slow = System.of("h100-sxm", network_bytes_per_s=12.5e9)
+    found = step_range(LLAMA, LAYOUT, slow, software="pytorch", unstated=("network",))
+    hidden = step_range(LLAMA, replace(LAYOUT, micro_batch=64), slow, software="pytorch", unstated=("network",))
+    assert hidden.spreads["unstated.network"] < 0.2 * found.spreads["unstated.network"]
+    # It is what the range comes from, so stating it would narrow it most.
+    measurement, share = best_measurement(causes_by_size(found.spreads))
+    assert "--link" in measurement and share > 0.3
