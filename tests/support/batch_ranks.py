@@ -13,8 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hpctrain.worker.adapters.torch.batch import derivatives, elementwise
-from hpctrain.worker.adapters.torch.batch.ranks import DataRanks
-from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import DataRanks, Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
 
 _own = threading.local()

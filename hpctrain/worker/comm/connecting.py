@@ -65,7 +65,7 @@ def connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
                 variable=launcher.variable,
             )
         if wanted == "mirrored":
-            from hpctrain.worker.comm.mirrored import MirroredCommunicator
+            from hpctrain.worker.comm.tf_cluster import MirroredCommunicator
 
             return MirroredCommunicator(_reason(wanted))
         return SingleCommunicator(_reason(wanted) if wanted == "single" else "no launcher started further ranks")

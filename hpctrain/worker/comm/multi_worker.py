@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 import tensorflow as tf
 
 from hpctrain.worker.comm.control_tensors import ControlTensorFlowEngine
-from hpctrain.worker.comm.mirrored import not_for_torch
 from hpctrain.worker.comm.mpi import MpiControl
-from hpctrain.worker.comm.tf_cluster import TfCluster, already_initialized, join_cluster, take_gpu
+from hpctrain.worker.comm.tf_cluster import TfCluster, already_initialized, join_cluster, not_for_torch, take_gpu
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -12,10 +12,16 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import PARAMETER_SERVERS, TIMEOUT_HINT
-from hpctrain.worker.comm.mirrored import in_scope, not_for_torch
 from hpctrain.worker.comm.mpi_collectives import duplicate
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.comm.tf_cluster import TfCluster, already_initialized, join_cluster, take_gpu
+from hpctrain.worker.comm.tf_cluster import (
+    TfCluster,
+    already_initialized,
+    in_scope,
+    join_cluster,
+    not_for_torch,
+    take_gpu,
+)
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def record_fields(ending: Ending | None) -> dict[str, Any]:
 
 
 def _own_training() -> OwnTraining | None:
-    watched = sys.modules.get("hpctrain.worker.adapters.torch.rank_training")
+    watched = sys.modules.get("hpctrain.worker.adapters.torch.default_group")
     # The script is done. What it has left may be in any state.
     with contextlib.suppress(Exception):
         if watched:

@@ -18,9 +18,8 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sync import is_local
 from hpctrain.worker import models
 from hpctrain.worker.adapters.keras import distribute
-from hpctrain.worker.adapters.keras.finite import all_finite, counts
 from hpctrain.worker.adapters.keras.reduction import reduction_of
-from hpctrain.worker.adapters.keras.variables import guard_of
+from hpctrain.worker.adapters.keras.variables import all_finite, counts, guard_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_cluster import take_gpu

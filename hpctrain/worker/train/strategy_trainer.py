@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.worker.adapters.keras.finite import all_finite, counts
+from hpctrain.worker.adapters.keras.variables import all_finite, counts
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.tf_parameter_server import ParameterServerCommunicator
 from hpctrain.worker.data.samples import Samples

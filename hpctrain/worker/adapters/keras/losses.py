@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from hpctrain.worker.adapters.keras.metrics import counting_on_one_rank
-from hpctrain.worker.adapters.keras.ranks import of_all_ranks, total
+from hpctrain.worker.adapters.keras.whole_batch import of_all_ranks, total
 
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.worker.adapters.keras.distribution import in_whole_batch
-from hpctrain.worker.adapters.keras.ranks import has_rows, of_all_ranks, total
 from hpctrain.worker.adapters.keras.variables import check_same
+from hpctrain.worker.adapters.keras.whole_batch import has_rows, of_all_ranks, total
 from hpctrain.worker.comm import Communicator
 
 if TYPE_CHECKING:

@@ -10,12 +10,16 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.compression import Compression, wire_of
-from hpctrain.worker.adapters.keras.batch_norm import patch_batch_norms
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, register
 from hpctrain.worker.adapters.keras.fitting import patch_fit
-from hpctrain.worker.adapters.keras.gradients import watch_tapes
-from hpctrain.worker.adapters.keras.reduction import GradientReduction, make_distributed, reduction_of, synchronise
-from hpctrain.worker.adapters.keras.steps import patch_steps, unwrap_errors
+from hpctrain.worker.adapters.keras.reduction import (
+    GradientReduction,
+    make_distributed,
+    reduction_of,
+    synchronise,
+    watch_tapes,
+)
+from hpctrain.worker.adapters.keras.steps import patch_batch_norms, patch_steps, unwrap_errors
 from hpctrain.worker.adapters.keras.variables import inner_of, is_built
 from hpctrain.worker.comm import Communicator, current
 

@@ -22,8 +22,7 @@ from torch.utils.data import default_collate
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace
 from hpctrain.worker.adapters.same_data import leaves
-from hpctrain.worker.adapters.torch.batch.ranks import data_ranks
-from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows, data_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
 from hpctrain.worker.adapters.torch.generators import Generators
 from hpctrain.worker.comm import Communicator

@@ -11,10 +11,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.data_ranks import mesh_of
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
-from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
-from hpctrain.worker.adapters.torch.steps import watch_steps
+from hpctrain.worker.adapters.torch.steps import step_recorder, watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, reducers_of, trained
 from hpctrain.worker.comm import Communicator, current

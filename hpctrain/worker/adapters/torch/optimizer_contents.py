@@ -1,13 +1,17 @@
-"""Which parameters and which other optimizers an optimizer holds."""
+"""Which parameters and which other optimizers an optimizer holds, and its state by the names of parameters."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch.utils.weak import WeakIdKeyDictionary
+
+from hpctrain.common.checkpoints.read import shape_of
+from hpctrain.worker.adapters.torch.tensor_pieces import fill, is_dtensor, laid_out, tensor_of
 
 Optimizer = torch.optim.Optimizer
 # By the parts that optimizers have where ranks divide an optimizer's state (ZeRO 1): the model's parameters.
@@ -45,3 +49,69 @@ def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     # Looked for only where there are parts: a step asks for each parameter.
     whole: torch.nn.Parameter = _wholes.get(parameter, parameter) if _wholes else parameter
     return whole
+
+
+Named = Iterable[tuple[str, torch.nn.Parameter]]
+
+# PyTorch's load_state_dict treats this entry as a single number too, whatever the parameter's shape.
+_STEP = "step"
+
+
+def optimizer_tensors(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The tensors of an optimizer's state, by ``PARAMETER.SLOT``."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{name}.{slot}": value
+        for index, (name, _) in _updated(parameters, optimizer).items()
+        for slot, value in state.get(index, {}).items()
+        if torch.is_tensor(value)
+    }
+
+
+def load_optimizer(
+    parameters: Named, optimizer: torch.optim.Optimizer, state: Mapping[str, NDArray[Any]], prefix: str
+) -> None:
+    """Replace an optimizer's state by a saved one, for the parameters that this rank has a part of.
+
+    Args:
+        parameters: this rank's parameters with their names. The state may have more, of other stages of a pipeline.
+        state: arrays that were saved on any mesh.
+        prefix: what the names of the optimizer's arrays in ``state`` begin with.
+    """
+    updated = _updated(parameters, optimizer)
+    indices = {name: index for index, (name, _) in updated.items()}
+    values: dict[int, dict[str, torch.Tensor]] = {}
+    for key in state:
+        name, _, slot = key.removeprefix(prefix).rpartition(".")
+        if key.startswith(prefix) and name in indices:
+            index = indices[name]
+            values.setdefault(index, {})[slot] = _like(updated[index][1], state, key, slot)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": values})
+
+
+def _like(parameter: torch.Tensor, state: Mapping[str, NDArray[Any]], key: str, slot: str) -> torch.Tensor:
+    """A saved tensor, laid out as its parameter."""
+    alike = slot != _STEP
+    if alike and is_dtensor(parameter) and shape_of(state, key) == tuple(parameter.shape):
+        tensor = torch.empty_like(parameter, requires_grad=False)
+        fill(tensor, state, key)
+        return tensor
+    tensor = tensor_of(state[key])
+    return laid_out(tensor, parameter) if alike and tensor.shape == parameter.shape else tensor
+
+
+def _updated(parameters: Named, optimizer: torch.optim.Optimizer) -> dict[int, tuple[str, torch.Tensor]]:
+    """The parameters that an optimizer updates, or its parts of them, with names, by number in the ``state_dict``."""
+    names = {id(parameter): name for name, parameter in parameters}
+    packed = optimizer.state_dict()["param_groups"]
+    return {
+        index: (names[id(whole_of(each))], each)
+        for group, numbers in zip(optimizer.param_groups, packed, strict=True)
+        for each, index in zip(group["params"], numbers["params"], strict=True)
+    }
+
+
+def learning_rate(optimizer: Optimizer) -> float | None:
+    """The first group's learning rate; None where it has none, or where reading it would wait for a GPU."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None or getattr(rate, "is_cuda", False) else float(rate)

@@ -19,10 +19,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets
+from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets, reduce_sparse
 from hpctrain.worker.adapters.torch.model_order import model_order
 from hpctrain.worker.adapters.torch.same_gradients import SameGradients
-from hpctrain.worker.adapters.torch.sparse import reduce_sparse
 from hpctrain.worker.comm.base import Communicator
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]

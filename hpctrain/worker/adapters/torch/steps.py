@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
-from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
+from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
+from hpctrain.worker.adapters.torch.optimizer_contents import learning_rate
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_optimizer
 from hpctrain.worker.adapters.torch.trainable import (
@@ -123,3 +126,49 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
             each.note(optimizer)
         if each.guard is not None:
             each.guard.step_done()
+
+
+Closure = Callable[[], Any]
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], evaluate: Callable[[Closure], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a step, the optimizer first, with closures that ``evaluate`` calls; None without a closure."""
+    if not any(map(callable, (*args[1:], *kwargs.values()))):
+        return None
+
+    def instead(value: Any) -> Any:
+        return (lambda: evaluate(value)) if callable(value) else value
+
+    return (args[0], *map(instead, args[1:])), {name: instead(value) for name, value in kwargs.items()}
+
+
+def mean_loss(comm: Communicator, closure: Closure) -> Any:
+    """The mean over the ranks of a closure's loss; the loss of a whole batch is the same on all of them. Collective.
+
+    LBFGS chooses the length and number of its steps by it; ranks that chose differently would wait for each other.
+    """
+    loss = closure()
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.detach().new_full(loss.shape, _mean(comm, loss.item()))
+    return _mean(comm, loss) if isinstance(loss, float) else loss
+
+
+def _mean(comm: Communicator, loss: float) -> float:
+    return float(comm.allreduce(np.array([loss]))[0])
+
+
+def step_recorder(
+    comm: Communicator, model: torch.nn.Module, bucket_mb: float | None = None
+) -> Callable[[Optimizer], None] | None:
+    """The function that records a step of a script's first model with its learning rate; None to record nothing."""
+    own, parameters = recording(), sum(parameter.numel() for parameter in model.parameters())
+    if own is None or not own.begin_run(comm, "torch", model, parameters, bucket_mb):
+        return None
+
+    def step_done(optimizer: Optimizer) -> None:
+        ranks = known_ranks()
+        own.step_done(learning_rate(optimizer), gathered=None if ranks is None else ranks.end_step())
+
+    return step_done

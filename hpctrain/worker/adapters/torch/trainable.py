@@ -25,11 +25,11 @@ from torch.nn.parameter import is_lazy
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_same
+from hpctrain.worker.adapters.torch.buckets import sparse_parameters
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
 from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
-from hpctrain.worker.adapters.torch.sparse import sparse_parameters
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer

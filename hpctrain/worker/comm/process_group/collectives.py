@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hpctrain.worker.comm.mpi_collectives import pieces
-from hpctrain.worker.comm.process_group.nodes_of_ranks import NodesOfRanks
 from hpctrain.worker.comm.process_group.reductions import Reduction
-from hpctrain.worker.comm.process_group.staging import StagingBuffers
+from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuffers
 from hpctrain.worker.comm.shared.kernels import cut
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause
 from hpctrain.worker.comm.shared.worker import no_pause

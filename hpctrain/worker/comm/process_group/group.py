@@ -15,11 +15,9 @@ import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.collectives import Collectives
-from hpctrain.worker.comm.process_group.dense import as_bytes, flat, give_back
-from hpctrain.worker.comm.process_group.engine import GroupEngine
-from hpctrain.worker.comm.process_group.messages import MessageWork
+from hpctrain.worker.comm.process_group.engine import Body, CollectiveWork, GroupEngine
+from hpctrain.worker.comm.process_group.messages import MessageWork, as_bytes, flat, give_back
 from hpctrain.worker.comm.process_group.reductions import Reduction
-from hpctrain.worker.comm.process_group.work import Body, CollectiveWork
 
 NAME = "hpctrain"
 _Lists = Sequence[Sequence[torch.Tensor]]

@@ -22,7 +22,7 @@ def torch_says(arrays: list[np.ndarray]) -> bool:
 
 def keras_says(arrays: list[np.ndarray]) -> bool:
     tf = pytest.importorskip("tensorflow")
-    from hpctrain.worker.adapters.keras.finite import all_finite
+    from hpctrain.worker.adapters.keras.variables import all_finite
 
     return bool(all_finite([tf.constant(array) for array in arrays]))
 
@@ -57,7 +57,7 @@ def test_the_largest_numbers_are_finite(says):
 
 def test_counts_in_a_graph():
     tf = pytest.importorskip("tensorflow")
-    from hpctrain.worker.adapters.keras.finite import counts
+    from hpctrain.worker.adapters.keras.variables import counts
 
     tensors = [tf.constant([1.0, math.nan, math.inf, -math.inf]), tf.constant([[0.0]]), tf.constant([math.nan] * 3)]
     assert tf.function(counts)(tensors).numpy().tolist() == [[1, 2], [0, 0], [3, 0]]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa:
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from hpctrain.worker.adapters.torch.optimizer_state import load_optimizer, optimizer_tensors  # noqa: E402
+from hpctrain.worker.adapters.torch.optimizer_contents import load_optimizer, optimizer_tensors  # noqa: E402
 from hpctrain.worker.adapters.torch.tensor_pieces import fill, pieces_of, tensor_of  # noqa: E402
 
 RANKS = 8

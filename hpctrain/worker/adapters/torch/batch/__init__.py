@@ -12,15 +12,12 @@ from hpctrain.worker.adapters.torch.batch import (
     elementwise,
     layers,
     losses,
-    metadata,
-    products,
-    random_numbers,
     reductions,
     shapes,
 )
 from hpctrain.worker.adapters.torch.batch.derivatives import gather_for_own_functions, watch_engine
 from hpctrain.worker.adapters.torch.batch.edge import watch_models
-from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
 from hpctrain.worker.comm.after_import import change_after_import
 
@@ -33,9 +30,6 @@ __all__ = [
     "install",
     "layers",
     "losses",
-    "metadata",
-    "products",
-    "random_numbers",
     "reductions",
     "shapes",
 ]

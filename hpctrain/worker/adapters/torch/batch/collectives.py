@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpctrain.worker.adapters.torch.batch.ranks import DataRanks
-from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import DataRanks, Rows
 
 
 def sum_over_ranks(

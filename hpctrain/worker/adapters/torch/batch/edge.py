@@ -12,6 +12,7 @@ later call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,19 +23,23 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.worker.adapters.torch.batch.coincidences import (
+from hpctrain.worker.adapters.torch.batch.collectives import own_rows
+from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
+from hpctrain.worker.adapters.torch.batch.first_call import (
+    FirstCall,
+    Left,
+    Result,
+    agreed_dims,
     dims_of_rows,
+    keeping_parts,
     may_coincide,
+    name_moved,
+    results_of,
     results_without_traces,
     with_a_row_more,
 )
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows
-from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
-from hpctrain.worker.adapters.torch.batch.first_call import FirstCall, Left, keeping_parts, name_moved
-from hpctrain.worker.adapters.torch.batch.hooks import hooks_of_batches
 from hpctrain.worker.adapters.torch.batch.rank_streams import RankStream
-from hpctrain.worker.adapters.torch.batch.results import Result, agreed_dims, results_of
-from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
 
@@ -265,3 +270,52 @@ def _call_whole(module: nn.Module, name: str) -> None:
         known = _known.get(part) or _Known(_states_of(part))
         known.whole = True
         _known[part] = known
+
+
+# Hooks of these packages are a part of the model.
+_LIBRARIES = ("torch.", "hpctrain.")
+_KINDS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+@contextlib.contextmanager
+def hooks_of_batches(module: nn.Module) -> Iterator[None]:
+    """A context manager in which a module's hooks get batches, but for those of libraries."""
+    attributes = vars(module)
+    before = {kind: attributes[kind] for kind in _KINDS}
+    try:
+        for kind, hooks in before.items():
+            attributes[kind] = {key: hook if _is_library(hook) else _of_batches(hook) for key, hook in hooks.items()}
+        yield
+    finally:
+        attributes.update(before)
+
+
+def _is_library(hook: Any) -> bool:
+    return f"{getattr(hook, '__module__', '')}.".startswith(_LIBRARIES)
+
+
+def _of_batches(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: nn.Module, *given: Any) -> Any:
+        if running.tries:
+            return None
+        rows, running.rows = running.rows, None
+        assert rows is not None
+        try:
+            instead = hook(module, *tree_map(lambda each: _batch(each, rows), given))
+            return tree_map(lambda each: _own(each, rows), instead)
+        finally:
+            running.rows = rows
+
+    return call
+
+
+def _batch(value: Any, rows: Rows) -> Any:
+    """The batch that a tensor is the part of; anything else as it is."""
+    if type(value) is not torch.Tensor:
+        return value
+    dims = [dim for dim, size in enumerate(value.shape) if size == rows.size]
+    return BatchTensor(value, rows.along(rows.dim if rows.dim in dims else dims[0])) if dims else value
+
+
+def _own(value: Any, rows: Rows) -> Any:
+    return rows_of(value, rows.along(value.rows.dim)) if isinstance(value, BatchTensor) else value

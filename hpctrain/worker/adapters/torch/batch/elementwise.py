@@ -1,7 +1,8 @@
-"""Functions that compute each element from the elements at its place: on the rows that are here."""
+"""Functions of each element by itself, and what concerns a batch as a tensor: on the rows that are here."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.collectives import own_rows, spread
-from hpctrain.worker.adapters.torch.batch.rows import Rows
-from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rule, whole_of
+from hpctrain.worker.adapters.torch.batch.ranks import Rows
+from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rows_of, rule, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_reduced
 
 _NAMES = """
@@ -159,3 +160,101 @@ def in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     if operands is None or operands.dims != changed.dim() or operands.args[0] is not changed.local:
         return NotImplemented
     return NotImplemented if func(*operands.args, **operands.kwargs) is NotImplemented else changed
+
+
+_ATTRIBUTES = (
+    "dtype device ndim layout names is_cuda is_cpu is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_nested "
+    "is_sparse_csr itemsize nbytes"
+)
+
+
+@rule(
+    *named(_ATTRIBUTES, T),
+    *named("size dim numel element_size __len__ is_floating_point is_complex is_signed", T, torch),
+    *named("get_device is_inference is_conj is_neg has_names", T, torch),
+)
+def metadata(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+@rule(*named("new_zeros new_ones new_full", T))
+def new(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A plain tensor of the batch's type, on its device."""
+    return func(args[0].local, *args[1:], **kwargs)
+
+
+@rule(T.requires_grad_)
+def requires_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args[0].local.requires_grad_(*args[1:], **kwargs)
+    return args[0]
+
+
+@rule(T.retain_grad)
+def retain_grad(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0].local.retain_grad()
+
+
+@rule(*named("data", T))
+def data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return BatchTensor(args[0].local.data, args[0].rows)
+
+
+@rule(T.data.__set__)  # type: ignore[attr-defined]
+def set_data(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    batch, value = args
+    if not isinstance(batch, BatchTensor) or (batch.shape, batch.dtype) != (value.shape, value.dtype):
+        return NotImplemented
+    batch.local.data = rows_of(value, batch.rows)
+    return None
+
+
+@rule(T.__deepcopy__)
+def deepcopy(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return BatchTensor(copy.deepcopy(args[0].local, *args[1:]), args[0].rows)
+
+
+@rule(T.register_hook)
+def register_hook(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    batch, hook = args
+
+    def on_true_gradient(gradient: torch.Tensor) -> Any:
+        ranks = batch.rows.ranks.size
+        changed = hook(BatchTensor(gradient / ranks, batch.rows))
+        return None if changed is None else rows_of(changed, batch.rows) * ranks
+
+    return batch.local.register_hook(on_true_gradient)
+
+
+@rule(*named("rand_like randn_like randint_like", torch))
+def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    return BatchTensor(own_rows(func(_empty(x), *args[1:], **kwargs), x.rows), x.rows)
+
+
+def _empty(x: BatchTensor) -> torch.Tensor:
+    """A tensor like the whole batch. Random numbers are drawn in the order in which it lies in memory."""
+    strides = x.local.stride()
+    order = list(range(x.dim())) if 0 in strides else sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    laid_out = torch.empty([x.shape[dim] for dim in order], dtype=x.dtype, device=x.device)
+    return laid_out.permute([order.index(dim) for dim in range(x.dim())])
+
+
+@rule(F.dropout)
+def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not kwargs["training"]:
+        return x
+    mask = F.dropout(torch.ones_like(_empty(x)), kwargs["p"])
+    factors = BatchTensor(own_rows(mask, x.rows), x.rows)
+    return x.mul_(factors) if kwargs["inplace"] else x * factors
+
+
+@rule(*named("uniform_ normal_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ random_", torch.Tensor))
+def random_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, BatchTensor) or any(isinstance(each, torch.Tensor) for each in args[1:]):
+        return NotImplemented
+    whole = func(_empty(x), *args[1:], **kwargs)
+    x.local.copy_(own_rows(whole, x.rows))
+    return x

@@ -1,18 +1,20 @@
-"""What a model's first call on a rank's rows leaves in it: tensors with a graph, and state that the samples move."""
+"""What a model's first call on a rank's rows shows: what it leaves in the model, and which dimensions are rows."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.worker.adapters.torch.batch.ranks import DataRanks
+from hpctrain.worker.adapters.torch.batch.ranks import DataRanks, Rows
+from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.guarding import checksums
 
 # The most names in a message.
@@ -112,3 +114,122 @@ def name_moved(ranks: DataRanks, model: str, found: Sequence[Left]) -> None:
             f"warning: {', '.join(names[:_NAMED])}{more} of {model} follow each rank's own samples, and differ between "
             "the ranks; average them by hand, or compute them outside of the model, where a batch is whole"
         )
+
+
+# Results that say nothing about rows.
+_CONSTANTS = (str, bytes, bool, torch.dtype, torch.device)
+
+
+class Result(NamedTuple):
+    """A part of what a model returned, but for constants."""
+
+    value: Any
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """The shape of a tensor; None for anything else."""
+        return self.value.shape if isinstance(self.value, torch.Tensor) else None
+
+    def dims(self, rows: Rows) -> tuple[int, ...] | None:
+        """The dimensions that may be those of the rows, by their length; None for what has no rows."""
+        shape = self.shape
+        if shape is None:
+            return None
+        return tuple(dim for dim, size in enumerate(shape) if size == rows.size) or None
+
+
+def results_of(returned: Any, *, whole_losses: bool) -> list[Result]:
+    """The parts of what a model returned, in an order that is the same on every rank.
+
+    Args:
+        whole_losses: whether the model added its losses up over the ranks itself, so that numbers need no rows.
+    """
+    return [Result(each) for each in tree_leaves(returned) if not _is_constant(each, whole_losses)]
+
+
+def _is_constant(value: Any, whole_losses: bool) -> bool:
+    if value is None or isinstance(value, _CONSTANTS):
+        return True
+    if isinstance(value, torch.Tensor):
+        return whole_losses and value.dim() == 0
+    # The keys and values that a language model keeps for its next call go back to it as they are.
+    return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
+
+
+def agreed_dims(
+    found: Sequence[Sequence[tuple[int, ...] | None]], *, first: int, others: int, even: bool
+) -> tuple[int, ...] | None:
+    """The dimension of the rows of each result, from what all ranks found; None where a result has no such dimension.
+
+    Ranks have different numbers of rows where a batch does not divide evenly, which rules coincidences out: a result
+    with two such dimensions has a number for each pair of rows.
+
+    Args:
+        found: for each rank and result, the dimensions that are as long as the rank has rows.
+        first: of several possible dimensions, that of the first result.
+        others: that of further ones.
+        even: whether all ranks have as many rows.
+    """
+    dims: list[int] = []
+    for number, results in enumerate(zip(*found, strict=True)):
+        if any(each is None for each in results):
+            return None
+        common = set(results[0] or ()).intersection(*(each or () for each in results))
+        if not common or (len(common) > 1 and not even):
+            return None
+        usual = others if number else first
+        dims.append(usual if usual in common else min(common))
+    return tuple(dims)
+
+
+Dims = tuple[int, ...] | None
+
+
+def may_coincide(found: Sequence[Dims], rows: Rows) -> bool:
+    """Whether the dimensions that are as long as this rank's rows may be others."""
+    return len(set(rows.sizes)) == 1 and (len(found) > 1 or any(len(dims or ()) > 1 for dims in found))
+
+
+def dims_of_rows(found: Sequence[Dims], longer: Sequence[Result] | None, rows: Rows) -> list[Dims]:
+    """The dimension of each result that has become longer by the additional row; None where there are several."""
+    if longer is None or len(longer) != len(found):
+        return list(found)
+    more = rows.sized(size + 1 for size in rows.sizes)
+    pairs = zip(found, (each.dims(more) or () for each in longer), strict=True)
+    of_rows = [tuple(dim for dim in dims or () if dim in grown) for dims, grown in pairs]
+    return [dims if len(dims) == 1 else None for dims in of_rows]
+
+
+def with_a_row_more(whole: Any, own: Any) -> Any:
+    """A rank's arguments, made of those of the whole batch, in which its first row comes once more at the end."""
+    return tree_map(_longer, whole, own)
+
+
+def _longer(whole: Any, own: Any) -> Any:
+    if not isinstance(whole, torch.Tensor) or whole.shape == own.shape:
+        return own
+    dim = next(dim for dim, sizes in enumerate(zip(whole.shape, own.shape, strict=True)) if len(set(sizes)) > 1)
+    return torch.cat([own, own.narrow(dim, 0, 1)], dim)
+
+
+def results_without_traces(module: nn.Module, call: Callable[[], list[Result]], arguments: Any) -> list[Result] | None:
+    """What a call of a module returns that leaves nothing behind; None if it fails, or could change its arguments."""
+    if not all(
+        each is None or isinstance(each, torch.Tensor | bool | int | float | str) for each in tree_leaves(arguments)
+    ):
+        return None
+    before = ModuleState(module)
+    try:
+        running.tries = True
+        with torch.no_grad(), _restored_streams():
+            return call()
+    except Exception:
+        return None
+    finally:
+        running.tries = False
+        before.restore()
+
+
+def _restored_streams() -> contextlib.AbstractContextManager[None]:
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    return torch.random.fork_rng(devices)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.batch.collectives import gathered, own_rows
-from hpctrain.worker.adapters.torch.batch.rows import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows
 
 
 class BatchTensor(torch.Tensor):

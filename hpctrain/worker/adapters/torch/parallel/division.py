@@ -18,7 +18,6 @@ from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
-from hpctrain.worker.adapters.torch.closures import mean_loss, with_closure
 from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in
 from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
@@ -28,9 +27,8 @@ from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import divide, recompute
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
-from hpctrain.worker.adapters.torch.recording import step_recorder
 from hpctrain.worker.adapters.torch.reducer import syncing
-from hpctrain.worker.adapters.torch.steps import reduced_elsewhere
+from hpctrain.worker.adapters.torch.steps import mean_loss, reduced_elsewhere, step_recorder, with_closure
 from hpctrain.worker.comm import Communicator
 
 Optimizers = Sequence[torch.optim.Optimizer]

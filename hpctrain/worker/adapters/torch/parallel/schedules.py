@@ -29,7 +29,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.worker.adapters.torch.parallel.missing_gradients import MissingGradients
+from hpctrain.worker.adapters.torch.parallel.gathered import MissingGradients
 from hpctrain.worker.adapters.torch.parallel.sharding import groups_of, reshard
 
 # The schedule, and how many stages each rank has.

@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
-from hpctrain.worker.adapters.torch.closures import with_closure
 from hpctrain.worker.adapters.torch.guarding import checksums
 from hpctrain.worker.adapters.torch.optimizer_contents import Optimizer, optimizers_in, parameters_of, set_whole
 from hpctrain.worker.adapters.torch.parallel.optimizers import rewire
 from hpctrain.worker.adapters.torch.parallel.overflow import unscale_whole_gradients
+from hpctrain.worker.adapters.torch.steps import with_closure
 from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.comm import Communicator
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.worker.adapters.torch.parallel.tensor import tied_names
+from hpctrain.worker.adapters.torch.parallel.sharding import tied_names
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.worker.comm.process_group.nodes_of_ranks import NodesOfRanks
+from hpctrain.worker.comm.process_group.staging import NodesOfRanks
 
 HOMES = st.lists(st.integers(0, 3), min_size=1, max_size=12).map(
     lambda nodes: [nodes.index(node) for node in nodes]  # the first rank of each rank's node

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
-from hpctrain.worker.comm.process_group.work import CollectiveTask  # noqa: E402
+from hpctrain.worker.comm.process_group.engine import CollectiveTask  # noqa: E402
 from hpctrain.worker.comm.shared.worker import Worker  # noqa: E402
 
 
