@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "programs" / "parallel_misuse.py"
 
-DIVIDED = ("HT-model-divided", {"part": "the model"})
+DIVIDED = ("HT-gradients-reduced-twice", {})
 REFUSED = {
     "another_mesh": ("HT-mesh-not-valid", {"names": ["dp"]}),
     "ranks_that_do_not_fit": ("HT-ranks-not-divisible", {}),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.settings import MESH
 from hpctrain.worker.comm.base import Communicator
-
-_given: weakref.WeakKeyDictionary[Communicator, Mesh] = weakref.WeakKeyDictionary()
 
 
 class DataPlace(NamedTuple):
@@ -23,7 +20,7 @@ class DataPlace(NamedTuple):
 
 def set_mesh(comm: Communicator, mesh: Mesh) -> None:
     """Set the mesh that these ranks form from now on."""
-    _given[comm] = mesh
+    comm.mesh = mesh
 
 
 def mesh_of(comm: Communicator) -> Mesh:
@@ -71,11 +68,10 @@ def first_of_each(comm: Communicator, have: Sequence[bool]) -> list[bool]:
 
 
 def _given_to(comm: Communicator) -> Mesh:
-    given = _given.get(comm)
-    if given is None:
-        text = MESH.read()
-        given = parse_mesh(text, MESH.name) if text else Mesh()
-    return given
+    if comm.mesh is not None:
+        return comm.mesh
+    text = MESH.read()
+    return parse_mesh(text, MESH.name) if text else Mesh()
 
 
 # Cached because each step asks several times.

@@ -26,6 +26,7 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.common.run.value_types import LIMIT
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm import Communicator, forks
+from hpctrain.worker.comm.rank_run import run
 
 if TYPE_CHECKING:
     from hpctrain.worker.energy_meter import HostMeter
@@ -165,27 +166,23 @@ class Recording:
             self._printed_at, self._unprinted = time.monotonic(), ""
 
 
-_recording: Recording | None = None
-
-
 def begin(path: Path) -> None:
     """Record this process's script in the events of a run. Called on rank 0 before the script begins."""
-    global _recording
     # The file may not exist yet: ranks that are started by hand may be the first to write it.
     events = EventsFile(path)
     stops = [event.iteration for event in events.few(StoppedEvent) if isinstance(event, StoppedEvent)]
-    _recording = Recording(path, max(stops, default=0) if events.has_steps else None)
+    run.recording = Recording(path, max(stops, default=0) if events.has_steps else None)
 
 
 def note_data_position() -> None:
     """Note that the script has set where the order of its samples continues."""
-    if _recording:
-        _recording.data_position_set = True
+    if run.recording:
+        run.recording.data_position_set = True
 
 
 def warn_of_data_restart(comm: Communicator) -> None:
     """Warn a resumed script once if its data begin at the first epoch again."""
-    if _recording and _recording.resumed and not _recording.data_position_set:
+    if run.recording and run.recording.resumed and not run.recording.data_position_set:
         note_data_position()
         comm.say(
             "this run was resumed, but its data begin again: with the first batch of epoch 0, and its order. Call "
@@ -196,27 +193,27 @@ def warn_of_data_restart(comm: Communicator) -> None:
 
 def end() -> None:
     """Record the energy drawn until this process's script ended, with or without an error. Called on every rank."""
-    if _recording:
-        _recording.end()
+    if run.recording:
+        run.recording.end()
 
 
 def stopped(reason: str) -> None:
     """Record that this process's script was stopped in good order. Called on every rank."""
-    if _recording:
-        _recording.stopped(reason)
+    if run.recording:
+        run.recording.stopped(reason)
 
 
 def recording() -> Recording | None:
     """The recording of this process; None on ranks other than 0, and in forks of a rank."""
-    global _recording
     if forks.is_fork():
         return None
-    if _recording is None:
+    if run.recording is None:
         launcher = detect()
         if launcher and launcher.rank:
             return None
-        _recording = Recording()
-    return _recording
+        run.recording = Recording()
+    recording: Recording = run.recording
+    return recording
 
 
 def resumed_at(step: int) -> None:

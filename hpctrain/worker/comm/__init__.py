@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
@@ -20,26 +19,14 @@ from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.connecting import connect, mpi_world, require_own_place
-from hpctrain.worker.comm.exit_handler import leave_at_exit
 from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
+from hpctrain.worker.comm.rank_run import run
 
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
 # What MPI_Finalize and the remaining exit handlers of a fault-tolerant run may take together.
 _FINALIZE_SECONDS = 20
-
-_current: Communicator | None = None
-# Whether this process has ever joined a run, and whether it has trained with the other ranks of one.
-_joined = _distributed = False
-# Whether the script has imported a library by which ranks train together without hpctrain.
-_knows_others = False
-# Whether the user was told that each rank trains alone.
-_mentioned = False
-# Whether the program that runs this script ends every rank where one raises an exception.
-_ends_ranks = False
-# The exception hook that init() replaced.
-_show: Callable[[type[BaseException], BaseException, TracebackType | None], object] | None = None
 
 
 def init(backend: str | None = None) -> Communicator:
@@ -70,8 +57,7 @@ def init(backend: str | None = None) -> Communicator:
         HpctrainError: an unknown backend, one that is not installed or not for this launcher, or a launcher and an
             MPI that do not match.
     """
-    global _current, _joined, _distributed, _knows_others
-    if _current is None:
+    if run.comm is None:
         wanted = backend or BACKEND.read()
         if wanted not in BACKENDS:
             raise HpctrainError(
@@ -84,24 +70,24 @@ def init(backend: str | None = None) -> Communicator:
             forks.watch()
             # Installed before connecting: a fault-tolerant MPI does not abort the others when this rank fails.
             _abort_on_exception()
-        if not _joined:
+        if not run.joined:
             # Asked before hpctrain itself imports some of them.
-            _distributed = _knows_others = others_imported()
-        _current = connect(wanted, launcher)
-        _joined = True
+            run.distributed = run.knows_others = others_imported()
+        comm = run.comm = connect(wanted, launcher)
+        run.joined = True
         watch()
-        leave_at_exit(_leave)
-        if _current.rank == 0:
-            ranks = "1 rank" if _current.size == 1 else f"{_current.size} ranks"
+        run.leave_at_exit(_leave)
+        if comm.rank == 0:
+            ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
             threads = os.environ.get("OMP_NUM_THREADS")
             each = f", {threads} thread{'s' * (threads != '1')} each" if threads else ""
-            tell(f"hpctrain: {ranks}, backend {_current.backend} ({_current.reason}){each}")
-    return _current
+            tell(f"hpctrain: {ranks}, backend {comm.backend} ({comm.reason}){each}")
+    return run.comm
 
 
 def current() -> Communicator:
     """The communicator of this process; joins the run if that has not happened yet."""
-    return _current or init()
+    return run.comm or init()
 
 
 def should_stop() -> bool:
@@ -146,19 +132,19 @@ def shutdown() -> None:
 
 
 def _leave_run() -> None:
-    global _current
     if forks.is_fork():
         return
     try:
         make_last_checks()
     finally:
-        leaving, _current = _current, None
+        leaving = run.end()
         try:
             if leaving is not None:
                 leaving.left = True
                 leaving.shutdown()
         finally:
-            _show_again()
+            if run.replaced_hook is not None:
+                sys.excepthook, run.replaced_hook = run.replaced_hook, None
 
 
 def make_last_checks() -> None:
@@ -167,23 +153,16 @@ def make_last_checks() -> None:
     Raises:
         HpctrainError: a check failed.
     """
-    global _distributed
-    if _current is not None:
-        _distributed |= _current.trains_together()
+    if run.comm is not None:
+        run.distributed |= run.comm.trains_together()
         # After a rank's death there is nothing left to compare, and the others have finished their work.
         with contextlib.suppress(RanksLostError):
-            _current.make_last_checks()
-
-
-def knows_others() -> bool:
-    """Whether the script had imported a library by which ranks train together when it joined the run."""
-    return _knows_others
+            run.comm.make_last_checks()
 
 
 def leave_errors_to_caller() -> None:
     """Leave an uncaught exception of the script to the caller, who explains it, and ends every rank afterwards."""
-    global _ends_ranks
-    _ends_ranks = True
+    run.ends_ranks = True
 
 
 def watch() -> None:
@@ -198,13 +177,12 @@ def watch() -> None:
 
 def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
     """Say on rank 0, once, that each rank of a user's script trained alone; returns what was said."""
-    global _distributed, _mentioned
     # What it asks of other libraries may fail in any state of theirs. A mere hint must not fail the run.
     with contextlib.suppress(Exception):
-        _distributed |= _current is not None and _current.trains_together()
-        found = forgotten_calls(ranks, joined=_joined, distributed=_distributed)
-        if found and rank == 0 and not _mentioned:
-            _mentioned = True
+        run.distributed |= run.comm is not None and run.comm.trains_together()
+        found = forgotten_calls(ranks, joined=run.joined, distributed=run.distributed)
+        if found and rank == 0 and not run.mentioned:
+            run.mentioned = True
             tell(f"hpctrain: {found.text}")
         return found
     return None
@@ -227,19 +205,13 @@ def require_distributed(rank: int, ranks: int) -> None:
         )
 
 
-def _show_again() -> None:
-    global _show
-    if _show is not None:
-        sys.excepthook, _show = _show, None
-
-
 def _leave() -> None:
     """Leave the run at the interpreter's exit, which after a rank's death may not end by itself.
 
     Open MPI 5.0's MPI_Finalize may wait for dead ranks for ever (https://github.com/open-mpi/ompi/issues/11404). Python
     runs neither threads nor signal handlers by then, so the default action of SIGALRM ends the process.
     """
-    fault_tolerant = _current is not None and _current.fault_tolerant
+    fault_tolerant = run.comm is not None and run.comm.fault_tolerant
     try:
         make_last_checks()
     except BaseException as raised:
@@ -253,8 +225,8 @@ def _leave() -> None:
             _abort(_exit_code(error))
         finally:
             os._exit(_exit_code(error))
-    if _current is not None:
-        mention_forgotten(_current.rank, _current.size)
+    if run.comm is not None:
+        mention_forgotten(run.comm.rank, run.comm.size)
     _leave_run()
     if fault_tolerant:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -280,10 +252,9 @@ def leave_now() -> None:
 
 def _abort_on_exception() -> None:
     """Make an uncaught exception end every rank: the others would wait for this one forever."""
-    global _show
-    if _show is not None or _ends_ranks:
+    if run.replaced_hook is not None or run.ends_ranks:
         return
-    show = _show = sys.excepthook
+    show = run.replaced_hook = sys.excepthook
 
     def report_and_abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
@@ -299,7 +270,7 @@ def _abort_on_exception() -> None:
 def explained(error: BaseException) -> BaseException:
     """The error that ends this rank, as it was raised first, and in hpctrain's words where a library's say less."""
     found = original_error(error)
-    return found if _current is None or forks.is_fork() else _current.explained(found)
+    return found if run.comm is None or forks.is_fork() else run.comm.explained(found)
 
 
 def _exit_code(error: BaseException) -> int:
@@ -311,8 +282,8 @@ def _abort(exit_code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    if _current is not None:
-        _current.abort(exit_code)
+    if run.comm is not None:
+        run.comm.abort(exit_code)
     if "mpi4py.MPI" in sys.modules:
         from mpi4py import MPI
 

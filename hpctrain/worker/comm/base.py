@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
+    from hpctrain.common.recipes.mesh import Mesh
     from hpctrain.worker.comm.parameter_server import ParameterServer
 
 T = TypeVar("T")
@@ -136,6 +137,7 @@ class Communicator(ABC):
             process groups.
         reduced_by_hand: whether the script reduced an array of several numbers itself.
         divides_batches: whether ``ht.shard`` got a DataLoader.
+        mesh: the mesh that the ranks form; None for that of the launch.
         left: whether :func:`hpctrain.shutdown` has left the run.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
         in_host_memory: whether gradients are reduced in the CPU's memory only; hpctrain then keeps its models there.
@@ -146,6 +148,7 @@ class Communicator(ABC):
     in_host_memory = False
     has_xla_kernel = False
     strategy: tf.distribute.Strategy | None = None
+    mesh: Mesh | None = None
     backend: str
     rank: int
     size: int
@@ -161,6 +164,7 @@ class Communicator(ABC):
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._kept: list[object] = []
         self._kept_groups: dict[str, tuple[int, Group]] = {}
+        self._parts: dict[str, Any] = {}
 
     @property
     def bucket_bytes(self) -> float:
@@ -169,6 +173,13 @@ class Communicator(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.size} on {self.host}>"
+
+    def part(self, name: str, make: Callable[[], T]) -> T:
+        """What an adapter keeps for these ranks under a name as long as they are a run; made at the first call."""
+        if name not in self._parts:
+            self._parts[name] = make()
+        part: T = self._parts[name]
+        return part
 
     def group_creation(self) -> AbstractContextManager[None]:
         """A context in which new groups of torch.distributed listen where the other ranks reach this one."""

@@ -23,24 +23,37 @@ from typing import NoReturn
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.stderr import tell_error
 
-_watching = _forked = False
-_status = 0
-_frames: FrameType | None = None
+
+class _Process:
+    """This process.
+
+    Attributes:
+        watching: whether its forks are detected.
+        forked: whether it is a fork itself.
+        status: the exit status with which a fork ends.
+        frames: those that the fork returns through, which keep their variables.
+    """
+
+    watching = forked = False
+    status = 0
+    frames: FrameType | None = None
+
+
+_process = _Process()
 # The base class of all files. io.IOBase is an abstract base class, whose issubclass() runs code of every type.
 _FILE: type = io.IOBase.__bases__[0]
 
 
 def watch() -> None:
     """Detect forks of this process from now on. Idempotent."""
-    global _watching
-    if not _watching:
-        _watching = True
+    if not _process.watching:
+        _process.watching = True
         os.register_at_fork(before=_flush_streams, after_in_child=_begin_fork)
 
 
 def is_fork() -> bool:
     """Whether this process was forked from one that called :func:`watch`."""
-    return _forked
+    return _process.forked
 
 
 def require_rank(what: str) -> None:
@@ -49,7 +62,7 @@ def require_rank(what: str) -> None:
     Raises:
         HpctrainError: this process is a fork of a rank.
     """
-    if _forked:
+    if _process.forked:
         raise HpctrainError(
             "HT-call-in-child-process",
             "{call} was called in process {pid}, which was forked from a rank and is none itself",
@@ -61,8 +74,7 @@ def require_rank(what: str) -> None:
 
 def leave(status: int) -> None:
     """End a fork as Python does: wait for its threads, then run its own exit handlers. Does not return."""
-    global _status
-    _status = status
+    _process.status = status
     run_exit_handlers()
 
 
@@ -79,7 +91,7 @@ def run_exit_handlers() -> None:
 def _end() -> NoReturn:
     flushed = _flush_streams()
     close_files()
-    os._exit(_status if flushed or _status else 120)  # as Python does
+    os._exit(_process.status if flushed or _process.status else 120)  # as Python does
 
 
 def _flush_streams() -> bool:
@@ -116,10 +128,7 @@ def exit_status(error: BaseException | None) -> int:
 
 
 def _begin_fork() -> None:
-    global _forked, _frames, _status
-    _forked, _status = True, 0
-    # Keeps the frames that the fork returns through, and with them their variables.
-    _frames = sys._getframe()
+    _process.forked, _process.status, _process.frames = True, 0, sys._getframe()
     atexit._clear()
     # The parent's objects must not be finalized here: removing a temporary folder, for one, is up to the parent.
     gc.freeze()
@@ -133,9 +142,8 @@ def _begin_fork() -> None:
 
 
 def _exit(code: str | int | None = None, /) -> NoReturn:
-    global _status
     error = SystemExit(code)
-    _status = exit_status(error)
+    _process.status = exit_status(error)
     raise error
 
 
@@ -143,8 +151,7 @@ def _note_and_show(
     show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], object]:
     def note_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _status
-        _status = 1
+        _process.status = 1
         show(kind, error, trace)
 
     return note_and_show

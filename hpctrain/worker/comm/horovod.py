@@ -14,9 +14,9 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Work
-from hpctrain.worker.comm.exit_handler import leave_first
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.narrow_copies import Narrowing
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class HorovodCommunicator(MpiControl):
                 os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
             module.init()
             # Horovod's own exit handler would run first, and end the reductions of other ranks with an obscure error.
-            leave_first()
+            run.leave_first()
             if (module.rank(), module.size()) != (self.rank, self.size):
                 raise HpctrainError(
                     "HT-mpi-other-than-launcher",

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Sample, Workload
 from hpctrain.worker.adapters.torch import no_sync
-from hpctrain.worker.adapters.torch.trainable import trained
+from hpctrain.worker.adapters.torch.trainable import record_of
 from hpctrain.worker.tracing.network_trace import workload
 from hpctrain.worker.tracing.recorder import Access, Allocation, Operator, OpTrace, Recorder
 
@@ -42,7 +42,7 @@ class ScriptTracer:
     def _entered(self, module: torch.nn.Module, inputs: Any) -> None:
         if module is self._model and self._seen_backward:
             self._finish()
-        if self._recorder is None and module in trained and module.training and torch.is_grad_enabled():
+        if self._recorder is None and record_of(module) and module.training and torch.is_grad_enabled():
             self._begin(module, inputs)
 
     @property

@@ -26,7 +26,8 @@ from hpctrain.common.run import stopping
 from hpctrain.common.run.plan import Script
 from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker import comm
-from hpctrain.worker.comm import exit_handler, forks
+from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.timeout import Timeout
 
 # What the exception hook and the exit handlers of a script may take, each. The launcher waits for longer.
@@ -104,7 +105,7 @@ def _pass_on_interrupt(stop: Path, seconds: float) -> None:
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     # Until the handler below runs.
                     Timeout.interrupted = time.monotonic()
-                exit_handler.forget()
+                run.leave_no_more()
                 # To the main thread itself, which may sleep.
                 main = threading.main_thread().ident
                 assert main is not None
@@ -137,7 +138,7 @@ def finish() -> None:
     """Do what Python does at the end of a program: wait for threads, and run exit handlers, which close files."""
     if _script is None:
         return
-    exit_handler.forget()
+    run.leave_no_more()
     with contextlib.suppress(BaseException):
         forks.run_exit_handlers()
 

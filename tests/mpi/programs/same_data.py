@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 import hpctrain as ht
-from hpctrain.worker.adapters.torch import loader as loaders
 from hpctrain.worker.comm.single import SingleCommunicator
 
 SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
@@ -71,7 +70,7 @@ def trained(given) -> float:
     model = network()
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     kept = random.getstate(), np.random.get_state()[1].tolist()
-    loaders._all.clear()
+    ht.init()._parts.pop("loaders", None)
     sharded = ht.shard(given, seed=SEED)
     assert kept == (random.getstate(), np.random.get_state()[1].tolist())
     for _ in range(EPOCHS):
@@ -259,7 +258,7 @@ def whole(value):
 
 def as_one_process(comm, make) -> float:
     """How many batches differ from those of one process, to the bit."""
-    loaders._all.clear()
+    ht.init()._parts.pop("loaders", None)
     alone = ht.shard(make(), comm=SingleCommunicator("one process"))
     sharded = ht.shard(make())
     wrong = 0

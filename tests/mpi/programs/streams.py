@@ -37,7 +37,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch import loader as loaders
 from hpctrain.worker.adapters.torch.batch import BatchTensor
 from hpctrain.worker.comm import current
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -504,7 +503,7 @@ def what_is_no_loader_of_batches(comm):
 
 def of_a_new_run() -> None:
     """Forget the loaders that were made, whose epochs those of the same settings go on with."""
-    loaders._all.clear()
+    ht.init()._parts.pop("loaders", None)
 
 
 def begin(comm):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,11 +11,10 @@ import keras
 import tensorflow as tf
 
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.rank_run import run
 
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.reduction import GradientReduction
-
-_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 _NUMBERS = itertools.count()
 
@@ -105,9 +103,9 @@ def distribution_of(model: keras.Model) -> Distribution | None:
 def register(model: keras.Model, distribution: Distribution) -> None:
     """Register ``model`` as distributed for as long as it lives, since its optimizers refer to it."""
     model._distribution = distribution
-    _MODELS.add(model)
+    run.models.add(model)
 
 
 def distributed_models() -> list[keras.Model]:
     """All distributed models that are alive, in the order in which they were distributed."""
-    return sorted(_MODELS, key=lambda model: model._distribution.number)
+    return sorted(run.models, key=lambda model: model._distribution.number)

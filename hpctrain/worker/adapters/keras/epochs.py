@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,12 +60,9 @@ class DatasetPasses:
                 iter(dataset)
 
 
-_passes: weakref.WeakKeyDictionary[tf.data.Dataset, DatasetPasses] = weakref.WeakKeyDictionary()
-
-
 def register(dataset: tf.data.Dataset, passes: DatasetPasses) -> tf.data.Dataset:
     """Record the passes over a dataset that ``ht.shard`` returns."""
-    _passes[dataset] = passes
+    dataset._hpctrain_passes = passes
     kind: Any = next(each for each in type(dataset).__mro__ if "__iter__" in vars(each))
     if not hasattr(kind.__iter__, "counts"):
         kind.__iter__ = _counting(kind.__iter__)
@@ -75,7 +71,7 @@ def register(dataset: tf.data.Dataset, passes: DatasetPasses) -> tf.data.Dataset
 
 def is_registered(dataset: tf.data.Dataset) -> bool:
     """Whether this is what ``ht.shard`` returned, and not a dataset made of it."""
-    return dataset in _passes
+    return hasattr(dataset, "_hpctrain_passes")
 
 
 def _counting(make: Any) -> Any:
@@ -110,7 +106,7 @@ class ContinueOrders(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _registered(dataset: Any) -> Iterator[tuple[DatasetPasses, tf.data.Dataset]]:
     """The recorded passes of a dataset, or of the datasets that it was made from."""
-    if passes := _passes.get(dataset):
+    if passes := getattr(dataset, "_hpctrain_passes", None):
         yield passes, dataset
     else:
         for source in dataset._inputs():

@@ -194,9 +194,13 @@ def make_distributed(optimizer: keras.optimizers.Optimizer, reduction: GradientR
     optimizer._reduction = reduction
 
 
-# Whether a tape calls its own ``gradient`` for a Jacobian.
-_within_jacobian = False
-_warned = False
+class _Tapes:
+    """Whether a tape calls its own ``gradient`` for a Jacobian, and whether a script was warned of other models."""
+
+    within_jacobian = warned = False
+
+
+_tapes = _Tapes()
 
 
 def watch_tapes() -> None:
@@ -216,7 +220,7 @@ def _of_whole_batches(gradient: Callable[..., Any]) -> Any:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def watched(tape: Any, target: Any, sources: Any, output_gradients: Any = None, *further: Any, **named: Any) -> Any:
         found = gradient(tape, target, sources, output_gradients, *further, **named)
-        if _within_jacobian:
+        if _tapes.within_jacobian:
             return found
         variables, gradients = tf.nest.flatten(sources), tf.nest.flatten(found)
         for distribution, places in _by_model(variables):
@@ -232,12 +236,11 @@ def _of_whole_batches(gradient: Callable[..., Any]) -> Any:
 def _of_own_samples(jacobian: Callable[..., Any]) -> Any:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def watched(*arguments: Any, **settings: Any) -> Any:
-        global _within_jacobian
-        _within_jacobian = True
+        _tapes.within_jacobian = True
         try:
             return jacobian(*arguments, **settings)
         finally:
-            _within_jacobian = False
+            _tapes.within_jacobian = False
 
     return watched
 
@@ -295,13 +298,12 @@ def _warn_of_others(variables: Sequence[Any]) -> None:
 
     Variables of a strategy of tf.distribute are shared by its replicas, which it sees to itself.
     """
-    global _warned
     if tf.distribute.has_strategy():
         return
     models = distributed_models()
     for variable in variables:
-        if not _warned and isinstance(variable, keras.Variable) and variable.trainable:
-            _warned = True
+        if not _tapes.warned and isinstance(variable, keras.Variable) and variable.trainable:
+            _tapes.warned = True
             distribution = distribution_of(models[0]) if models else None
             if distribution is not None:
                 distribution.comm.say(

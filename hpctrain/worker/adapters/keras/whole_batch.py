@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,10 +18,6 @@ from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_e
 
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
-
-
-# How many collectives each graph has got.
-_CALLS: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
 
 
 def group_of(comm: Communicator) -> Group:
@@ -51,7 +46,10 @@ def number_in_graph() -> int:
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None and hasattr(graph.outer_graph, "outer_graph"):
         graph = graph.outer_graph
-    return next(_CALLS.setdefault(graph, itertools.count()))
+    # Counted in the graph itself, which may be gone before another one gets its address.
+    if not hasattr(graph, "_hpctrain_collectives"):
+        graph._hpctrain_collectives = itertools.count()
+    return int(next(graph._hpctrain_collectives))
 
 
 class Rows(NamedTuple):

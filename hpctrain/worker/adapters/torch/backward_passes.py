@@ -34,7 +34,7 @@ class BackwardPasses:
         self._running = 0
         # Whether it has made a gradient: a pass through other models has not, although a pass within it was joined.
         self._made = False
-        _watched.add(self)
+        _engine.watched.add(self)
 
     def begin(self) -> None:
         """Count a new pass; one within another joins the outer pass, which still needs the parameters at its end."""
@@ -79,32 +79,42 @@ def watch_gradients(parameters: Iterable[torch.nn.Parameter], at_gradient: Calla
             each.register_post_accumulate_grad_hook(made)
 
 
-_watched: weakref.WeakSet[BackwardPasses] = weakref.WeakSet()
+class _Engine:
+    """What PyTorch's engine is called for.
+
+    Attributes:
+        watched: those that are told of each backward pass.
+        asked: whether gradients are computed for ``torch.autograd.grad`` alone.
+    """
+
+    def __init__(self) -> None:
+        self.watched: weakref.WeakSet[BackwardPasses] = weakref.WeakSet()
+        self.asked = False
+
+
+_engine = _Engine()
 
 
 def backward_begins() -> None:
     """Count a backward pass that is about to begin."""
-    for each in list(_watched):
+    for each in list(_engine.watched):
         each.begin()
-
-
-_asking = False
 
 
 @contextlib.contextmanager
 def asking() -> Iterator[None]:
     """A context manager around ``torch.autograd.grad``; one within a backward pass is part of that."""
-    global _asking
-    before, _asking = _asking, _asking or not in_backward()
+    before = _engine.asked
+    _engine.asked = before or not in_backward()
     try:
         yield
     finally:
-        _asking = before
+        _engine.asked = before
 
 
 def is_asking() -> bool:
     """Whether gradients are computed for ``torch.autograd.grad`` alone, so that parameters keep theirs."""
-    return _asking
+    return _engine.asked
 
 
 def in_backward() -> bool:

@@ -17,10 +17,11 @@ from hpctrain.common.run.records import OwnTraining
 from hpctrain.common.settings import RANKS_ALONE, TIMEOUT
 from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.optimizer_contents import learning_rate, parameters_of
-from hpctrain.worker.comm import Communicator, current, forks, knows_others
+from hpctrain.worker.comm import Communicator, current, forks
 from hpctrain.worker.comm.forgotten import note_own_group
 from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
+from hpctrain.worker.comm.rank_run import run
 
 # The groups of --backend nccl, whose collectives are NCCL's or Gloo's by the device of a tensor.
 _ON_BOTH = "cpu:gloo,cuda:nccl"
@@ -185,7 +186,7 @@ def _watch_training(comm: Communicator) -> None:
 
 def own_training() -> OwnTraining | None:
     """What this rank has trained by itself; None where it has trained with others, or it is not known."""
-    if _own.comm is None or _own.steps < 2 or _own.other_groups or knows_others() or _own.comm.reduced_by_hand:
+    if _own.comm is None or _own.steps < 2 or _own.other_groups or run.knows_others or _own.comm.reduced_by_hand:
         return None
     moved = HpctrainGroup.moved - _own.before
     if moved > _BYTES_A_STEP * _own.steps or moved >= sum(parameter.nbytes for parameter in _own.parameters):

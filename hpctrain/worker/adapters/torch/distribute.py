@@ -15,7 +15,7 @@ from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder, watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
-from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, reducers_of, trained
+from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, record_of, reducers_of
 from hpctrain.worker.comm import Communicator, current
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def distribute(
         _attach_reducers(comm, model, optimizers, settings)
     if division is not None:
         division.apply()
-    add_modules(model, None)
+    add_modules(comm, model, None)
     return model, optimizer
 
 
@@ -137,11 +137,9 @@ def _attach_reducers(
             )
         if reducer.changed:
             reducer.rebuild()
-    record = trained.get(model)
-    if record is None:
-        record = trained[model] = Trained(comm, model, settings)
+    record = record_of(model) or Trained(comm, model, settings)
     record.add(optimizers)
-    add_modules(model, record)
+    add_modules(comm, model, record)
     if record.take(equal=True):
         record.lead(optimizers)
         record.note = step_recorder(comm, model, settings.bucket_bytes / 1e6)

@@ -15,18 +15,6 @@ from hpctrain.worker.adapters.replicas import Checksums
 from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 from hpctrain.worker.comm import Communicator
 
-guards: weakref.WeakKeyDictionary[torch.optim.Optimizer, Guard] = weakref.WeakKeyDictionary()
-"""By the first optimizer of each model."""
-
-
-def guard_of(optimizer: torch.optim.Optimizer) -> Guard:
-    """The guard that compares the parameters of ``distribute``'s first optimizer.
-
-    Raises:
-        KeyError: it was not given to ``distribute``, or has no parameters of its own.
-    """
-    return guards[optimizer]
-
 
 def guard_over(
     comm: Communicator, parameters: Iterable[tuple[str, torch.Tensor]], *, every: int, divided: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,6 @@ class _Loaders:
         self.first: dict[tuple[str, int], int] = {}
 
 
-_all: weakref.WeakKeyDictionary[Communicator, _Loaders] = weakref.WeakKeyDictionary()
 _data_sets = WeakIdKeyDictionary()
 _serial = itertools.count()
 
@@ -59,7 +57,7 @@ class Epochs:
     """
 
     def __init__(self, comm: Communicator, loader: DataLoader[Any], identity: Mapping[str, Any]) -> None:
-        self._loaders = loaders = _all.setdefault(comm, _Loaders())
+        self._loaders = loaders = comm.part("loaders", _Loaders)
         self._key = f"{_data_set(loader.dataset)} {dict(identity)}"
         state = (loader.generator or torch.default_generator).get_state()
         made = self._key, xxhash.xxh3_64_intdigest(state.numpy().tobytes())

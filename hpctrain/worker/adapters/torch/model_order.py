@@ -18,7 +18,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Communicator, Group
 
 _PURPOSE = "agreeing on the model of a backward pass"
-_all: weakref.WeakKeyDictionary[Communicator, ModelOrder] = weakref.WeakKeyDictionary()
 
 
 class Ordered(Protocol):
@@ -130,6 +129,4 @@ class ModelOrder:
 
 def model_order(comm: Communicator) -> ModelOrder:
     """The order of the models of a communicator."""
-    if comm not in _all:
-        _all[comm] = ModelOrder(comm)
-    return _all[comm]
+    return comm.part("model order", lambda: ModelOrder(comm))

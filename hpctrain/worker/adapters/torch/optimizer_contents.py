@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
-from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.checkpoints.read import shape_of
 from hpctrain.worker.adapters.torch.tensor_pieces import fill, is_dtensor, laid_out, tensor_of
 
+if TYPE_CHECKING:
+    from hpctrain.worker.adapters.guard import Guard
+
 Optimizer = torch.optim.Optimizer
-# By the parts that optimizers have where ranks divide an optimizer's state (ZeRO 1): the model's parameters.
-_wholes = WeakIdKeyDictionary()
+
+
+@dataclass
+class OptimizerFacts:
+    """What is known of an optimizer.
+
+    Attributes:
+        guard: that of the model whose first optimizer it is.
+        reduced_elsewhere: whether FSDP2 or a pipeline reduces the gradients of its model.
+        within: whether another optimizer holds it, so that its steps are made within those of that one.
+        checked: whether it was found to be one that waits for reduced gradients.
+        others: the ids of the parameters that it updates and that belong to no model of ``ht.distribute``.
+    """
+
+    guard: Guard | None = None
+    reduced_elsewhere: bool = False
+    within: bool = False
+    checked: bool = False
+    others: set[int] = field(default_factory=set)
+
+
+_facts: weakref.WeakKeyDictionary[Optimizer, OptimizerFacts] = weakref.WeakKeyDictionary()
+
+
+def facts_of(optimizer: Optimizer) -> OptimizerFacts:
+    """What is known of an optimizer."""
+    return _facts.setdefault(optimizer, OptimizerFacts())
+
+
+def guard_of(optimizer: Optimizer) -> Guard:
+    """The guard that compares the parameters of ``distribute``'s first optimizer, which has some of its own."""
+    guard = facts_of(optimizer).guard
+    assert guard is not None
+    return guard
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
@@ -41,13 +77,13 @@ def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:
 
 def set_whole(part: torch.nn.Parameter, parameter: torch.nn.Parameter) -> None:
     """Record the parameter that a part belongs to."""
-    _wholes[part] = parameter
+    part._hpctrain_whole = parameter  # type: ignore[attr-defined]
 
 
 def whole_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """The model's parameter that an optimizer's parameter is a part of, or that parameter itself."""
-    # Looked for only where there are parts: a step asks for each parameter.
-    whole: torch.nn.Parameter = _wholes.get(parameter, parameter) if _wholes else parameter
+    # Where ranks divide the state of an optimizer (ZeRO 1).
+    whole: torch.nn.Parameter = getattr(parameter, "_hpctrain_whole", parameter)
     return whole
 
 

@@ -29,9 +29,22 @@ Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 # The ids of the parameters of all living reducers, which keep them alive.
 reduced: set[int] = set()
 _numbers = itertools.count()
-_paused = False
-# Modules that reduce their gradients by themselves (FSDP2). no_sync() switches that off in them.
-syncing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+class _Syncing:
+    """Whether gradients are reduced, and the modules that reduce theirs by themselves (FSDP2)."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def switch(self, on: bool) -> None:
+        self.on = on
+        for module in self.modules:
+            module.set_requires_gradient_sync(on)  # type: ignore[operator]
+
+
+syncing = _Syncing()
 
 
 @contextmanager
@@ -40,19 +53,12 @@ def no_sync() -> Iterator[None]:
 
     The first ``backward()`` after it reduces the whole sum.
     """
-    global _paused
-    before, _paused = _paused, True
-    _sync_others(False)
+    before = syncing.on
+    syncing.switch(False)
     try:
         yield
     finally:
-        _paused = before
-        _sync_others(not before)
-
-
-def _sync_others(sync: bool) -> None:
-    for module in syncing:
-        module.set_requires_gradient_sync(sync)  # type: ignore[operator]
+        syncing.switch(before)
 
 
 class GradientReducer:
@@ -216,7 +222,7 @@ class GradientReducer:
         self._order.begin(self)
 
     def _arrived(self, key: int) -> None:
-        if _paused:
+        if not syncing.on:
             return
         # Locked because autograd runs a thread for each device.
         with self._order.lock:

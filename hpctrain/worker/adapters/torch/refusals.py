@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import NoReturn
 
 import torch
@@ -25,14 +24,6 @@ _OPTIMIZERS = {
 }
 
 
-_divided: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-
-def set_divided(model: torch.nn.Module) -> None:
-    """Record that this model was divided over the ranks, with all its parts."""
-    _divided.update(model.modules())
-
-
 def wrapper(module: torch.nn.Module) -> str | None:
     """The name of the wrapper that makes a module parallel; None for a plain module."""
     return next((_MODELS[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in _MODELS), None)
@@ -45,15 +36,6 @@ def check_model(model: torch.nn.Module) -> None:
         HpctrainError: names the part of the model, and what to do.
     """
     for name, module in model.named_modules():
-        if module in _divided:
-            raise HpctrainError(
-                "HT-model-divided",
-                "{part} is divided over the ranks already, and cannot be divided again or get other optimizers",
-                "give ht.distribute all its optimizers at once, in a list; else make a new model, load this one's "
-                "parameters into it, and distribute that",
-                exit_code=1,
-                part=f"the part {name!r} of the model" if name else "the model",
-            )
         if kind := wrapper(module):
             refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
-from hpctrain.worker.adapters.torch.optimizer_contents import learning_rate
+from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, learning_rate
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_optimizer
 from hpctrain.worker.adapters.torch.trainable import (
@@ -24,20 +23,14 @@ from hpctrain.worker.adapters.torch.trainable import (
     records,
     take_changed,
     updated_by,
-    within_others,
 )
 from hpctrain.worker.comm import Communicator
 
 Optimizer = torch.optim.Optimizer
 
 
-# Optimizers of models whose gradients FSDP2 or a pipeline reduces.
-reduced_elsewhere: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 # The optimizer whose step is running, around any steps of optimizers within it.
 _outermost: list[Optimizer] = []
-_checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-# The ids of the parameters that each optimizer updates and that belong to no model of ht.distribute.
-_others: weakref.WeakKeyDictionary[Optimizer, set[int]] = weakref.WeakKeyDictionary()
 _watching: list[object] = []
 
 
@@ -57,9 +50,9 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     Raises:
         HpctrainError: a backward pass that did not reach its end, or a GradScaler where gradients are deferred.
     """
-    if not (known := records()) or optimizer in reduced_elsewhere or torch.compiler.is_compiling():
+    if not (known := records()) or torch.compiler.is_compiling() or (facts := facts_of(optimizer)).reduced_elsewhere:
         return None
-    if not (nested := optimizer in within_others and bool(_outermost)):
+    if not (nested := facts.within and bool(_outermost)):
         _outermost[:] = [optimizer]
     # A model may outlive its run, such as one that a compiler keeps.
     several = [each for each in known if each.comm.size > 1 and not each.comm.left]
@@ -71,20 +64,21 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     if not any(map(is_reduced, updated_by(optimizer))):
         return None
     comm = several[0].comm
-    if optimizer not in _checked:
+    if not facts.checked:
         check_optimizer(optimizer)
         _mention_hooks(optimizer, comm)
-        _checked.add(optimizer)
+        facts.checked = True
     return None if nested else with_closure(arguments, named, functools.partial(mean_loss, comm))
 
 
 def _reduce_new(optimizer: Optimizer) -> None:
     """Reduce the gradients of parameters that a model got since its last forward pass, or where no hook is called."""
     other = {id(each) for each in updated_by(optimizer) if each.requires_grad and not is_reduced(each)}
-    if not other <= _others.get(optimizer, set()):
+    facts = facts_of(optimizer)
+    if not other <= facts.others:
         for reducer in take_changed() if have_any(other) else ():
             reducer.reduce_present()
-        _others[optimizer] = other
+        facts.others = other
 
 
 def _mention_hooks(optimizer: Optimizer, comm: Communicator) -> None:

@@ -7,17 +7,16 @@ statistics are over all ranks' samples, each counted once.
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpctrain.worker.adapters.torch.trainable import ranks_of
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.group_sum import channel_statistics
 
 _PURPOSE = "normalising a batch over the ranks"
-_ranks: weakref.WeakKeyDictionary[nn.Module, Communicator] = weakref.WeakKeyDictionary()
 
 
 def synchronise_batch_norms(comm: Communicator, model: nn.Module) -> None:
@@ -31,7 +30,6 @@ def synchronise_batch_norms(comm: Communicator, model: nn.Module) -> None:
     comm.kept_group(_PURPOSE)
     for norm in norms:
         norm.__class__ = BatchNormOverRanks
-        _ranks[norm] = comm
 
 
 class BatchNormOverRanks(nn.SyncBatchNorm):
@@ -51,7 +49,7 @@ class BatchNormOverRanks(nn.SyncBatchNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(x)
-        comm = _ranks.get(self)
+        comm = ranks_of(self)
         if comm is None:  # a copy, which ht.distribute did not get
             return nn.modules.batchnorm._BatchNorm.forward(self, x)
         self._check_input_dim(x)

@@ -26,8 +26,8 @@ from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_same
 from hpctrain.worker.adapters.torch.buckets import sparse_parameters
-from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
-from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, parameters_of, whole_of
+from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
+from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
 from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
 from hpctrain.worker.comm import Communicator
@@ -71,13 +71,18 @@ class Trained:
         self._sealing: weakref.finalize[..., Trained] | None = None
         self._leader: weakref.ref[Optimizer] | None = None
         self._first: weakref.ref[Parameter] | None = None
-        _records[next(_numbers)] = self
+        _models[:] = [*(each for each in _models if each() is not None), weakref.ref(self)]
 
     def add(self, optimizers: Iterable[Optimizer]) -> None:
         """Add optimizers that the model was distributed with."""
         for optimizer in optimizers:
             self.optimizers.add(optimizer)
-            within_others.update(optimizers_in(optimizer)[1:])
+            for inner in optimizers_in(optimizer)[1:]:
+                facts_of(inner).within = True
+
+    def is_of(self, model: torch.nn.Module) -> bool:
+        """Whether it is the record of this model itself."""
+        return self._model() is model
 
     @property
     def changed(self) -> bool:
@@ -148,7 +153,7 @@ class Trained:
         self.guard, self._sealing = guard, weakref.finalize(self, guard.release)
         self._sealing.atexit = False
         if self._leader is not None and (leader := self._leader()) is not None:
-            guards[leader] = guard
+            facts_of(leader).guard = guard
 
     def _modules(self) -> Iterator[tuple[int, torch.nn.Module]]:
         return ((part.number, module) for module, part in list(_parts.items()) if part.record is self)
@@ -163,7 +168,7 @@ class Trained:
         """Count the first optimizer's steps as those of the model, and the steps of any that replaces it."""
         assert self.guard is not None
         self.guard.settings = settings_of(optimizers)
-        guards[optimizers[0]] = self.guard
+        facts_of(optimizers[0]).guard = self.guard
         self._leader = weakref.ref(optimizers[0])
         updated = {id(parameter) for parameter in updated_by(optimizers[0])}
         parameters = (each for _, module in self._modules() for _, each in _parameters_in(module))
@@ -182,30 +187,44 @@ class _Part(NamedTuple):
     """A module of a model that was given to ``ht.distribute``, or that was added to one since.
 
     Attributes:
+        comm: the ranks that train it.
         record: that of the model; None where the mesh divides the model, and PyTorch reduces its gradients.
         number: the same on every rank.
     """
 
+    comm: Communicator
     record: Trained | None
     number: int
 
 
-trained: weakref.WeakKeyDictionary[torch.nn.Module, Trained] = weakref.WeakKeyDictionary()
-# Optimizers that other optimizers hold: their steps are made within those of the outer one.
-within_others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _parts: weakref.WeakKeyDictionary[torch.nn.Module, _Part] = weakref.WeakKeyDictionary()
-# By their numbers, and in their order.
-_records: weakref.WeakValueDictionary[int, Trained] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+# The records of living models, in the order of ht.distribute's calls.
+_models: list[weakref.ref[Trained]] = []
 _module_numbers = itertools.count()
 # Whether a module or a parameter was registered in a model since parameters were taken.
 _registered = threading.Event()
 _hooks: list[object] = []
 
 
+def _living() -> list[Trained]:
+    return [record for reference in _models if (record := reference()) is not None]
+
+
 def records() -> list[Trained]:
     """The records of all living models that have a reducer, in the same order on every rank."""
-    return [record for record in _records.values() if record.reducer is not None]
+    return [record for record in _living() if record.reducer is not None]
+
+
+def record_of(model: torch.nn.Module) -> Trained | None:
+    """The record of a model that was given to ``ht.distribute``; None of its parts."""
+    part = _parts.get(model)
+    return part.record if part and part.record and part.record.is_of(model) else None
+
+
+def ranks_of(module: torch.nn.Module) -> Communicator | None:
+    """The ranks that train a module; None of one, such as a copy, that was not given to ``ht.distribute``."""
+    part = _parts.get(module)
+    return None if part is None else part.comm
 
 
 def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
@@ -229,13 +248,13 @@ def is_distributed(module: torch.nn.Module) -> bool:
     return module in _parts
 
 
-def add_modules(model: torch.nn.Module, record: Trained | None) -> bool:
+def add_modules(comm: Communicator, model: torch.nn.Module, record: Trained | None) -> bool:
     """Record that a module and those within it belong to a model. Returns whether any of them is new."""
     if not _hooks:
         _hooks.append(register_module_module_registration_hook(_module_registered))
         _hooks.append(register_module_parameter_registration_hook(_parameter_registered))
     new = [each for each in model.modules() if each not in _parts]
-    _parts.update({each: _Part(record, next(_module_numbers)) for each in new})
+    _parts.update({each: _Part(comm, record, next(_module_numbers)) for each in new})
     return bool(new)
 
 
@@ -249,7 +268,7 @@ def take_new_parameters() -> None:
 
 
 def _have_changed() -> bool:
-    return _registered.is_set() or any(record.changed for record in _records.values())
+    return _registered.is_set() or any(record.changed for record in _living())
 
 
 def _reduce_new_parameters() -> None:
@@ -270,8 +289,8 @@ def take_changed() -> list[GradientReducer]:
     _registered.clear()
     for module, part in list(_parts.items()):
         for child in list(module.children()):
-            add_modules(child, part.record)
-    return [record.reducer for record in list(_records.values()) if record.take() and record.reducer is not None]
+            add_modules(part.comm, child, part.record)
+    return [record.reducer for record in _living() if record.take() and record.reducer is not None]
 
 
 def _parameters_in(module: torch.nn.Module) -> Iterator[tuple[str, Parameter]]:
@@ -285,7 +304,7 @@ def _module_registered(parent: torch.nn.Module, name: str, child: Any) -> None:
     if (kind := wrapper(parent)) and any(_is_reduced_by_ranks(each) for each in child.modules()):
         refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
     part = _parts.get(parent)
-    if part is not None and add_modules(child, part.record):
+    if part is not None and add_modules(part.comm, child, part.record):
         _registered.set()
 
 

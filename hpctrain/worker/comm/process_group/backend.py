@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.process_group.engine import GroupEngine
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.rendezvous import make_default_group, rendezvous
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 _LARGEST_TAG = 32767
 # Added to hpctrain's own limit, so that hpctrain, which knows what was waited for, reports first.
 _MARGIN_SECONDS = 30
-# The run whose ranks torch.distributed's groups consist of.
-_groups: Groups | None = None
 
 
 class Groups:
@@ -47,7 +46,6 @@ class Groups:
         crowded: bool,
         node_of: Callable[[int], int] | None = None,
     ) -> None:
-        global _groups
         self._timeout = timeout
         self._host = host
         self._crowded = crowded
@@ -58,7 +56,7 @@ class Groups:
         if NAME.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
             _keep_handles_of_join()
-        _groups = self
+        run.groups = self
 
     def join(self) -> None:
         """Make a default group of all ranks, if torch.distributed has none. Collective.
@@ -96,7 +94,6 @@ class Groups:
 
     def free(self) -> None:
         """Destroy the remaining groups. Collective over all ranks."""
-        global _groups
         if isinstance(dist.group.WORLD, HpctrainGroup):
             dist.destroy_process_group()
         for group in self._made:
@@ -104,7 +101,7 @@ class Groups:
         self._made.clear()
         with self._timeout.blocking("destroying a process group", COLLECTIVE):
             self._world.Free()
-        _groups = None
+        run.groups = None
 
 
 def require_ranks(rank: int, size: int) -> None:
@@ -124,14 +121,15 @@ def require_ranks(rank: int, size: int) -> None:
 
 def _create(options: Any, _: Any) -> HpctrainGroup:
     """Create a group; torch.distributed calls this on each of its ranks."""
-    if _groups is None:
+    groups: Groups | None = run.groups
+    if groups is None:
         raise HpctrainError(
             "HT-group-without-ranks",
             "the process group {group} consists of the ranks of backend mpi, but there are none",
             "hpctrain run SCRIPT --backend mpi starts them; call ht.init() first",
             group=NAME,
         )
-    return _groups.make(list(options.global_ranks_in_group) or list(range(options.group_size)), options.group_id)
+    return groups.make(list(options.global_ranks_in_group) or list(range(options.group_size)), options.group_id)
 
 
 def _keep_handles_of_join() -> None:

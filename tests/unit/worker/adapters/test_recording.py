@@ -23,6 +23,7 @@ from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.status import read_status
 from hpctrain.worker.adapters import recording
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.single import SingleCommunicator
 from support.refusals import refused
 from support.report.written_curves import write_tensorboard
@@ -30,7 +31,7 @@ from support.report.written_curves import write_tensorboard
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    monkeypatch.setattr(recording, "_recording", None)
+    monkeypatch.setattr(run, "recording", None)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     def again() -> None:
         with EventWriter(directory.events, alone=False) as events:
             events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
-        monkeypatch.setattr(recording, "_recording", None)
+        monkeypatch.setattr(run, "recording", None)
         recording.begin(directory.events)
 
     train(2)
@@ -233,7 +234,7 @@ def test_where_a_script_goes_on(directory, monkeypatch, stops, said):
     with EventWriter(directory.events, alone=False) as events:
         for step in stops:
             events.emit(StoppedEvent(iteration=step, reason="SIGTERM"))
-    monkeypatch.setattr(recording, "_recording", None)
+    monkeypatch.setattr(run, "recording", None)
     recording.begin(directory.events)
     if said is not None:
         ht.resumed_at(said)

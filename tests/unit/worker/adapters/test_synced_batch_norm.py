@@ -14,6 +14,7 @@ from support.thread_ranks import ThreadCommunicator, on_ranks
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms  # noqa: E402
+from hpctrain.worker.adapters.torch.trainable import add_modules  # noqa: E402
 
 
 class _All(Group):
@@ -39,6 +40,7 @@ def x_of(rank):
 def model_of(comm):
     model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3, momentum=None))
     synchronise_batch_norms(comm, model)
+    add_modules(comm, model, None)
     return model
 
 

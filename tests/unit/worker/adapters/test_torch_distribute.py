@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
-from hpctrain.worker.adapters.torch.guarding import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.model_order import ModelOrder, model_order  # noqa: E402
+from hpctrain.worker.adapters.torch.optimizer_contents import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
 from hpctrain.worker.adapters.torch.trainable import is_reduced, take_new_parameters  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402

@@ -160,8 +160,8 @@ def test_a_group_of_ones_own_is_left_alone() -> None:
 def test_a_fork_makes_a_group_of_its_own_if_it_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     from hpctrain.worker.adapters.torch import default_group
 
-    monkeypatch.setattr(forks, "_forked", True)
-    monkeypatch.setattr("hpctrain.worker.comm._current", None)
+    monkeypatch.setattr(forks._process, "forked", True)
+    monkeypatch.setattr("hpctrain.worker.comm.rank_run.run.comm", None)
     monkeypatch.setattr(default_group._script, "joined", False)
     made: list[tuple[int, int]] = []
 

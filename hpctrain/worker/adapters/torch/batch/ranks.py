@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from types import FrameType
@@ -23,6 +22,7 @@ from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import Agreement
 from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.script_location import is_of_script, script_line
 
 # Numbers in the message with which each operation begins: the place, and values that need no second message.
@@ -33,8 +33,6 @@ _LARGE = 64_000_000
 
 T = TypeVar("T")
 
-_all: weakref.WeakKeyDictionary[Communicator, DataRanks] = weakref.WeakKeyDictionary()
-
 
 class DataRanks:
     """The ranks among which the rows of each batch are divided. Ranks of one tp, cp or pp group hold the same rows.
@@ -42,6 +40,7 @@ class DataRanks:
     Every operation is collective over all ranks of the communicator.
 
     Attributes:
+        comm: the communicator.
         rank: this rank's place among them.
         size: their number.
         losses: how many losses models have added up over all ranks themselves, by ``ht.mean_loss``.
@@ -50,7 +49,7 @@ class DataRanks:
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = data_place(comm)
         self.losses = 0
-        self._comm = comm
+        self.comm = comm
         # In the step that runs: the bytes of gathered rows, and of the largest operation with its name and line.
         self._gathered, self._largest = 0, (0, "", "")
         self._told = False
@@ -112,7 +111,7 @@ class DataRanks:
         if gathered > _LARGE and not self._told:
             self._told = True
             _, name, line = largest
-            self._comm.say(
+            self.comm.say(
                 f"a step gathers {gathered / 1e6:,.0f} MB of rows on each rank, because {name} "
                 f"at {line or 'some line'} needs the whole batch; a function of rows, or of fewer columns, costs less"
             )
@@ -120,11 +119,11 @@ class DataRanks:
 
     def say(self, text: str) -> None:
         """Print a message for the user, once for all ranks."""
-        self._comm.say(text)
+        self.comm.say(text)
 
     def exchange(self, own: T) -> list[T]:
         """What each rank has found, on all ranks."""
-        return self._comm.allgather_object(own)
+        return self.comm.allgather_object(own)
 
     def _meet(self, values: list[float], name: str) -> list[float]:
         """The sums of a few numbers over the data ranks, after all ranks have shown that they are at one place.
@@ -135,23 +134,23 @@ class DataRanks:
         place, more = _place(name), [0.0] * (_SMALL - len(values))
         own = values if self._counts else [0.0] * len(values)
         total: list[float] = self._group.allreduce(np.array([place, *own, *more])).tolist()
-        if total[0] != place * self._comm.size:
+        if total[0] != place * self.comm.size:
             own_place = f"in {name} {WHOLE_BATCH} at {script_line()}"
-            raise mismatch_error(self._agreement.gather((self._comm.host, own_place)))
+            raise mismatch_error(self._agreement.gather((self.comm.host, own_place)))
         return total[1 : 1 + len(values)]
 
 
 def data_ranks(comm: Communicator) -> DataRanks:
     """The data ranks of a communicator. Collective at its first call, and where ranks have died since."""
-    known = _all.get(comm)
-    if known is None or known.size != data_place(comm).ranks:
-        known = _all[comm] = DataRanks(comm)
-    return known
+    ranks = comm.part(f"{data_place(comm).ranks} data ranks", lambda: DataRanks(comm))
+    run.batches = ranks
+    return ranks
 
 
 def known_ranks() -> DataRanks | None:
     """The data ranks of the batches that were divided last; None where none were."""
-    return next((each for comm, each in reversed(list(_all.items())) if not comm.left), None) if _all else None
+    known: DataRanks | None = run.batches
+    return None if known is None or known.comm.left else known
 
 
 def _is_small(own: torch.Tensor) -> bool:

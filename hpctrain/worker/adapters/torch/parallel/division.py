@@ -18,8 +18,8 @@ from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
-from hpctrain.worker.adapters.torch.guarding import guard_over, guards, settings_of
-from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in
+from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
+from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
 from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
@@ -28,7 +28,7 @@ from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import divide, recompute
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.reducer import syncing
-from hpctrain.worker.adapters.torch.steps import mean_loss, reduced_elsewhere, step_recorder, with_closure
+from hpctrain.worker.adapters.torch.steps import mean_loss, step_recorder, with_closure
 from hpctrain.worker.comm import Communicator
 
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -101,7 +101,7 @@ class Division:
         self._rewiring.apply([self._model])
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
-            syncing.add(self._model)
+            syncing.modules.add(self._model)
             gathered = Gathered(self._model)
             check = gathered.check_step
             for each in self._optimizers:
@@ -160,11 +160,12 @@ def watch_steps(
     """Record and guard the first optimizer's steps as those of the model; PyTorch reduces the gradients of all."""
     comm.distributed = True
     for each in optimizers:
-        reduced_elsewhere.update(optimizers_in(each))
+        for inner in optimizers_in(each):
+            facts_of(inner).reduced_elsewhere = True
         each.register_step_pre_hook(_with_mean_loss(comm))
     guard.settings = settings_of(optimizers)
     first, *others = optimizers
-    guards[first] = guard
+    facts_of(first).guard = guard
     # A model that is dropped before the end leaves the checksums that prove its parameters equal.
     weakref.finalize(first, guard.release).atexit = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +19,7 @@ from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group
 
-_made: weakref.WeakKeyDictionary[Communicator, dict[tuple[int, ...], DeviceMesh]] = weakref.WeakKeyDictionary()
 _WATCHDOG_MARGIN = timedelta(seconds=10)
-_watches_pickling = _said_pickled = False
 
 
 def mesh(**sizes: int) -> DeviceMesh:
@@ -59,7 +56,7 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
             use.
     """
     sizes = tuple(mesh.at(comm.size).sizes.values())
-    made = _made.setdefault(comm, {})
+    made = comm.part("meshes", dict[tuple[int, ...], DeviceMesh])
     if sizes not in made:
         require_default_group(comm)
         say_when_pickled(comm)
@@ -124,16 +121,14 @@ def say_when_pickled(comm: Communicator) -> None:
     Not an error: every rank may write a file of its own, for as many ranks to read. torch.distributed.checkpoint and
     ``full_state_dict`` pickle no such tensor.
     """
-    global _watches_pickling
-    if _watches_pickling or comm.size == 1:
+    if DTensor.__reduce_ex__ is not torch.Tensor.__reduce_ex__ or comm.size == 1:
         return
-    _watches_pickling = True
     name = f"rank {comm.rank} on {comm.host}"
+    unsaid = [True]
 
     def reduce(tensor: DTensor, protocol: Any) -> Any:
-        global _said_pickled
-        if not _said_pickled and any(placement.is_shard() for placement in tensor.placements):
-            _said_pickled = True
+        if unsaid and any(placement.is_shard() for placement in tensor.placements):
+            unsaid.clear()
             tell(
                 f"hpctrain: {name} pickles its part of a sharded tensor ({tuple(tensor.to_local().shape)} of "
                 f"{tuple(tensor.shape)}), as torch.save does: a file of rank 0 lacks the other ranks' parts. Save with "

@@ -19,7 +19,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.parallel.mesh import sizes_of
 from hpctrain.worker.adapters.torch.parallel.overflow import agree_on_overflow
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan, present
-from hpctrain.worker.adapters.torch.refusals import set_divided
 
 
 def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: bool) -> None:
@@ -29,7 +28,6 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
         keep: whether to keep gathered parameters up to the backward pass, whatever the plan's stage of ZeRO.
     """
     sizes = sizes_of(mesh)
-    set_divided(module)
     if sizes["tp"] > 1:
         parallelise_tensors(module, mesh["tp"], plan.tensor)
         agree_on_overflow()

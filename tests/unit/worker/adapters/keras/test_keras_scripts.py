@@ -16,11 +16,11 @@ tf = pytest.importorskip("tensorflow")
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
-from hpctrain.worker.adapters.keras import ranks  # noqa: E402
 from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
 from hpctrain.worker.adapters.keras.losses import whole_batch_losses  # noqa: E402
 from hpctrain.worker.adapters.keras.reduction import distributed_optimizers  # noqa: E402
 from hpctrain.worker.adapters.keras.sharding import compare_datasets  # noqa: E402
+from hpctrain.worker.adapters.keras.whole_batch import in_step  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 X = np.random.default_rng(0).random((10, 4)).astype("float32")
@@ -179,7 +179,7 @@ def test_an_error_within_evaluate_is_told_as_it_is():
 
     class Exchanging(keras.layers.Layer):
         def call(self, x, training=False):
-            return x if training else tf.ensure_shape(ranks.in_step(fail, x), x.shape)
+            return x if training else tf.ensure_shape(in_step(fail, x), x.shape)
 
     comm = Place()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), Exchanging()])

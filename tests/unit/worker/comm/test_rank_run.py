@@ -9,10 +9,10 @@ import pytest
 
 SCRIPT = """
 import atexit
-from hpctrain.worker.comm.exit_handler import leave_at_exit, leave_first
-leave_first()  # nothing to move yet
+from hpctrain.worker.comm.rank_run import run
+run.leave_first()  # nothing to move yet
 atexit.register(print, "loaded before")
-leave_at_exit(lambda: print("left"))
+run.leave_at_exit(lambda: print("left"))
 atexit.register(print, "loaded after")
 {further}
 """
@@ -28,5 +28,5 @@ def order(further: str) -> list[str]:
 @pytest.mark.slow
 def test_handlers_registered_later_run_first_unless_the_run_is_moved_ahead_of_them():
     assert order("") == ["loaded after", "left", "loaded before"]
-    assert order("leave_first()") == ["left", "loaded after", "loaded before"]
-    assert order("leave_first(); leave_first()") == ["left", "loaded after", "loaded before"]
+    assert order("run.leave_first()") == ["left", "loaded after", "loaded before"]
+    assert order("run.leave_first(); run.leave_first()") == ["left", "loaded after", "loaded before"]
