@@ -22,11 +22,9 @@ REFUSED = {
     "stages_in_distribute": ("HT-mesh-not-supported", {"pp": 2}),
     "context_parallel": ("HT-mesh-not-supported", {"cp": 2}),
     "tensor_parallel_without_a_plan": ("HT-parallel-plan-not-valid", {"tp": 2}),
-    "heads": ("HT-model-not-divisible", {"tp": 2, "heads": 5, "name": "blocks.0.attention"}),
     "no_such_module": ("HT-parallel-plan-not-valid", {"key": "shard", "module": "Layer", "model": "GPT"}),
     "fewer_layers_than_stages": ("HT-model-not-divisible", {"stages": 2, "model": "GPT", "layers": 1}),
     "unknown_schedule": ("HT-choice-unknown", {"schedule": "1b1f"}),
-    "too_few_micro_batches": ("HT-pipeline-wrong-micro-batches", {"schedule": "1f1b", "micro_batches": 1}),
     "optimizer_with_a_state": (
         "HT-optimizer-not-supported",
         {"name": "row_var", "shape": [16, 1], "parameter_shape": [16, 16]},

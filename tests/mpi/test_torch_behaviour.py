@@ -151,7 +151,6 @@ def test_errors_from_inside_torch_say_what_to_do(ranks):
     for rank in ranks:
         refused = rank["refused_parts"]
         check(refused["lazy"], "HT-model-not-built")
-        check(refused["sparse"], "HT-model-not-supported", name="mask")
         check(refused["graph"], "HT-gradient-in-graph")
         assert rank["a_gradient_penalty"] < 1e-5
 
@@ -163,9 +162,9 @@ def test_copies_of_a_model_are_plain_models(ranks):
 def test_what_differs_after_the_last_check_is_found_at_the_end(ranks):
     for rank in ranks:
         present, again, gone = rank["an_end_before_the_next_check"]
-        check(present, "HT-parameters-differ", step=3, element=[0, 1])
+        check(present, "HT-parameters-differ", step=3)
         check(again, "HT-model-of-other-communicator")
-        check(gone, "HT-parameters-differ", step=3, name="weight", element=[])
+        check(gone, "HT-parameters-differ", step=3, name="weight")
 
 
 def test_a_sparse_embedding_that_is_used_densely_too_is_refused(ranks):

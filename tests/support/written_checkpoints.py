@@ -27,7 +27,7 @@ def progress_of(iteration: int, *, ranks: int = 1, **values: Any) -> SavedProgre
 def guard_over(value: int = 0, comm: Communicator | None = None) -> Guard:
     """Of one parameter with one element; alone by default."""
     held = np.array([value], np.int64)
-    return Guard(comm or SingleCommunicator("test"), ["a"], lambda: held, lambda _: held, every=100)
+    return Guard(comm or SingleCommunicator("test"), ["a"], lambda: held, every=100)
 
 
 def filled(tensors: Mapping[str, np.ndarray]) -> CheckpointShare:

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from hpctrain.worker.comm.rank_run import run
+
 # Without Keras, the folder adapters/keras beside the tests of the adapters would do for `import keras`.
 if find_spec("tensorflow") is None or find_spec("keras") is None:
     sys.modules["keras"] = None  # type: ignore[assignment]
@@ -17,8 +19,7 @@ if find_spec("tensorflow") is None or find_spec("keras") is None:
 def _no_ranks_are_left() -> Iterator[None]:
     """A communicator that a test stood in for has no other ranks for the gradients of the next one."""
     yield
-    if batch := sys.modules.get("hpctrain.worker.adapters.torch.batch.ranks"):
-        batch._all.clear()
+    run.batches = None
 
 
 @pytest.fixture(autouse=True)

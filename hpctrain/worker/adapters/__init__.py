@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, overload
 
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.gathering import gather, mean
 from hpctrain.worker.adapters.recording import log, resumed_at
 from hpctrain.worker.comm import Communicator, current
@@ -70,16 +69,10 @@ def distribute(model: Any, optimizer: Any = None, **settings: Any) -> tuple[Any,
     settings.
 
     Raises:
-        HpctrainError: the model is neither a PyTorch module nor a Keras model, its optimizer is missing, or its
-            framework has no such setting.
+        HpctrainError: the model is neither a PyTorch module nor a Keras model.
     """
-    if optimizer is None:
-        raise HpctrainError(
-            "HT-argument-not-valid",
-            "ht.distribute got no optimizer, which has to wait for the gradients of all ranks",
-            "model, optimizer = ht.distribute(model, optimizer)",
-        )
-    return _call("distribute", _MODEL, model, optimizer, **settings)  # type: ignore[no-any-return]
+    distributed: tuple[Any, Any] = _adapter(model, _MODEL).distribute(model, optimizer, **settings)
+    return distributed
 
 
 @overload
@@ -108,9 +101,9 @@ def shard(data: Any, **settings: Any) -> Any:
     tf.data.Dataset or arrays) for the settings.
 
     Raises:
-        HpctrainError: the data has another form, or its framework has no such setting.
+        HpctrainError: the data has another form.
     """
-    return _call("shard", "a torch DataLoader, a tf.data.Dataset or NumPy arrays", data, **settings)
+    return _adapter(data, "a torch DataLoader, a tf.data.Dataset or NumPy arrays").shard(data, **settings)
 
 
 @overload
@@ -150,7 +143,7 @@ def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
     Raises:
         HpctrainError: a total that is not one number, or a count below 0.
     """
-    return _call("mean_loss", "a tensor", total, count, **settings)
+    return _adapter(total, "a tensor").mean_loss(total, count, **settings)
 
 
 @overload
@@ -168,7 +161,7 @@ def sum_loss(total: Any, **settings: Any) -> Any:
         total: the sum over this rank's samples.
         settings: those of :func:`mean_loss`.
     """
-    return _call("sum_loss", "a tensor", total, **settings)
+    return _adapter(total, "a tensor").sum_loss(total, **settings)
 
 
 def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:
@@ -198,25 +191,6 @@ def no_sync() -> AbstractContextManager[None]:
     from hpctrain.worker.adapters import torch as adapter
 
     return adapter.no_sync()
-
-
-def _call(name: str, wanted: str, *values: Any, **settings: Any) -> Any:
-    """Call the function of the adapter for the first of ``values``, if it has all ``settings``."""
-    function = getattr(_adapter(values[0], wanted), name)
-    parameters = inspect.signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for setting in settings:
-        if setting not in known:
-            given = f"{type(values[0]).__module__}.{type(values[0]).__name__}"
-            raise HpctrainError(
-                "HT-argument-not-valid",
-                "ht.{call} of a {given} has no setting {setting!r}",
-                nearest(setting, known),
-                call=name,
-                given=given,
-                setting=setting,
-            )
-    return function(*values, **settings)
 
 
 def _adapter(value: Any, wanted: str) -> Any:

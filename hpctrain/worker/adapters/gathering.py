@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 import reprlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import first_of_each
 from hpctrain.worker.comm import Communicator, current
-
-if TYPE_CHECKING:
-    import torch
 
 _UNEVEN = "give every rank a value of the same form; a rank without a sample gives None, an empty list or no rows"
 
@@ -54,7 +51,7 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     """
     comm = comm or current()
     devices: dict[str, Any] = {}
-    everyone = comm.allgather_object(_travelling(value, devices, own_rows=True))
+    everyone = comm.allgather_object(_sent(value, devices, own_rows=True))
     counts = first_of_each(comm, [each is not None for each in everyone])
     return _arrived(_joined([part for part in enumerate(everyone) if counts[part[0]]], "the value"), devices)
 
@@ -96,7 +93,7 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
             "give a number of at least 0",
             weight=own,
         )
-    everyone = comm.allgather_object((own, _travelling(value, devices) if own else None))
+    everyone = comm.allgather_object((own, _sent(value, devices) if own else None))
     counts = first_of_each(comm, [own > 0 for own, _ in everyone])
     parts = [(rank, part) for rank, (_, part) in enumerate(everyone)]
     weights = [own if counts[rank] else 0.0 for rank, (own, _) in enumerate(everyone)]
@@ -108,14 +105,15 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
 
 
 @dataclass(frozen=True)
-class _Torch:
-    """A PyTorch tensor while it is sent: in main memory, with the kind of device that it came from."""
+class _Array:
+    """A tensor or array while it is sent, with what it was: of which framework, and on which kind of device."""
 
-    tensor: torch.Tensor
-    device: str
+    array: NDArray[Any]
+    framework: str
+    device: str = ""
 
 
-def _travelling(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any:
+def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any:
     """Convert a value for sending.
 
     Args:
@@ -123,27 +121,22 @@ def _travelling(value: Any, devices: dict[str, Any], *, own_rows: bool = False) 
         own_rows: whether this rank sends its own rows of a batch instead of all of them.
     """
     if isinstance(value, Mapping):
-        return {key: _travelling(member, devices, own_rows=own_rows) for key, member in value.items()}
+        return {key: _sent(member, devices, own_rows=own_rows) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return _like(value, [_travelling(member, devices, own_rows=own_rows) for member in value])
+        return _like(value, [_sent(member, devices, own_rows=own_rows) for member in value])
     match _framework(value):
         case "torch":
-            if own_rows:
-                value = getattr(value, "local", value)
-            if value.layout != sys.modules["torch"].strided:
-                raise HpctrainError(
-                    "HT-gather-not-possible",
-                    "a tensor with layout {layout} cannot be gathered",
-                    "use tensor.to_dense()",
-                    layout=value.layout,
-                )
-            devices.setdefault(value.device.type, value.device)
-            # Cloned because pickling a view sends the whole storage that it lies in.
-            return _Torch(value.detach().cpu().clone(), value.device.type)
+            from hpctrain.worker.adapters.torch.tensor_pieces import array_of
+
+            tensor = getattr(value, "local", value) if own_rows else value
+            if tensor.is_sparse:
+                raise HpctrainError("HT-gather-not-possible", "a sparse tensor cannot be gathered", "tensor.to_dense()")
+            devices.setdefault(tensor.device.type, tensor.device)
+            return _Array(array_of(tensor.resolve_conj().resolve_neg()), "torch", tensor.device.type)
         case "tensorflow" | "keras":
-            return _eager(value)
+            return _Array(_eager(value).numpy(), "tensorflow")
         case "numpy":
-            return np.asarray(value)
+            return _Array(np.asarray(value), "numpy")
     return value
 
 
@@ -177,14 +170,22 @@ def _eager(value: Any) -> Any:
 
 
 def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
-    """The joined values, with PyTorch's tensors back on this rank's devices."""
-    if isinstance(value, _Torch):
-        return value.tensor.to(devices.get(value.device, value.device))
+    """The joined values, with tensors back in their framework, on this rank's devices."""
     if isinstance(value, dict):
         return {key: _arrived(member, devices) for key, member in value.items()}
     if isinstance(value, list | tuple):
         return _like(value, [_arrived(member, devices) for member in value])
-    return value
+    if not isinstance(value, _Array):
+        return value
+    if value.framework == "torch":
+        from hpctrain.worker.adapters.torch.tensor_pieces import tensor_of
+
+        return tensor_of(value.array).to(devices.get(value.device, value.device))
+    if value.framework == "tensorflow":
+        import tensorflow as tf
+
+        return tf.constant(value.array)
+    return value.array
 
 
 def _like(given: Sequence[Any], members: list[Any]) -> Any:
@@ -203,28 +204,24 @@ def _joined(parts: Parts, where: str) -> Any:
     if isinstance(first, dict | tuple):
         return _by_member(parts, where, _joined)
     _require_one(parts, where, _kind)
-    match _kind(first):
-        case "list":
-            return [item for _, value in parts for item in value]
-        case "torch":
-            rows = _rows([(rank, value.tensor.reshape(value.tensor.shape or (1,))) for rank, value in parts], where)
-            return _Torch(sys.modules["torch"].cat(rows), first.device)
-        case "tensorflow":
-            import tensorflow as tf
-
-            return tf.concat(_rows([(rank, value if value.ndim else value[None]) for rank, value in parts], where), 0)
-        case "numpy":
-            return np.concatenate(_rows([(rank, np.atleast_1d(value)) for rank, value in parts], where))
-    return [value for _, value in parts]
+    if isinstance(first, list):
+        return [item for _, value in parts for item in value]
+    if not isinstance(first, _Array):
+        return [value for _, value in parts]
+    rows = [(rank, np.atleast_1d(value.array)) for rank, value in parts]
+    # One without rows adds nothing to others, whatever its type.
+    filled = [part for part in rows if len(part[1])] or rows[:1]
+    _require_one(filled, where, lambda array: f"{array.dtype.name} with rows of shape {array.shape[1:]}")
+    return replace(first, array=np.concatenate([array for _, array in filled]))
 
 
-def _by_member(parts: Parts, where: str, each: Callable[[Parts, str], Any]) -> Any:
+def _by_member(parts: Parts, where: str, join: Callable[[Parts, str], Any]) -> Any:
     """Dictionaries or tuples, member by member."""
     first = parts[0][1]
     _require_one(parts, where, _members)
     if isinstance(first, dict):
-        return {key: each([(rank, value[key]) for rank, value in parts], f"{where}[{key!r}]") for key in first}
-    members = [each([(rank, value[i]) for rank, value in parts], f"{where}[{i}]") for i in range(len(first))]
+        return {key: join([(rank, value[key]) for rank, value in parts], f"{where}[{key!r}]") for key in first}
+    members = [join([(rank, value[i]) for rank, value in parts], f"{where}[{i}]") for i in range(len(first))]
     return _like(first, members)
 
 
@@ -235,24 +232,11 @@ def _members(value: Any) -> str:
     return f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else _kind(value)
 
 
-def _rows(parts: Parts, where: str) -> list[Any]:
-    """Tensors or arrays that can be joined along their first dimension; one without rows adds nothing to others."""
-    filled = [part for part in parts if part[1].shape[0]] or parts[:1]
-    _require_one(filled, where, lambda rows: f"{_dtype(rows)} with rows of shape {tuple(rows.shape[1:])}")
-    return [rows for _, rows in filled]
-
-
-def _dtype(array: Any) -> str:
-    return str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
-
-
 def _kind(value: Any) -> str:
     """The kind of a value, which decides how it is joined; errors use the same words."""
-    if isinstance(value, _Torch):
-        return "torch"
-    if isinstance(value, list | tuple | dict):
-        return type(value).__name__
-    return _framework(value) or "object"
+    if isinstance(value, _Array):
+        return value.framework
+    return type(value).__name__ if isinstance(value, list | tuple | dict) else "object"
 
 
 def _require_one(parts: Parts, where: str, form: Callable[[Any], str]) -> None:
@@ -277,43 +261,29 @@ def _averaged(parts: Parts, weights: Sequence[float], where: str) -> Any:
     first = parts[0][1]
     if isinstance(first, dict | tuple | list):
         return _by_member(parts, where, lambda members, inner: _averaged(members, weights, inner))
-    _require_one(parts, where, lambda value: f"{_kind(value)} of shape {_shape(value)}")
+    _require_one(parts, where, lambda value: f"{_kind(value)} of shape {np.shape(getattr(value, 'array', 0))}")
     total = math.fsum(weights)
-    found = np.sum([weights[rank] * _numbers(value, where) for rank, value in parts], axis=0) / total
-    return _as_given(found, first)
+    mean = np.sum([weights[rank] * _numbers(value, where) for rank, value in parts], axis=0) / total
+    if not isinstance(first, _Array) or (first.framework == "numpy" and not mean.shape):
+        return float(mean)
+    return replace(first, array=np.asarray(mean).astype(_floating(first)))
 
 
-def _shape(value: Any) -> tuple[int, ...]:
-    tensor = value.tensor if isinstance(value, _Torch) else value
-    return tuple(getattr(tensor, "shape", ()))
-
-
-def _numbers(value: Any, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    if isinstance(value, _Torch) and not value.tensor.is_complex():
-        return value.tensor.double().numpy()
-    array = np.asarray(value)
+def _numbers(value: Any, where: str) -> NDArray[np.float64]:
+    array = value.array if isinstance(value, _Array) else np.asarray(value)
     # NumPy gives bfloat16, which other packages add to it, the kind V.
-    if array.dtype.kind not in "biufV" or array.dtype.name == "object":
+    if array.dtype.kind not in "biufV":
         raise HpctrainError(
             "HT-gather-not-possible",
             "ht.mean: {where} is {value}, which has no mean",
             where=where,
-            value=reprlib.repr(value),
+            value=reprlib.repr(array),
         )
     return array.astype(np.float64)
 
 
-def _as_given(found: np.ndarray[Any, Any], given: Any) -> Any:
-    """Convert the mean to the type of the values; the mean of integers stays a float."""
-    if isinstance(given, _Torch):
-        torch = sys.modules["torch"]
-        dtype = given.tensor.dtype if given.tensor.is_floating_point() else torch.get_default_dtype()
-        return _Torch(torch.from_numpy(np.asarray(found)).to(dtype), given.device)
-    if _kind(given) == "tensorflow":
-        import keras
-        import tensorflow as tf
-
-        return tf.constant(found, given.dtype if given.dtype.is_floating else keras.config.floatx())
-    if not found.shape:
-        return float(found)
-    return found.astype(given.dtype) if given.dtype.kind == "f" else found
+def _floating(given: _Array) -> Any:
+    """The type of the mean of an array's values; that of integers is a float."""
+    if given.array.dtype.kind in "fV":
+        return given.array.dtype
+    return np.float64 if given.framework == "numpy" else np.float32

@@ -6,10 +6,8 @@ broadcast at the start or the hardware failed. A run that goes on after that tra
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -18,11 +16,13 @@ from numpy.typing import NDArray
 from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import NOT_FINITE
-from hpctrain.worker.adapters.replicas import Checksums, Replicas, ReplicasOfPieces
 from hpctrain.worker.comm.base import Communicator
 
-Values = NDArray[Any]
+Checksums = NDArray[np.int64]
 T = TypeVar("T")
+
+# What is compared beside the parameters.
+_SETTINGS = "settings of the optimizers"
 
 CAUSES = (
     "likely causes: gradients that were never reduced (an optimizer that ht.distribute did not return, those of "
@@ -31,10 +31,72 @@ CAUSES = (
     "different weights, random numbers in updates that are not seeded alike on all ranks, a random layer seeded by "
     "rank inside the parameters, or faulty memory on one host"
 )
-_SETTINGS_CAUSES = (
-    "likely causes: a scheduler that looks at this rank's own loss (give ReduceLROnPlateau ht.mean(loss)), or that "
-    "makes steps on some ranks only"
-)
+
+
+class Replicas:
+    """Parameters that every rank holds whole, in the same order.
+
+    Attributes:
+        names: the names of what is compared; several pieces of one parameter have its name each.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+
+    def spread(self, own: Checksums) -> NDArray[np.int64]:
+        """This rank's checksums and their complements, each at its place, of shape (2, names). After a maximum over
+        the ranks either row is the complement of the other where the ranks agree.
+
+        The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
+        """
+        return np.stack([own, ~own])
+
+    def index(self, place: int) -> int | None:
+        """The index among this rank's checksums of a column of :meth:`spread`; None where this rank has none."""
+        return place
+
+    def proofs(self, own: Checksums) -> dict[str, str]:
+        """One hash for each group of ranks whose checksums have to be equal, by a name that the group alone has."""
+        return {"all": xxhash.xxh3_128_hexdigest(own.data)}
+
+
+class ReplicasOfPieces(Replicas):
+    """Pieces that several ranks hold. What one rank alone holds is not compared. Creating it is collective.
+
+    Args:
+        names: the parameter of each of this rank's pieces.
+        boxes: the elements of the parameter that each piece has.
+    """
+
+    def __init__(self, comm: Communicator, names: Sequence[str], boxes: Sequence[Box]) -> None:
+        own = {piece: index for index, piece in enumerate(zip(names, boxes, strict=True))}
+        holders: dict[tuple[str, Box], list[int]] = {}
+        for rank, pieces in enumerate(comm.allgather_object(list(own))):
+            for piece in pieces:
+                holders.setdefault(piece, []).append(rank)
+        # Ordered by the lowest rank that holds a piece, and within it as in the model.
+        self._pieces = [piece for piece, ranks in holders.items() if len(ranks) > 1]
+        super().__init__([name for name, _ in self._pieces])
+        self._indices = [own.get(piece) for piece in self._pieces]
+        held = [(place, index) for place, index in enumerate(self._indices) if index is not None]
+        self._places = np.array([place for place, _ in held], np.int64)
+        self._held = np.array([index for _, index in held], np.int64)
+        self._groups: dict[str, list[int]] = {}
+        for place, index in held:
+            group = ",".join(map(str, holders[self._pieces[place]]))
+            self._groups.setdefault(group, []).append(index)
+
+    def spread(self, own: Checksums) -> NDArray[np.int64]:
+        # The lowest number, so that the maximum is that of the ranks which hold the piece.
+        spread = np.full((2, len(self.names)), np.iinfo(np.int64).min)
+        spread[:, self._places] = super().spread(own[self._held])
+        return spread
+
+    def index(self, place: int) -> int | None:
+        return self._indices[place]
+
+    def proofs(self, own: Checksums) -> dict[str, str]:
+        return {group: xxhash.xxh3_128_hexdigest(own[indices].data) for group, indices in self._groups.items()}
 
 
 class Guard:
@@ -43,7 +105,6 @@ class Guard:
     Args:
         names: one name a parameter, in the same order on every rank.
         checksums: computes one 64-bit integer a parameter, in the order of ``names``. It may run in any thread.
-        values: returns a parameter by its place in ``names``.
         version: returns a value that changes when somebody writes to the parameters, as far as that can be known. It
             has to be cheap, because each step calls it.
         not_finite: gives the name of a parameter with numbers that are NaN or infinite; "" if there is none.
@@ -63,7 +124,6 @@ class Guard:
         comm: Communicator,
         names: Sequence[str],
         checksums: Callable[[], Checksums],
-        values: Callable[[int], Values],
         *,
         every: int,
         version: Callable[[], object] = lambda: None,
@@ -80,7 +140,7 @@ class Guard:
             self._replicas = ReplicasOfPieces(comm, names, boxes)
         # A single rank has no other to differ from.
         self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
-        self._values, self._not_finite, self._mentioned = values, not_finite, False
+        self._not_finite, self._mentioned = not_finite, False
         self._every = every
         self._trained_version = self._version()
         self._sealed = False
@@ -97,8 +157,7 @@ class Guard:
         """Count one finished step, and check if it is time.
 
         Raises:
-            TransientError: ranks differ; names the first parameter and its first element, the ranks and their hosts.
-                Exit code 1.
+            TransientError: ranks differ; names the first parameter, the ranks and their hosts. Exit code 1.
         """
         self.updated()
         self.steps += 1
@@ -172,7 +231,6 @@ class Guard:
         # Before the first step there is nothing to prove.
         own = self.checksums() if self.steps else np.zeros(len(self._names), np.int64)
         self.checksums = lambda: own
-        self._values = lambda index: np.empty(0)
         settings = self.settings()
         self.settings = lambda: settings
         version, self._sealed = self._version(), True
@@ -219,108 +277,48 @@ class Guard:
         differing = np.flatnonzero(high != ~inverted_low)
         if not differing.size:
             return None
-        if differing[0] < len(self._replicas.names):
-            return self._difference(step, differing[differing < len(self._replicas.names)], own)
-        return TransientError(
-            "HT-optimizer-settings-differ",
-            "after step {step} the ranks' optimizers have different settings: {settings}",
-            _SETTINGS_CAUSES,
-            exit_code=1,
-            step=step,
-            settings=self._different_settings(),
-        )
-
-    def _different_settings(self) -> str:
-        """The first setting that differs between ranks; empty where none does. Collective."""
-        everyone = self._comm.allgather_object(dict(self.settings()))
-        for name in dict.fromkeys(name for each in everyone for name in each):
-            held: dict[str, list[str]] = {}
-            for rank, each in enumerate(everyone):
-                held.setdefault(repr(each.get(name)), []).append(str(rank))
-            if len(held) > 1:
-                return f"{name} is {', '.join(f'{value} on rank {_ranks(ranks)}' for value, ranks in held.items())}"
-        return ""
-
-    def _difference(self, step: int, differing: NDArray[np.int64], checksums: Checksums) -> TransientError:
-        """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
-        names, place = self._replicas.names, int(differing[0])
+        names, place = [*self._replicas.names, _SETTINGS], int(differing[0])
+        if place == len(self._replicas.names):
+            return self._difference(step, names[place], settings, "")
         index = self._replicas.index(place)
+        count = int((differing < len(self._replicas.names)).sum())
+        how_many = f" ({count} of {len(self._replicas.names)} differ)"
+        return self._difference(step, names[place], None if index is None else int(own[index]), how_many)
+
+    def _difference(self, step: int, name: str, checksum: int | None, how_many: str) -> TransientError:
+        """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
         hosts = self._comm.allgather_object(self._comm.host)
         sides: dict[int, list[int]] = {}
-        for rank, value in self._of_holders(None if index is None else int(checksums[index])):
+        for rank, value in self._of_holders(checksum):
             sides.setdefault(value, []).append(rank)
         *minorities, majority = sorted(sides.values(), key=len)
-        differ, odd = f"({len(differing)} of {len(names)} {self._replicas.what} differ)", list[int]()
+        odd = list[int]()
         if len(minorities[-1]) == len(majority):
             between = " and ".join(f"rank {_on(side, hosts)}" for side in sides.values())
-            where = f"differs between {between} {differ}, with no majority to tell which is right"
+            where = f"differs between {between}{how_many}, with no majority to tell which is right"
         else:
             odd = [rank for side in sides.values() if side is not majority for rank in side]
-            where = f"differs on rank {_on(odd, hosts)} from the other ranks {differ}"
-        element, held = self._first_element(place)
-        words = f"its element {element} is {', '.join(held)}" if held else "the model no longer exists"
-        settings = self._different_settings()
+            where = f"differs on rank {_on(odd, hosts)} from the other ranks{how_many}"
         return TransientError(
             "HT-parameters-differ",
-            "after step {step} the ranks hold different parameters: {name!r} {where}; {words}",
+            "after step {step} the ranks hold different parameters: {name!r} {where}",
             CAUSES,
             exit_code=1,
             step=step,
-            name=names[place],
+            name=name,
             where=where,
-            words=f"{words}; of the optimizers, {settings}" if settings else words,
-            count=len(differing),
             sides=list(sides.values()),
             odd=odd,
-            element=element,
-            held=held,
-            settings=settings,
         )
 
     def _of_holders(self, value: T | None) -> list[tuple[int, T]]:
         """The values of the ranks that have one, each with its rank. Collective."""
         return [(rank, each) for rank, each in enumerate(self._comm.allgather_object(value)) if each is not None]
 
-    def _first_element(self, place: int) -> tuple[list[int], list[str]]:
-        """Where a parameter first differs, and what the ranks have there: nothing where it is gone.
-
-        Collective, with few bytes.
-        """
-        index = self._replicas.index(place)
-        values = None if index is None else np.ascontiguousarray(self._values(index))
-        shapes = [shape for _, shape in self._of_holders(None if values is None else values.shape)]
-        if not min(map(math.prod, shapes)):
-            return [], []
-        size = math.isqrt(math.prod(shapes[0])) + 1
-        flat = None if values is None else values.reshape(-1)
-        blocks = None if flat is None else [flat[start : start + size] for start in range(0, len(flat), size)]
-        sums = self._of_holders(None if blocks is None else [zlib.crc32(block.tobytes()) for block in blocks])
-        block = _first_odd(np.array([each for _, each in sums]))
-        ranks, rows = zip(*self._of_holders(None if blocks is None else blocks[block]), strict=True)
-        everyone = np.stack(rows)
-        words = everyone.view(f"u{everyone.itemsize}")
-        column = _first_odd(words)
-        held: dict[int, str] = {}
-        for rank, value, word in zip(ranks, everyone[:, column], words[:, column], strict=True):
-            held.setdefault(int(word), f"{value!s} (bits {word:0{2 * word.itemsize}x}) on rank {rank}")
-        found = np.array(np.unravel_index(block * size + column, shapes[0]), np.int64)
-        begin = self._replicas.offsets(place) or (0,) * len(found)
-        return [int(each) for each in found + begin], list(held.values())
-
 
 def _on(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     return ", ".join(f"{rank} ({hosts[rank]})" for rank in ranks)
 
 
-def _ranks(ranks: Sequence[str]) -> str:
-    """The first few of many."""
-    return ", ".join(ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
 def _nothing() -> Checksums:
     return np.empty(0, np.int64)
-
-
-def _first_odd(rows: NDArray[Any]) -> int:
-    """The first column in which a row differs from the first."""
-    return int(np.flatnonzero((rows != rows[0]).any(axis=0))[0])

@@ -14,8 +14,8 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Work
+from hpctrain.worker.comm.copied_work import reduce_copy
 from hpctrain.worker.comm.mpi import MpiControl
-from hpctrain.worker.comm.narrow_copies import Narrowing
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
@@ -125,37 +125,6 @@ class _TorchWork:
         self._synchronize(self._handle)
 
 
-class _Bfloat16Work:
-    """The mean of bfloat16 buffers, a type that Horovod 0.28.1 does not reduce but can move as bytes.
-
-    Each rank receives all parts of one slice, adds them up in float32 and sends the mean to all: the two halves of a
-    ring all-reduce, with as many bytes on the wire, but rounded to bfloat16 once instead of at every hop.
-    """
-
-    finite = None
-
-    def __init__(self, horovod: Any, synchronize: _Synchronize, buffer: torch.Tensor, name: str) -> None:
-        import torch
-
-        self._horovod = horovod
-        self._synchronize = synchronize
-        self._buffer = buffer
-        self._name = name
-        ranks = horovod.size()
-        whole, rest = divmod(len(buffer), ranks)
-        splits = [2 * (whole + (rank < rest)) for rank in range(ranks)]
-        self._handle = horovod.alltoall_async(buffer.view(torch.uint8), splits, name=f"{name}.slices")
-
-    def wait(self) -> None:
-        import torch
-
-        received, _ = self._synchronize(self._handle)
-        parts = received.view(torch.bfloat16).view(self._horovod.size(), -1)
-        mean = parts.float().mean(dim=0).to(torch.bfloat16)
-        handle = self._horovod.allgather_async(mean.view(torch.uint8), name=f"{self._name}.mean")
-        self._buffer.copy_(self._synchronize(handle).view(torch.bfloat16))
-
-
 class HorovodTorchEngine:
     """Reduces flat PyTorch buffers with Horovod's asynchronous collectives."""
 
@@ -164,7 +133,6 @@ class HorovodTorchEngine:
     def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod
         self._synchronize = functools.partial(_synchronize, horovod, timeout)
-        self._narrowing = Narrowing()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         import torch
@@ -176,10 +144,10 @@ class HorovodTorchEngine:
 
         # A thread of the rank may have held the lock of Horovod's queue at the fork.
         forks.require_rank("a reduction")
-        if wire:
-            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
         if buffer.dtype == torch.bfloat16:
-            return _Bfloat16Work(self._horovod, self._synchronize, buffer, name)
+            wire = torch.float32  # Horovod 0.28.1 does not reduce bfloat16
+        if wire:
+            return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         if buffer.is_cuda and not self._horovod.nccl_built():
             raise HpctrainError(
                 "HT-backend-unavailable",

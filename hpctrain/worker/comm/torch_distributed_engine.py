@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Work
-from hpctrain.worker.comm.narrow_copies import Narrowing
+from hpctrain.worker.comm.copied_work import reduce_copy
 from hpctrain.worker.comm.timeout import REDUCTION
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class TorchDistributedEngine:
     def __init__(self, comm: TorchDistributedCommunicator, members: Any) -> None:
         self._comm = comm
         self._members = members
-        self._narrowing = Narrowing()
 
     def close(self) -> None:
         """Drop the group: its sockets stay open as long as any reference to it exists."""
@@ -86,7 +85,7 @@ class TorchDistributedEngine:
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         if wire:
-            return self._narrowing.allreduce(buffer, name, wire, lambda narrow: self.allreduce(narrow, name))
+            return reduce_copy(buffer, wire, lambda copy: self.allreduce(copy, name))
         if buffer.itemsize == 2 and not buffer.is_cuda:
             return _WideWork(self._comm, buffer, name, self._members)
         handle = self._comm.start(dist.all_reduce, buffer, dist.ReduceOp.AVG, self._members)

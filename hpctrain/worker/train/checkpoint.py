@@ -45,8 +45,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import CheckpointEvent
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
-from hpctrain.worker.adapters.guard import Guard
-from hpctrain.worker.adapters.replicas import Checksums
+from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import RanksLostError
 from hpctrain.worker.train.state import LazyState, State, Stateful

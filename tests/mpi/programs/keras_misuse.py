@@ -38,18 +38,6 @@ def a_loaded_model_has_to_be_distributed(comm, folder: Path) -> None:
     loaded.fit(x, y, verbose=0)
 
 
-def data_that_is_over_on_one_rank_stops_all_at_once(comm) -> None:
-    x, y, _ = samples(12, comm.rank)
-    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
-    model.compile(optimizer, LOSS)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(2 if comm.rank == 1 else 3)
-    begin = time.monotonic()
-    message = refused(lambda: model.fit(data, verbose=0), "HT-rank-out-of-data", ht.HpctrainError)
-    assert "]: rank 1 " in message, message
-    assert time.monotonic() - begin < 30
-    model.fit(data.take(2), validation_data=data.take(2 - comm.rank % 2), verbose=0)
-
-
 def ranks_stop_together(comm) -> None:
     """By a NaN in one rank's part of the second batch, and by what one rank's callback wants after an epoch."""
 
@@ -216,7 +204,6 @@ def gradients_of_other_variables_are_refused(comm) -> None:
 def check(comm, folder: Path) -> None:
     any_optimizer_updates_all_ranks_alike(comm)
     a_loaded_model_has_to_be_distributed(comm, folder)
-    data_that_is_over_on_one_rank_stops_all_at_once(comm)
     ranks_stop_together(comm)
     a_loss_of_several_numbers_is_refused(comm)
     the_order_behind_shard_is_that_of_all_ranks(comm)

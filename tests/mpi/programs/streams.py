@@ -33,7 +33,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
@@ -498,7 +497,6 @@ def what_is_no_loader_of_batches(comm):
     stateful = DataLoader(Numbered())
     stateful.next_iter_state = {"_num_yielded": 1}  # as torchdata's load_state_dict leaves it
     refused(lambda: ht.shard(stateful), "HT-loader-bad-state", kind="DataLoader")
-    refused(lambda: ht.shard(DataLoader(IterableWrapper([1]))), "HT-shard-wrong-data")
 
 
 def of_a_new_run() -> None:

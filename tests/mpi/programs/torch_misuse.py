@@ -225,12 +225,9 @@ def refused_parts(comm):
     def give(model, parameters=None):
         return refusal(lambda: ht.distribute(model, torch.optim.SGD(parameters or model.parameters(), lr=0.1)))
 
-    sparse = nn.Linear(2, 2)
-    sparse.register_buffer("mask", torch.eye(2).to_sparse())
     model, _ = distributed()
     return {
         "lazy": give(nn.Sequential(nn.LazyLinear(2)), [torch.zeros(1)]),
-        "sparse": give(sparse),
         "graph": refusal(lambda: loss_of(model, 1.0).backward(create_graph=True)),
     }
 

@@ -12,7 +12,6 @@ from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.distribution import distribution_of
 from hpctrain.worker.adapters.keras.metrics import join_logs, join_metrics, metrics_of
 from hpctrain.worker.adapters.keras.reduction import distributed_optimizers, reduction_of, synchronise
-from hpctrain.worker.adapters.keras.steps import end_of_data
 from hpctrain.worker.adapters.keras.variables import broadcast, guard_of
 from hpctrain.worker.adapters.recording import Recording, recording
 from hpctrain.worker.comm import Communicator, current
@@ -45,27 +44,6 @@ class Restored(Broadcast):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self.model._initial_epoch = self._comm.broadcast_object(self.model._initial_epoch)
-
-
-class EndOfData(_OnRanks):
-    """Stops training on all ranks when one has fewer batches, for data that ``ht.shard`` did not divide."""
-
-    _over = False
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._over = False
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._end()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        distribution = distribution_of(self.model)
-        if distribution and distribution.fitting and distribution.own_data and not self._over:
-            self._over = True
-            end_of_data(self._comm)
 
 
 class JoinMetrics(_OnRanks):
@@ -216,4 +194,4 @@ def callbacks(*, guard_every: int = 100, comm: Communicator | None = None) -> li
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
     """
     comm = comm or current()
-    return [Broadcast(comm), EndOfData(comm), JoinMetrics(comm), RecordSteps(comm), GuardParameters(comm, guard_every)]
+    return [Broadcast(comm), JoinMetrics(comm), RecordSteps(comm), GuardParameters(comm, guard_every)]

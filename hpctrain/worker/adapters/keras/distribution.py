@@ -27,9 +27,7 @@ class Distribution:
 
     Attributes:
         optimizers: those that were distributed for this model.
-        fitting: whether ``fit`` is running.
-        own_data: whether it trains on data that ``ht.shard`` did not make.
-        warned: whether a warning about own data was printed.
+        warned: whether a warning about data that ``ht.shard`` did not make was printed.
         reduction: averages its gradients.
         states: within a step of ``fit``, the values of the metrics' variables before it, by their ids.
         number: how many models were distributed before it, the same on all ranks.
@@ -42,8 +40,6 @@ class Distribution:
         self._share: tf.Tensor | tf.Variable | None = None
         self._variable: tf.Variable | None = None
         self.optimizers: list[keras.optimizers.Optimizer] = []
-        self.fitting = False
-        self.own_data = False
         self.warned = False
         self.states: dict[int, tf.Tensor] = {}
         self.number = next(_NUMBERS)

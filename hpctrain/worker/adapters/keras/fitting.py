@@ -13,7 +13,6 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.callbacks import (
     Broadcast,
-    EndOfData,
     GuardParameters,
     JoinBatches,
     JoinMetrics,
@@ -45,18 +44,14 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
 
     def fit_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(fit, arguments, settings)
-        _prepare_data(model, distribution, given)
+        sharded = _prepare_data(model, distribution, given)
         if comm.size > 1:
             given["callbacks"] = _for_ranks(given.get("callbacks"), comm)
         # With steps_per_epoch an epoch is not one pass over the data.
-        passes = not distribution.own_data and not given.get("steps_per_epoch")
+        passes = sharded and not given.get("steps_per_epoch")
         if passes and not isinstance(given.get("callbacks"), keras.callbacks.CallbackList):
             given["callbacks"] = [*_listed(given.get("callbacks")), ContinueOrders(comm, given["x"])]
-        distribution.fitting = True
-        try:
-            return fit(**given)
-        finally:
-            distribution.fitting = False
+        return fit(**given)
 
     def evaluate_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(evaluate, arguments, settings)
@@ -76,12 +71,15 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
     model.fit, model.evaluate = fit_on_ranks, evaluate_on_ranks
 
 
-def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[str, Any]) -> None:
-    """Check the data of ``fit``, given with its other arguments, and build the model from it."""
-    distribution.own_data = not is_sharded(given.get("x"))
-    if distribution.own_data:
+def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[str, Any]) -> bool:
+    """Check the data of ``fit``, given with its other arguments, and build the model from it.
+
+    Returns:
+        Whether ``ht.shard`` made the data.
+    """
+    if not is_sharded(given.get("x")):
         _warn_of_own_data(distribution, "trains", "an update is the mean over the batches")
-        return
+        return False
     if given.get("validation_data") is not None and not is_sharded(given["validation_data"]):
         _warn_of_own_data(distribution, "validates", "what metrics count, as TruePositives does, is the sum over those")
     if distribution.comm.size > 1 and not is_registered(given["x"]):
@@ -91,21 +89,7 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
         given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
     if not is_built(model):
         _build(model, given["x"].element_spec)
-    if distribution.comm.size > 1:
-        _check_batch_size(model)
-
-
-def _check_batch_size(model: keras.Model) -> None:
-    """Refuse a model whose input says how many samples a batch has: each rank computes a part of them."""
-    fixed = [each.shape[0] for each in getattr(model, "inputs", ()) if each.shape[0] is not None]
-    if fixed:
-        raise HpctrainError(
-            "HT-model-not-supported",
-            "{model} takes batches of {count} samples, and each rank computes a part of a batch",
-            "keras.Input without batch_size. A state that goes from batch to batch (stateful=True) needs one process",
-            model=model.name,
-            count=fixed[0],
-        )
+    return True
 
 
 def _build(model: keras.Model, part: Any) -> None:
@@ -194,7 +178,7 @@ def _turn(callback: keras.callbacks.Callback) -> int:
     """The user's callbacks come after the metrics are joined, and before the parameters are compared."""
     if isinstance(callback, GuardParameters):
         return 2
-    first = isinstance(callback, Broadcast | EndOfData | JoinMetrics | JoinBatches)
+    first = isinstance(callback, Broadcast | JoinMetrics | JoinBatches)
     return 0 if first and not isinstance(callback, Restored) else 1
 
 

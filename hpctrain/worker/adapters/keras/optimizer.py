@@ -41,11 +41,11 @@ def distribute(
 
     On datasets from :func:`shard`, ``fit`` trains as one process does on the whole batches. On other data (arrays, a
     generator, a rank's own dataset) every rank computes everything that it is given, and an update is the mean over the
-    samples of all ranks' batches, which may differ in size but not in number; an epoch of the same arrays on every rank
-    passes over them once per rank. Losses of Keras are those of the global batch, in ``compile`` and where a
-    ``train_step`` calls them. A ``compute_loss`` and functions and classes of the user's own, for losses and metrics,
-    get the samples of all ranks. What else a ``train_step`` computes must be a mean over samples, or come from
-    :func:`hpctrain.mean_loss`, or from tensors of :func:`whole`.
+    ranks, as in DistributedDataParallel; an epoch of the same arrays on every rank passes over them once per rank.
+    Losses of Keras are those of the global batch, in ``compile`` and where a ``train_step`` calls them. A
+    ``compute_loss`` and functions and classes of the user's own, for losses and metrics, get the samples of all ranks.
+    What else a ``train_step`` computes must be a mean over samples, or come from :func:`hpctrain.mean_loss`, or from
+    tensors of :func:`whole`.
 
     The model and optimizer returned are the ones passed in. The optimizer stays an instance of its class, saves as that
     class and keeps its state. A model that is already built gets rank 0's weights, and the optimizer rank 0's state, at

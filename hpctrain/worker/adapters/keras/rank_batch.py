@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-
-# The weight of samples that are another rank's; no other weight has the sign of this zero.
-NO_SAMPLE = -0.0
 
 
 class Part(NamedTuple):
@@ -44,16 +40,6 @@ _KINDS = (Part, UnweightedPart, InputPart)
 def is_part(data: Any) -> bool:
     """Whether ``data`` is a part or the type of one."""
     return isinstance(data, _KINDS)
-
-
-def samples_of(batch: Any) -> tf.Tensor:
-    """The number of samples in ``(x, y, sample_weight)`` as float64; 0 if they are another rank's."""
-    inputs = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
-    samples = tf.cast(tf.shape(inputs)[0], tf.float64)
-    if not (isinstance(batch, tuple) and len(batch) == 3 and batch[2] is not None):
-        return samples
-    weight = tf.cast(tf.nest.flatten(batch[2])[0], tf.float64)
-    return tf.where(tf.reduce_all(tf.math.reciprocal(weight) == -math.inf), tf.zeros_like(samples), samples)
 
 
 def batch_of(part: Any) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.keras.epochs import DatasetPasses, register
-from hpctrain.worker.adapters.keras.rank_batch import NO_SAMPLE, InputPart, Part, UnweightedPart, is_sharded
+from hpctrain.worker.adapters.keras.rank_batch import InputPart, Part, UnweightedPart, is_sharded
 from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, share
@@ -175,7 +175,7 @@ def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | Unw
         return InputPart(own[0], share)
 
     def marked(weight: tf.Tensor) -> tf.Tensor:
-        return tf.where(share > 0, tf.cast(weight, floatx), NO_SAMPLE)
+        return tf.where(share > 0, tf.cast(weight, floatx), 0.0)
 
     x, y, *given = own
     if not given:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
@@ -20,16 +18,15 @@ from hpctrain.worker.adapters.keras.metrics import (
     whole_batch_logs,
     whole_batch_values,
 )
-from hpctrain.worker.adapters.keras.rank_batch import batch_of, is_part, samples_of
-from hpctrain.worker.adapters.keras.whole_batch import group_of, in_step, total
-from hpctrain.worker.comm.base import AnyArray, Communicator
+from hpctrain.worker.adapters.keras.rank_batch import batch_of, is_part
+from hpctrain.worker.adapters.keras.whole_batch import total
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 
 Step = Callable[[Any], Any]
 
 
 def patch_steps(model: keras.Model, distribution: Distribution) -> None:
-    """Make ``fit`` and ``evaluate`` apply the shares of ``ht.shard``, and weight other batches by their samples.
+    """Make ``fit`` and ``evaluate`` apply the shares of ``ht.shard``.
 
     A ``train_step`` of the user's own gets what the user's dataset held. The share weights the gradients where the
     tapes make them: loss and metrics are those of this rank's own samples, so that their sums over the ranks are those
@@ -39,11 +36,10 @@ def patch_steps(model: keras.Model, distribution: Distribution) -> None:
     train, test, predict = model.train_step, model.test_step, model.predict_step
 
     def train_step(data: Any) -> Any:
-        share = data.share if is_part(data) else _share_of(data, distribution.comm)
-        return train(data) if share is None else _run(model, distribution, train, data, share)
+        return _run(model, distribution, train, data) if is_part(data) else train(data)
 
     def test_step(data: Any) -> Any:
-        return _run(model, distribution, test, data, data.share) if is_part(data) else test(data)
+        return _run(model, distribution, test, data) if is_part(data) else test(data)
 
     def predict_step(data: Any) -> Any:
         if is_part(data):
@@ -89,49 +85,15 @@ def _make_unwrapped(model: keras.Model, name: str) -> Callable[..., None]:
     return make_function
 
 
-def end_of_data(comm: Communicator) -> None:
-    """Announce that this rank has no further batch. Collective with the last or next batch of the others.
-
-    Raises:
-        HpctrainError: another rank has a further batch.
-    """
-    _all_counts(comm, np.zeros(comm.size))
-
-
-def _share_of(data: Any, comm: Communicator) -> tf.Tensor | None:
-    """The share of a batch that every rank got by itself: own samples x ranks / samples of all."""
-    if comm.size == 1:
-        return None
-    samples = samples_of(data)
-    # One more than there are, so that 0 means that a rank has no batch.
-    own = tf.one_hot(comm.rank, comm.size, dtype=tf.float64) * (samples + 1)
-    counts = in_step(functools.partial(_all_counts, comm), own)
-    counts = tf.ensure_shape(counts, [comm.size])
-    return samples * comm.size / (tf.reduce_sum(counts) - comm.size)
-
-
-def _all_counts(comm: Communicator, own: AnyArray) -> AnyArray:
-    counts = group_of(comm).allreduce(np.asarray(own))
-    done = np.flatnonzero(counts == 0).tolist()
-    if done and len(done) < comm.size:
-        raise HpctrainError(
-            "HT-rank-out-of-data",
-            "rank {ranks} has come to the end of its data, but other ranks have more batches",
-            "give fit a dataset from ht.shard, or steps_per_epoch=…, which every rank has",
-            ranks=", ".join(map(str, done)),
-        )
-    return counts
-
-
 def _is_own(model: keras.Model, step: Step) -> bool:
     """Whether what a step returns is the user's own."""
     made = (step, model.compute_metrics, model.get_metrics_result)
     return not all(each.__module__.startswith("keras.") for each in made)
 
 
-def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any, share: tf.Tensor) -> Any:
-    batch = batch_of(data) if is_part(data) else data
-    with distribution.computing(share), whole_batch_values(distribution), whole_batch_losses(distribution):
+def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any) -> Any:
+    batch = batch_of(data)
+    with distribution.computing(data.share), whole_batch_values(distribution), whole_batch_losses(distribution):
         patch_metrics(model, distribution)
         patch_batch_norms(model, distribution)
         if distribution.comm.size == 1 or not _is_own(model, step):

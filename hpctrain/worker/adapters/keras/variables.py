@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.guard import Guard, Values
-from hpctrain.worker.adapters.replicas import Checksums
+from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.comm import Communicator
 
 if TYPE_CHECKING:
@@ -126,14 +125,11 @@ def guard_of(comm: Communicator, model: keras.Model, *, every: int) -> Guard:
     def numbers() -> Checksums:
         return np.asarray(checksums(variables).numpy(), dtype=np.int64)
 
-    def values(index: int) -> Values:
-        return np.asarray(variables[index].value.numpy())
-
     def not_finite() -> str:
         return next((each.path for each in variables if not tf.reduce_all(tf.math.is_finite(each.value))), "")
 
     names = [variable.path for variable in variables]
-    guard = Guard(comm, names, numbers, values, every=every, not_finite=not_finite)
+    guard = Guard(comm, names, numbers, every=every, not_finite=not_finite)
     guard.settings = lambda: _settings(getattr(model, "optimizer", None))
     return guard
 

@@ -155,14 +155,6 @@ def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]
             kind=type(model).__name__,
         )
     given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    if any(kind.__module__.startswith("keras.") for each in given for kind in type(each).__mro__):
-        raise HpctrainError(
-            "HT-keras-wrong-backend",
-            "Keras runs on {backend}, and hpctrain reduces Keras gradients on TensorFlow only",
-            "set KERAS_BACKEND=tensorflow before keras is imported; or train the model with a torch.optim.Optimizer in "
-            "a loop of PyTorch",
-            backend="torch",
-        )
     optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
     if not optimizers or len(optimizers) < len(given):
         raise HpctrainError(

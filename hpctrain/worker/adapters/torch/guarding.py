@@ -10,8 +10,7 @@ import torch
 import xxhash
 
 from hpctrain.common.checkpoints.pieces import Box
-from hpctrain.worker.adapters.guard import Guard, Values
-from hpctrain.worker.adapters.replicas import Checksums
+from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 from hpctrain.worker.comm import Communicator
 
@@ -38,12 +37,6 @@ def guard_over(
         local = local_tensor(tensor).detach()
         return local[slices] if slices else local
 
-    def values(index: int) -> Values:
-        own = part(*parts[index]).cpu()
-        # NumPy has no bfloat16, and float32 represents each one exactly.
-        values: Values = (own.float() if own.dtype == torch.bfloat16 else own).numpy()
-        return values
-
     def not_finite() -> str:
         # A frozen one may be a mask of infinities.
         own = ((name, part(tensor, slices)) for name, tensor, slices, _ in held if tensor.requires_grad)
@@ -53,7 +46,6 @@ def guard_over(
         comm,
         [name for name, _, _, _ in held],
         lambda: checksums(part(*each) for each in parts),
-        values,
         every=every,
         version=lambda: _version(local_tensor(tensor) for tensor, _ in parts),
         not_finite=not_finite,

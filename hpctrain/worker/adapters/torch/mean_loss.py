@@ -7,7 +7,6 @@ ranks that of the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,16 +25,7 @@ def mean_loss(total: torch.Tensor, count: torch.Tensor | float, *, comm: Communi
 
     See :func:`hpctrain.mean_loss`.
     """
-    comm = comm or current()
-    own = _number(count)
-    if not 0 <= own < math.inf:
-        raise HpctrainError(
-            "HT-argument-not-valid",
-            "ht.mean_loss: count={count:g} is not a number of at least 0",
-            "give what this rank's part of the sum is divided by, such as its number of tokens",
-            count=own,
-        )
-    return _eagerly(comm, "ht.mean_loss", total, count)
+    return _eagerly(comm or current(), "ht.mean_loss", total, count)
 
 
 def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor:

@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets, reduce_sparse
 from hpctrain.worker.adapters.torch.model_order import model_order
-from hpctrain.worker.adapters.torch.same_gradients import SameGradients
 from hpctrain.worker.comm.base import Communicator
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
@@ -100,8 +99,6 @@ class GradientReducer:
         # By the ids of the parameters.
         self._slots: dict[int, BucketSlot] = {}
         self._launched = 0
-        # Of the first model alone, which says it once.
-        self._same = None if self.number else SameGradients(comm)
         self._running = False
         # Whether hooks that the script registered after these may still change gradients of this backward pass.
         self._held = False
@@ -260,8 +257,6 @@ class GradientReducer:
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         self._launched += 1
-        if self._same and not bucket.index:
-            self._same.before(bucket.numbers())
         bucket.launch()
         self._note("launched", bucket.index)
 
@@ -289,8 +284,6 @@ class GradientReducer:
             self._order.done(self)
         for bucket in self._buckets:
             bucket.finish()
-            if self._same and not bucket.index:
-                self._same.after(bucket.numbers())
             self._note("finished", bucket.index)
         for number, (name, parameter) in enumerate(self._sparse):
             reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.sparse.{number}")

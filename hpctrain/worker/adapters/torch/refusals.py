@@ -43,30 +43,10 @@ def check_model(model: torch.nn.Module) -> None:
             refuse_lazy(name)
         if type(tensor).__name__ == "DTensor" or type(tensor.data).__name__ == "DTensor":
             refuse_wrapped(f"{name!r} is a DTensor, of which this rank holds a part")
-        if tensor.layout != torch.strided:
-            raise HpctrainError(
-                "HT-model-not-supported",
-                "{name!r} is a sparse tensor ({layout}), which ht.distribute cannot make equal on all ranks",
-                "keep it dense, or outside of the model's parameters and buffers, as a plain attribute",
-                name=name,
-                layout=tensor.layout,
-            )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that reduces gradients by itself, or does not wait until they are reduced.
-
-    Raises:
-        HpctrainError: says which one it is.
-    """
-    if hasattr(optimizer, "fused_backward"):
-        raise HpctrainError(
-            "HT-optimizer-not-supported",
-            "{optimizer} updates parameters during its fused_backward(), by this rank's gradients, which "
-            "are not reduced yet",
-            "choose an optimizer that updates them in step()",
-            optimizer=type(optimizer).__name__,
-        )
+    """Refuse an optimizer that reduces gradients by itself."""
     for kind in type(optimizer).__mro__:
         for package, words in _OPTIMIZERS.items():
             if f"{kind.__module__}.".startswith(f"{package}."):

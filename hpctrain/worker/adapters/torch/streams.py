@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import DataPlace, data_place
@@ -45,13 +45,6 @@ class StreamSource(Source):
         self._data: Any = loader.dataset
         self.told = (loader.dataset,)
         self._reader = _Reader(loader, salt_of(comm, seed, loader), comm.size, seed=seed, by_sample=by_sample)
-        if isinstance(loader.dataset, IterDataPipe):
-            raise HpctrainError(
-                "HT-shard-wrong-data",
-                "{kind} cannot be sharded",
-                "give a data set that yields its samples by __iter__: class Samples(IterableDataset)",
-                kind=type(loader.dataset).__name__,
-            )
         # Workers read parts of a stream, so their number decides what is in a batch.
         own = {"batch_size": size, "drop_last": loader.drop_last, "seed": seed, "workers": loader.num_workers}
         self.identity: dict[str, Any] = own

@@ -299,7 +299,7 @@ class HpctrainGroup(dist.ProcessGroup):
 
 
 def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
-    """Refuse tensors outside of the CPU's memory, sparse tensors, and tensors of several types."""
+    """Refuse tensors outside of the CPU's memory, and tensors of several types."""
     for tensor in (first, *others):
         if tensor.device.type != "cpu":
             raise HpctrainError(
@@ -309,14 +309,6 @@ def _check(what: str, first: torch.Tensor, *others: torch.Tensor) -> None:
                 call=what,
                 group=NAME,
                 device=tensor.device,
-            )
-        if tensor.layout != torch.strided:
-            raise HpctrainError(
-                "HT-group-bad-argument",
-                "{call}: the process group {group} moves dense tensors, not {layout}",
-                call=what,
-                group=NAME,
-                layout=tensor.layout,
             )
         if tensor.dtype != first.dtype:
             raise HpctrainError(

@@ -87,7 +87,7 @@ def found_in(parameters: list[dict[str, np.ndarray]]) -> dict[str, Any] | None:
         def checksums() -> Any:
             return np.array([int(own[name].view(f"u{own[name].itemsize}").sum(dtype=np.int64)) for name in names])
 
-        guard = Guard(comm, names, checksums, lambda index: own[names[index]], every=3)
+        guard = Guard(comm, names, checksums, every=3)
         same = [{name: np.zeros_like(value) for name, value in own.items()}, own]
         own = same[0]
         guard.step_done()
@@ -111,30 +111,19 @@ def flip(array: np.ndarray, place: Any, bit: int) -> None:
     array.view(word)[place] ^= word.type(1 << bit)
 
 
-def test_a_majority_is_right():
-    held = ranks_of(3)
-    flip(held[1]["head.bias"], 2, 30)
-    values = {"step": 3, "name": "head.bias", "odd": [1], "count": 1, "element": [2]}
-    bits = ["2.0 (bits 40000000) on rank 0", "0.0 (bits 00000000) on rank 1"]
-    check(found_in(held), DIFFER, **values, held=bits)
-
-
-def test_two_ranks_cannot_tell():
-    held = ranks_of(2)
-    flip(held[0]["stem.weight"], (1, 3), 0)
-    flip(held[0]["head.bias"], 0, 0)
-    values = {"step": 3, "name": "stem.weight", "sides": [[0], [1]], "odd": [], "count": 2, "element": [1, 3]}
-    bits = ["7.0000005 (bits 40e00001) on rank 0", "7.0 (bits 40e00000) on rank 1"]
-    check(found_in(held), DIFFER, **values, held=bits)
-
-
-def test_nor_can_two_and_two():
-    held = ranks_of(4)
-    for rank in (1, 2):
-        flip(held[rank]["head.bias"], 1, 31)
-    values = {"sides": [[0, 3], [1, 2]], "odd": [], "count": 1, "element": [1]}
-    bits = ["1.0 (bits 3f800000) on rank 0", "-1.0 (bits bf800000) on rank 1"]
-    check(found_in(held), DIFFER, **values, held=bits)
+@pytest.mark.parametrize(
+    ("size", "flips", "values"),
+    [
+        (3, {(1, "head.bias")}, {"name": "head.bias", "odd": [1]}),
+        (2, {(0, "stem.weight"), (0, "head.bias")}, {"name": "stem.weight", "sides": [[0], [1]], "odd": []}),
+        (4, {(1, "head.bias"), (2, "head.bias")}, {"sides": [[0, 3], [1, 2]], "odd": []}),
+    ],
+)
+def test_a_majority_is_right_if_there_is_one(size, flips, values):
+    held = ranks_of(size)
+    for rank, name in flips:
+        flip(held[rank][name], 2 if name == "head.bias" else (1, 3), 30)
+    check(found_in(held), DIFFER, step=3, **values)
 
 
 def test_equal_parameters_are_passed_over():
@@ -143,7 +132,7 @@ def test_equal_parameters_are_passed_over():
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_flipped_bit_is_found_and_placed(data):
+def test_any_flipped_bit_is_found(data):
     dtype = data.draw(st.sampled_from(["f2", "f4", "f8"]))
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 40)))
     size = data.draw(st.integers(2, 4))
@@ -155,9 +144,7 @@ def test_any_flipped_bit_is_found_and_placed(data):
     held = [{"other": np.ones(3, "f4"), "w": values.copy()} for _ in range(size)]
     flip(held[rank]["w"], place, bit)
     found = found_in(held)
-    check(found, DIFFER, name="w", odd=[] if size == 2 else [rank], element=place)
-    texts = {f"{held[each]['w'][place]!s} (bits" for each in (0, rank or 1)}
-    assert all(any(text.startswith(begin) for text in found["values"]["held"]) for begin in texts), found
+    check(found, DIFFER, name="w", odd=[] if size == 2 else [rank])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -173,9 +160,7 @@ def test_torch_parameters_of_any_type(dtype):
         return told(guard_over(comm, model.named_parameters(), every=1).step_done)
 
     found = on_ranks(3, work)[0]
-    check(found, DIFFER, name="bias", odd=[2], element=[0])
-    first, second = found["values"]["held"]
-    assert first.startswith("0.5 (bits 3f") and second.startswith("-0.5 (bits bf")
+    check(found, DIFFER, name="bias", odd=[2])
 
 
 END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differed before", "it was collected before"]
@@ -241,7 +226,7 @@ def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Gu
         def checksums() -> Any:
             return np.array([int(each.view(f"u{each.itemsize}").sum(dtype=np.int64)) for each in held], np.int64)
 
-        guard = Guard(comm, [name for name, _ in own], checksums, lambda index: held[index], every=1, boxes=boxes)
+        guard = Guard(comm, [name for name, _ in own], checksums, every=1, boxes=boxes)
         return told(lambda: step(guard))
 
     return on_ranks(len(ranks), work)
@@ -263,12 +248,10 @@ def test_replicas_of_a_piece_are_compared_with_each_other():
     flip(held[3]["norm", 0], (0, 0), 0)
     # Of the first in the order of rank 0.
     for found in pieces_on(held, Guard.step_done):
-        check(found, DIFFER, step=1, name="norm", odd=[3], count=2, element=[0, 0])
-        assert found["values"]["held"][0].startswith("0.0 (")
+        check(found, DIFFER, step=1, name="norm", odd=[3])
     flip(held[3]["norm", 0], (0, 0), 0)
-    bits = ["18.0 (bits 41900000) on rank 1", "18.000002 (bits 41900001) on rank 3"]
     for found in pieces_on(held, Guard.step_done):
-        check(found, DIFFER, step=1, name="stem", odd=[3], count=1, element=[4, 2], held=bits)
+        check(found, DIFFER, step=1, name="stem", odd=[3])
 
 
 def test_what_one_rank_alone_holds_is_not_compared():
@@ -305,7 +288,7 @@ def test_the_ranks_that_are_left_are_compared():
         boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
         values = list(own.values())
         sums = np.array([int(each.view("u4").sum(dtype=np.int64)) for each in values], np.int64)
-        guard = Guard(comm, [name for name, _ in own], lambda: sums, lambda i: values[i], every=1, boxes=boxes)
+        guard = Guard(comm, [name for name, _ in own], lambda: sums, every=1, boxes=boxes)
         if comm.rank == 3:
             return None
         comm.ranks, comm.size = left, 3
@@ -323,7 +306,7 @@ def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:
 
     def work(comm: Member) -> list[Any]:
         own = np.zeros(1, np.int64)
-        guard = Guard(comm, ["weight"], own.copy, lambda index: own, every=2)
+        guard = Guard(comm, ["weight"], own.copy, every=2)
         said = []
 
         def outcome(check: Callable[[], None]) -> None:
@@ -358,9 +341,7 @@ def test_numbers_that_are_not_finite_are_said_and_refused_at_the_end(
 ) -> None:
     found = ["weight"]
     own = np.zeros(1, np.int64)
-    guard = Guard(
-        SingleCommunicator("test"), ["weight"], own.copy, lambda index: own, every=2, not_finite=lambda: found[0]
-    )
+    guard = Guard(SingleCommunicator("test"), ["weight"], own.copy, every=2, not_finite=lambda: found[0])
     guard.require_finite()
     for _ in range(3):
         guard.step_done()

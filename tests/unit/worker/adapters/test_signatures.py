@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 from typing import get_overloads
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("keras")
 
-import hpctrain as ht  # noqa: E402
 from hpctrain.worker import adapters  # noqa: E402
 from hpctrain.worker.adapters import keras as keras_adapter  # noqa: E402
 from hpctrain.worker.adapters import torch as torch_adapter  # noqa: E402
@@ -33,23 +31,3 @@ def test_mypy_refuses_wrong_settings() -> None:
     calls = Path(__file__).with_name("typed_calls.py")
     found = subprocess.run([sys.executable, "-m", "mypy", calls], cwd=REPOSITORY, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
-
-
-def test_an_unknown_setting_is_refused_with_the_valid_ones() -> None:
-    arrays = (np.zeros((4, 2)), np.zeros(4))
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), batch_size=2)
-    model = torch.nn.Linear(1, 1)
-    for call, setting, valid in (
-        (
-            lambda: ht.shard(arrays, batch_size=2, evaluation=True),
-            "evaluation",
-            "batch_size, comm, epoch, seed, shuffle",
-        ),
-        (lambda: ht.shard(loader, epoch=1), "epoch", "comm, evaluation, seed"),
-        (lambda: ht.distribute(model, torch.optim.SGD(model.parameters()), bucket=1), "bucket", "'bucket_mb'"),
-        (lambda: ht.mean_loss(torch.zeros(()), 1, share=1), "share", "comm"),
-    ):
-        with pytest.raises(ht.HpctrainError) as caught:
-            call()
-        assert repr(setting) in caught.value.message
-        assert valid in caught.value.hint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -15,9 +15,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from hpctrain.common.errors import HpctrainError, nearest
 
 Modules = Sequence[type[nn.Module] | str] | type[nn.Module] | str
-# Common names of a head's width and of the number of heads. A rank computes whole heads.
-_HEAD_SIZES = ("head_size", "head_dim", "head_width", "_head_size", "_head_dim")
-_HEADS = ("heads", "n_heads", "n_head", "num_heads", "num_attention_heads", "_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +112,7 @@ def _text(item: type | str) -> str:
 
 
 def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> None:
-    """Refuse a width or a number of heads that tp does not divide: a rank has whole columns, rows and heads."""
+    """Refuse a width that tp does not divide: a rank has whole columns and rows."""
     module = model.get_submodule(name)
     divided = _divided(module, style)
     if divided is None:
@@ -131,19 +128,6 @@ def _check_width(model: nn.Module, name: str, style: ParallelStyle, tp: int) -> 
             dimension=what,
             width=width,
         )
-    parent_name = name.rpartition(".")[0]
-    if isinstance(module, nn.Linear) and parent_name:
-        parent = model.get_submodule(parent_name)
-        heads = _first(parent, _HEADS) or (width // size if (size := _first(parent, _HEAD_SIZES)) else None)
-        if heads and heads % tp:
-            raise HpctrainError(
-                "HT-model-not-divisible",
-                "tp {tp} does not divide the {heads} heads of {name!r}",
-                f"choose tp among {_divisors(heads)}",
-                tp=tp,
-                heads=heads,
-                name=parent_name,
-            )
 
 
 def _divided(module: nn.Module, style: ParallelStyle) -> tuple[str, int] | None:
@@ -154,11 +138,6 @@ def _divided(module: nn.Module, style: ParallelStyle) -> tuple[str, int] | None:
     if isinstance(module, nn.Embedding) and (columns or rows):
         return ("embedding_dim", module.embedding_dim) if columns else ("num_embeddings", module.num_embeddings)
     return None
-
-
-def _first(module: nn.Module, names: Iterable[str]) -> int | None:
-    found = (getattr(module, name, None) for name in names)
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
 def _divisors(width: int) -> str:

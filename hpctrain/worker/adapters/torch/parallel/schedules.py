@@ -115,8 +115,7 @@ class Schedules:
         """The schedule for micro-batches of ``size`` samples of a batch. Collective over the ranks of pp.
 
         Raises:
-            HpctrainError: the ranks of pp got batches of different shapes or types, or the schedule refuses the number
-                of micro-batches.
+            HpctrainError: the ranks of pp got batches of different shapes or types.
         """
         self._agree(size, inputs, target)
         kind = (size, inputs.shape[1:], inputs.dtype, *_autocast(self._device.type))
@@ -180,17 +179,7 @@ class Schedules:
         for part in parts:
             part.missing = self._missing.get(part.stage_index)
         stages: Any = parts[0] if per_rank == 1 else parts
-        try:
-            return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
-        except ValueError as error:
-            raise HpctrainError(
-                "HT-pipeline-wrong-micro-batches",
-                "{schedule} refuses {micro_batches} micro-batches: {reason}",
-                f"choose a multiple of pp: micro_batches={2 * pp}",
-                schedule=self._name,
-                micro_batches=self._micro_batches,
-                reason=str(error),
-            ) from error
+        return kind(stages, self._micro_batches, loss_fn=self._loss, scale_grads=False)
 
 
 class _Stage(PipelineStage):

@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.guarding import checksums
 from hpctrain.worker.adapters.torch.optimizer_contents import Optimizer, optimizers_in, parameters_of, set_whole
@@ -113,7 +112,6 @@ class _Shared:
             finally:
                 self._in_method = False
             if self._content() != self._given:
-                self._refuse_empty(name)
                 self._give_parameters()
             return result
 
@@ -123,18 +121,6 @@ class _Shared:
         """A value that a write to a part changes: DTensors count versions, and checksums show writes by ``.data``."""
         own = checksums(local_tensor(part) for part, _ in self._parts)
         return [part._version for part, _ in self._parts], own.tolist()
-
-    def _refuse_empty(self, name: str) -> None:
-        """Refuse parameters that leave ranks without rows, which cannot notice that a method changed them."""
-        if all(parameter.shape[:1].numel() < self._mesh.size() for _, parameter in self._parts):
-            raise HpctrainError(
-                "HT-optimizer-empty-rows",
-                "with zero=1, {name}() of the optimizer changes parameters outside of step(), of which "
-                "some of the {size} ranks have no rows",
-                "choose zero=2 or zero=3, or step(closure)",
-                name=name,
-                size=self._mesh.size(),
-            )
 
     def _take_gradients(self) -> None:
         for part, parameter in self._parts:

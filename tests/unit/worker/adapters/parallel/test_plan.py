@@ -83,12 +83,6 @@ def test_tp_that_does_not_divide_widths_is_refused(tensor, tp, name, dimension, 
     assert "among 1" in raised.value.hint
 
 
-def test_tp_that_does_not_divide_heads_is_refused():
-    with refused("HT-model-not-divisible", tp=2, heads=3, name="blocks.0.attention") as raised:
-        ht.ParallelPlan(tensor={"blocks.*.attention.query": ColwiseParallel()}).check(Model(), 2)
-    assert "among 1" in raised.value.hint
-
-
 def test_an_unknown_stage_of_zero_is_refused():
     with refused("HT-choice-unknown", zero=4):
         ht.ParallelPlan(zero=4)

@@ -1,0 +1,34 @@
+"""Reduces copies of buffers: in another type, or in memory that suits an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hpctrain.worker.comm.base import Work
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reduce_copy(buffer: torch.Tensor, wire: torch.dtype, reduce: Callable[[torch.Tensor], Work]) -> CopiedWork:
+    """``reduce`` a copy of ``buffer`` in the type ``wire``; waiting for it writes the result to ``buffer``."""
+    copied = buffer.to(wire, copy=True)
+    return CopiedWork(reduce(copied), copied, buffer)
+
+
+class CopiedWork:
+    """The reduction of a copy; waiting for it writes the result to the original."""
+
+    def __init__(self, work: Work, reduced: torch.Tensor, buffer: torch.Tensor) -> None:
+        self._work = work
+        self._reduced = reduced
+        self._buffer = buffer
+
+    @property
+    def finite(self) -> bool | None:
+        return self._work.finite
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._buffer.copy_(self._reduced)
