@@ -12,11 +12,7 @@ Compression = Literal["none", "fp16", "bf16"]
 
 
 def wire_of(compression: str, types: Mapping[str, T]) -> T | None:
-    """The type in which values travel, of the framework's ``types`` by the compression's name; None for their own.
-
-    Raises:
-        HpctrainError: an unknown compression.
-    """
+    """The type in which values travel, of the framework's ``types`` by the compression's name; None for their own."""
     if compression not in get_args(Compression):
         raise HpctrainError(
             "HT-choice-unknown",

@@ -24,11 +24,7 @@ def set_mesh(comm: Communicator, mesh: Mesh) -> None:
 
 
 def mesh_of(comm: Communicator) -> Mesh:
-    """The mesh of a communicator's ranks: what was set, else the launch's, else all replicate.
-
-    Raises:
-        HpctrainError: it does not fit the number of ranks.
-    """
+    """The mesh of a communicator's ranks: what was set, else the launch's, else all replicate."""
     return _given_to(comm).at(comm.size)
 
 

@@ -208,11 +208,7 @@ class Guard:
         )
 
     def require_finite(self) -> None:
-        """Refuse to end with parameters that are not finite. A script may still restore them before that.
-
-        Raises:
-            HpctrainError: a parameter is not finite.
-        """
+        """Refuse to end with parameters that are not finite. A script may still restore them before that."""
         if self.steps and not NOT_FINITE.read() and (name := self._not_finite()):
             raise HpctrainError(
                 "HT-parameters-not-finite",

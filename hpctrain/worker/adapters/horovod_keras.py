@@ -28,9 +28,6 @@ def create_distributed_optimizer(
     """A copy of an optimizer that reduces gradients over the ranks before it applies them.
 
     Keras 3 calls ``apply`` alone: Horovod's own copy overrides methods that only Keras 2 has, and reduces nothing.
-
-    Raises:
-        HpctrainError: Horovod is to add up several steps on each rank, or Keras would scale losses around the copy.
     """
     import horovod.tensorflow as hvd
 

@@ -164,9 +164,6 @@ def compare(
     Args:
         facts: what must be equal, by its name: its value as text, and what to do if it differs.
         summaries: samples of a data set by their indices.
-
-    Raises:
-        HpctrainError: names what differs, with its value on rank 0 and on the other rank; raised on all ranks.
     """
     everyone = comm.allgather_object((dict(facts), dict(summaries or {})))
     for rank, (others, _) in enumerate(everyone):
@@ -182,9 +179,6 @@ def compare_samples(everyone: Sequence[Mapping[Any, Sample]]) -> None:
 
     Args:
         everyone: some samples of each rank by their indices.
-
-    Raises:
-        HpctrainError: names the first leaf that differs, with its value on rank 0 and on the other rank.
     """
     for index, first in everyone[0].items():
         for rank, samples in enumerate(everyone):

@@ -148,11 +148,7 @@ def _leave_run() -> None:
 
 
 def make_last_checks() -> None:
-    """Make the last checks while an error can still be reported. Collective; idempotent.
-
-    Raises:
-        HpctrainError: a check failed.
-    """
+    """Make the last checks while an error can still be reported. Collective; idempotent."""
     if run.comm is not None:
         run.distributed |= run.comm.trains_together()
         # After a rank's death there is nothing left to compare, and the others have finished their work.
@@ -166,11 +162,7 @@ def leave_errors_to_caller() -> None:
 
 
 def watch() -> None:
-    """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent.
-
-    Raises:
-        HpctrainError: ``HPCTRAIN_RANKS_ALONE`` is neither 1 nor 0.
-    """
+    """Note from now on whether a user's script trains, so that it can be told what it has forgotten. Idempotent."""
     if not RANKS_ALONE.read():
         forgotten.watch()
 
@@ -189,11 +181,7 @@ def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
 
 
 def require_distributed(rank: int, ranks: int) -> None:
-    """At the end of a user's script, refuse a result of ranks that each trained alone.
-
-    Raises:
-        HpctrainError: every rank trained a model of its own.
-    """
+    """At the end of a user's script, refuse a result of ranks that each trained alone."""
     found = mention_forgotten(rank, ranks)
     if found and found.alone:
         raise HpctrainError(

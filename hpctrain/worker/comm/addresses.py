@@ -45,9 +45,6 @@ def exchange_addresses(
     Args:
         make_socket: binds this rank's socket to its address: :func:`listener` or :func:`reservation`. None for a rank
             that needs no port.
-
-    Raises:
-        HpctrainError: a host that cannot resolve another's name, or an interface without an address.
     """
     hosts = allgather(world, timeout, host, what)
     own: tuple[str, int] | None = None
@@ -86,9 +83,6 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
 
     None if other hosts cannot reach this one there: it is a proxy's address, or one of the loopback interface, which
     Debian gives a host's own name in /etc/hosts.
-
-    Raises:
-        HpctrainError: the name is unknown, or the port is taken.
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
@@ -129,11 +123,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def own_address(host: str, hosts: Sequence[str]) -> str:
-    """The address at which the other ranks reach this host: the loopback's where all are on it.
-
-    Raises:
-        HpctrainError: no route to another host, or no interface of the name that the user gave.
-    """
+    """The address at which the other ranks reach this host: the loopback's where all are on it."""
     if named := os.environ.get(INTERFACE):
         return _address_of(named.split(",")[0])
     others = [other for other in hosts if other != host]

@@ -29,11 +29,7 @@ _MARGIN_SECONDS = 10
 
 
 def require_own_place(claim: LauncherClaim) -> None:
-    """Refuse a process that multiprocessing started from a rank, and that has that rank's place in its environment.
-
-    Raises:
-        HpctrainError: multiprocessing started this process from a rank.
-    """
+    """Refuse a process that multiprocessing started from a rank, and that has that rank's place in its environment."""
     process = sys.modules.get("multiprocessing.process")
     parent = process and process.parent_process()
     # While it imports the script, before it knows its parent.

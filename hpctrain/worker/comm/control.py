@@ -133,9 +133,6 @@ class CheckedControl(Communicator):
         Returns:
             The length in bytes of the longest message; and a row for each slot, with padding behind what was sent, or
             None if a rank's message does not fit into its slot.
-
-        Raises:
-            HpctrainError: the ranks make different calls.
         """
         forks.require_rank(what)
         purpose = _purpose()

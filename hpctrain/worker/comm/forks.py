@@ -57,11 +57,7 @@ def is_fork() -> bool:
 
 
 def require_rank(what: str) -> None:
-    """Refuse a call that only the rank itself may make; ``what`` names it.
-
-    Raises:
-        HpctrainError: this process is a fork of a rank.
-    """
+    """Refuse a call that only the rank itself may make; ``what`` names it."""
     if _process.forked:
         raise HpctrainError(
             "HT-call-in-child-process",

@@ -94,11 +94,7 @@ class ParameterServer:
         self._word(_NEXT, _CLOSED, self._mpi.SUM)
 
     def begin_step(self, number: int) -> None:
-        """Announce the step that this rank computes, and wait until no other rank is too far behind it.
-
-        Raises:
-            HpctrainError: the wait took too long; the message names the ranks that are behind.
-        """
+        """Announce the step that this rank computes, and wait until no other rank is too far behind it."""
         self._word(_FIRST_RANK + self._comm.rank, number, self._mpi.REPLACE)
         self._timeout.wait(
             lambda: not self._behind(number),

@@ -41,9 +41,6 @@ def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
 
     It listens on a port that the system finds free, at the one address that the ranks need: that of the loopback where
     all ranks are on one host.
-
-    Raises:
-        HpctrainError: a host that cannot resolve another's name, or a store that cannot be reached.
     """
     timeout = Timeout(f"rank {world.rank} on {host}")
     make_socket = listener if world.rank == 0 else None

@@ -59,9 +59,6 @@ def replica_devices(replicas: int | None) -> list[str]:
 
     Args:
         replicas: None for one per GPU, or a single one without GPUs.
-
-    Raises:
-        HpctrainError: more replicas than GPUs, or TensorFlow has already computed something.
     """
     gpus = tf.config.list_physical_devices("GPU")
     count = replicas or len(gpus) or 1

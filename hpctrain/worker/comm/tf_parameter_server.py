@@ -35,9 +35,6 @@ class ParameterServerCommunicator(SingleCommunicator):
     """Rank 0 runs the script; the next ranks keep the variables, and the remaining ones compute.
 
     Ranks other than 0 only :meth:`serve`.
-
-    Raises:
-        HpctrainError: too few ranks, or a host that the others cannot reach.
     """
 
     backend = "parameter_server"
@@ -91,11 +88,7 @@ class ParameterServerCommunicator(SingleCommunicator):
         self._leave()
 
     def fetch(self, value: Any) -> Any:
-        """The result of a closure that was scheduled.
-
-        Raises:
-            HpctrainError: no result within ``HPCTRAIN_TIMEOUT``.
-        """
+        """The result of a closure that was scheduled."""
         return self._within_limit(value.fetch, "a worker's step")
 
     def join(self) -> None:

@@ -52,9 +52,6 @@ class TorchDistributedCommunicator(CheckedControl):
 
     Args:
         world: the ranks that MPI started; None where torchrun started them.
-
-    Raises:
-        HpctrainError: a group exists already, PyTorch lacks NCCL, a rank has no GPU, or the rendezvous failed.
     """
 
     def __init__(self, backend: Literal["gloo", "nccl"], reason: str, world: MPI.Intracomm | None) -> None:

@@ -39,10 +39,12 @@ from hpctrain.common.settings import COLUMNS, STDIN
 from hpctrain.common.stderr import tell
 from hpctrain.worker import comm
 from hpctrain.worker.adapters import recording
-from hpctrain.worker.adapters.loader_workers import keep_loader_workers
-from hpctrain.worker.adapters.tensorflow_scripts import serve_tensorflow_scripts
-from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
-from hpctrain.worker.adapters.whole_files import save_whole_files
+from hpctrain.worker.adapters.script_libraries import (
+    keep_loader_workers,
+    save_whole_files,
+    serve_tensorflow_scripts,
+    serve_torchrun_scripts,
+)
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports

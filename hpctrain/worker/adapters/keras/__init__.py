@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctrain.worker.adapters.keras.callbacks import callbacks
+from hpctrain.worker.adapters.keras.fitting import callbacks
 from hpctrain.worker.adapters.keras.optimizer import distribute
 from hpctrain.worker.adapters.keras.sharding import shard
 from hpctrain.worker.adapters.keras.strategy import coordinator, strategy

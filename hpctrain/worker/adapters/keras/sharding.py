@@ -15,8 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.keras.epochs import DatasetPasses, register
-from hpctrain.worker.adapters.keras.rank_batch import InputPart, Part, UnweightedPart, is_sharded
+from hpctrain.worker.adapters.keras.rank_batch import (
+    DatasetPasses,
+    InputPart,
+    Part,
+    UnweightedPart,
+    is_sharded,
+    register,
+)
 from hpctrain.worker.adapters.same_data import WHOLE, Sample, compare, sample_indices, summarise
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches, share
@@ -188,11 +194,7 @@ def _batch_spec(array: np.ndarray[Any, Any]) -> tf.TensorSpec:
 
 
 def compare_arrays(comm: Communicator, arrays: tuple[Any, ...], **settings: Any) -> None:
-    """Refuse arrays or settings that differ between ranks. Collective.
-
-    Raises:
-        HpctrainError: names what differs, with the values of two ranks; raised on all ranks.
-    """
+    """Refuse arrays or settings that differ between ranks. Collective."""
     if comm.size == 1:
         return
     facts = {"the number of samples": (str(len(tf.nest.flatten(arrays)[0])), WHOLE)}
@@ -201,11 +203,7 @@ def compare_arrays(comm: Communicator, arrays: tuple[Any, ...], **settings: Any)
 
 
 def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:
-    """Refuse datasets that are made differently on the ranks, or shuffled without a seed. Collective.
-
-    Raises:
-        HpctrainError: names what differs, with the values of two ranks; raised on all ranks.
-    """
+    """Refuse datasets that are made differently on the ranks, or shuffled without a seed. Collective."""
     facts = {"what the dataset yields": (str(dataset.element_spec), _ALIKE)}
     summaries: dict[Any, Sample] = {}
     unseeded = False

@@ -32,9 +32,6 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
 
     Seed generators of layers get a seed of each rank's own, unless the ranks' seeds differ already: dropout draws
     another mask on each rank.
-
-    Raises:
-        HpctrainError: the model is not built, or ranks hold different models or optimizers.
     """
     if not is_built(model):
         if comm.size == 1:

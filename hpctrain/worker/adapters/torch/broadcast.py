@@ -20,20 +20,12 @@ _numbers = itertools.count()
 
 
 def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
-    """Refuse ranks that built different models, which would otherwise wait for each other's tensors.
-
-    Raises:
-        HpctrainError: names the first tensor that differs from rank 0's, and the rank.
-    """
+    """Refuse ranks that built different models, which would otherwise wait for each other's tensors."""
     check_same(comm, _named_tensors(model))
 
 
 def check_same(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse tensors with other names or of another form than rank 0's. Collective.
-
-    Raises:
-        HpctrainError: names the first tensor that differs from rank 0's, and the rank.
-    """
+    """Refuse tensors with other names or of another form than rank 0's. Collective."""
     own = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
     everyone = comm.allgather_object(own)
     for rank, theirs in enumerate(everyone):

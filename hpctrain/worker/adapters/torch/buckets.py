@@ -48,11 +48,7 @@ def differs(slot: BucketSlot) -> bool:
 
 
 def check_gradient(slot: BucketSlot, gradient: torch.Tensor) -> None:
-    """Refuse a gradient that cannot be replaced by its mean.
-
-    Raises:
-        HpctrainError: the parameter was moved or converted, or the gradient is part of a graph itself.
-    """
+    """Refuse a gradient that cannot be replaced by its mean."""
     if differs(slot):
         dtype, device, shape = slot.kind
         now = slot.parameter
@@ -293,9 +289,6 @@ def reduce_sparse(
     Args:
         title: the parameter's name, for messages.
         name: the reduction's name, the same on every rank.
-
-    Raises:
-        HpctrainError: the gradient is dense.
     """
     if parameter.grad is None:
         rows = torch.empty(0, dtype=torch.int64, device=parameter.device)

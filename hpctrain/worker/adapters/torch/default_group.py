@@ -50,9 +50,6 @@ def _join_default_group(asked: str | None) -> Communicator:
 
     Args:
         asked: the backend of torch.distributed that the script asked for; None if it named none.
-
-    Raises:
-        HpctrainError: a backend without process groups, or one for the CPU's memory though the caller is on GPUs.
     """
     comm = current()
     if "nccl" in (asked or "") and comm.backend in ("mpi", "gloo"):
@@ -73,12 +70,7 @@ def _join_default_group(asked: str | None) -> Communicator:
 
 
 def init_process_group(original: Callable[..., None], *arguments: Any, **settings: Any) -> None:
-    """``init_process_group``: one for all ranks joins the run's default group, others are PyTorch's ``original``.
-
-    Raises:
-        HpctrainError: another rank or number of ranks than the run has; a backend without process groups, or one
-            for the CPU's memory though the script is on GPUs.
-    """
+    """``init_process_group``: one for all ranks joins the run's default group, others are PyTorch's ``original``."""
     _script.joined = _script.joined and dist.is_initialized()
     given = inspect.signature(original).bind(*arguments, **settings).arguments
     own = given.get("store") is not None or given.get("init_method") not in (None, "env://", _own_address())

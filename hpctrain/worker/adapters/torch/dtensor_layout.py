@@ -23,11 +23,7 @@ Slices = tuple[slice, ...]
 
 
 def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
-    """The slices of this rank's part of a tensor, each with the box of the whole tensor that it holds.
-
-    Raises:
-        HpctrainError: the tensor holds sums that are not added up yet, or other elements than its placements say.
-    """
+    """The slices of this rank's part of a tensor, each with the box of the whole tensor that it holds."""
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise HpctrainError(
             "HT-tensor-wrong-placements",

@@ -90,11 +90,7 @@ def _tensor(tensor: torch.Tensor) -> str:
 
 
 def require_all_ranks(comm: Communicator, number: int, place: Place) -> None:
-    """Refuse that ranks begin to read other loaders, or one at other places of its epochs or of the script. Collective.
-
-    Raises:
-        HpctrainError: says where each rank is; raised on all ranks.
-    """
+    """Refuse that ranks begin to read other loaders, or one at other places of its epochs or of the script."""
     if comm.size == 1:
         return
     # The name alone, because hosts may keep the script in different folders. A thread may read at any time.
@@ -240,11 +236,7 @@ class ShardedLoader:
 
 
 def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
-    """Refuse a state that was loaded into torchdata's StatefulDataLoader itself.
-
-    Raises:
-        HpctrainError: says where a state is loaded.
-    """
+    """Refuse a state that was loaded into torchdata's StatefulDataLoader itself."""
     if getattr(loader, "next_iter_state", None) is not None:
         raise HpctrainError(
             "HT-loader-bad-state",

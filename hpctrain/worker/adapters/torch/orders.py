@@ -45,11 +45,7 @@ class Order(Protocol):
 
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
-    """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise.
-
-    Raises:
-        HpctrainError: the loader makes no batches.
-    """
+    """The order of a loader: hpctrain's own if it goes once through the data set, that of its sampler otherwise."""
     if loader.batch_sampler is None:
         raise HpctrainError(
             "HT-shard-wrong-data",
@@ -71,11 +67,7 @@ def _shuffles(sampler: Any) -> bool:
 
 
 def refuse_divided(loader: DataLoader[Any]) -> None:
-    """Refuse a loader whose sampler or data set gives one rank's part, as PyTorch's DistributedSampler does.
-
-    Raises:
-        HpctrainError: says which, and what to leave out.
-    """
+    """Refuse a loader whose sampler or data set gives one rank's part, as PyTorch's DistributedSampler does."""
     data = loader.dataset
     # One of a batch sampler that the script gave is not the loader's.
     inner = getattr(loader.batch_sampler, "sampler", None)

@@ -30,11 +30,7 @@ def wrapper(module: torch.nn.Module) -> str | None:
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse a model that is already parallel, or whose parameters do not exist yet.
-
-    Raises:
-        HpctrainError: names the part of the model, and what to do.
-    """
+    """Refuse a model that is already parallel, or whose parameters do not exist yet."""
     for name, module in model.named_modules():
         if kind := wrapper(module):
             refuse_wrapped(f"{f'its part {name!r}' if name else 'the model'} is wrapped in {kind}")

@@ -46,9 +46,6 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
 
     Returns:
         The arguments with closures whose loss is the mean over all ranks; None where they stay.
-
-    Raises:
-        HpctrainError: a backward pass that did not reach its end, or a GradScaler where gradients are deferred.
     """
     if not (known := records()) or torch.compiler.is_compiling() or (facts := facts_of(optimizer)).reduced_elsewhere:
         return None

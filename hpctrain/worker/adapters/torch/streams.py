@@ -21,8 +21,15 @@ from hpctrain.worker.adapters.same_data import summaries_of_few
 from hpctrain.worker.adapters.torch.collation import Collation, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers
 from hpctrain.worker.adapters.torch.orders import divided_already, set_epoch
-from hpctrain.worker.adapters.torch.same_data import compare_loaders
-from hpctrain.worker.adapters.torch.sources import Place, Read, Source, order_not_kept, reading, salt_of
+from hpctrain.worker.adapters.torch.sources import (
+    Place,
+    Read,
+    Source,
+    compare_loaders,
+    order_not_kept,
+    reading,
+    salt_of,
+)
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count
@@ -145,11 +152,7 @@ class _Reader(IterableDataset[Read]):
 
 
 def _whole(data: Any, ranks: int) -> Any:
-    """A stream as each rank reads it: WebDataset's otherwise asks on several ranks for what divides its files.
-
-    Raises:
-        HpctrainError: it is divided over the ranks already.
-    """
+    """A stream as each rank reads it: WebDataset's otherwise asks on several ranks for what divides its files."""
     if not _is_webdataset(data):
         return data
     from webdataset.shardlists import single_node_only, split_by_node

@@ -23,9 +23,6 @@ def pieces_of(tensor: torch.Tensor) -> list[Piece]:
     """This rank's pieces of a tensor, for a checkpoint: none, one, or with some placements several.
 
     A plain tensor is one piece with all of it.
-
-    Raises:
-        HpctrainError: the tensor holds sums that are not added up yet, or other elements than its placements say.
     """
     local = local_tensor(tensor).detach()
     return [

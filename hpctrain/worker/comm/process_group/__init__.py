@@ -16,9 +16,6 @@ def require_default_group(comm: Communicator) -> None:
     """Make sure that torch.distributed's default group is that of the ranks of a run. Collective; idempotent.
 
     ``init_device_mesh`` and ``new_group`` work from then on. The group ends with ``comm.shutdown()``.
-
-    Raises:
-        HpctrainError: the backend has no process groups, or the default group consists of other ranks.
     """
     comm.process_group()
     # A script that asks for groups builds on them, so the hint about undistributed models is not due.

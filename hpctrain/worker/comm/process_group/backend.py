@@ -59,11 +59,7 @@ class Groups:
         run.groups = self
 
     def join(self) -> None:
-        """Make a default group of all ranks, if torch.distributed has none. Collective.
-
-        Raises:
-            HpctrainError: the default group consists of other ranks.
-        """
+        """Make a default group of all ranks, if torch.distributed has none. Collective."""
         if dist.is_initialized():
             require_ranks(self._world.rank, self._world.size)
             return

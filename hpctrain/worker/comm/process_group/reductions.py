@@ -49,11 +49,7 @@ class Reduction:
 
     @classmethod
     def of(cls, operation: Any, dtype: torch.dtype, ranks: int) -> Reduction:
-        """The reduction for a ``torch.distributed.ReduceOp``.
-
-        Raises:
-            HpctrainError: the operation does not exist here, or not for this type.
-        """
+        """The reduction for a ``torch.distributed.ReduceOp``."""
         name = operation.op.name if hasattr(operation, "op") else operation.name
         if name not in _COMBINE:
             raise HpctrainError(

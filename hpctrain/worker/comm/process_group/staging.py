@@ -85,11 +85,7 @@ class StagingBuffers:
         return self._halves[(self._segment.barriers + 1) & 1]
 
     def meet(self) -> None:
-        """Wait until all ranks of the node have called this, and check that they are in the same collective.
-
-        Raises:
-            HpctrainError: a rank does not come in time, or is in another collective.
-        """
+        """Wait until all ranks of the node have called this, and check that they are in the same collective."""
         turn = (self._segment.barriers + 1) & 1
         self._own_marks[turn] = self._identity
         self._segment.barrier(self._what, self._pause)

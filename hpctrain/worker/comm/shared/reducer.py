@@ -80,11 +80,7 @@ class Reducer:
         return self._exchange.sent_bytes if self._exchange else 0
 
     def allocate(self, nbytes: int) -> Segment:
-        """Allocate zeroed shared memory, which lives until :meth:`free`. Collective over the node.
-
-        Raises:
-            HpctrainError: the reducer is closed, or there is not enough memory.
-        """
+        """Allocate zeroed shared memory, which lives until :meth:`free`. Collective over the node."""
         self._check_open()
         segment = Segment(self.node, nbytes, self._timeout)
         bisect.insort(self._addresses, segment.address)
@@ -98,9 +94,6 @@ class Reducer:
 
         The ranks agree on the buffer before they allocate, which cannot be interrupted. Queued reductions run first,
         because they may need an agreement too.
-
-        Raises:
-            HpctrainError: the ranks submit different buffers, memory is short, or a queued reduction failed.
         """
         self._check_open()
         self.worker.drain()
@@ -114,11 +107,7 @@ class Reducer:
         return self._tables[-1]
 
     def find(self, address: int, nbytes: int) -> tuple[Segment, int] | None:
-        """The segment that contains this rank's buffer, and the offset in it.
-
-        Raises:
-            HpctrainError: the reducer is closed.
-        """
+        """The segment that contains this rank's buffer, and the offset in it."""
         self._check_open()
         index = bisect.bisect(self._addresses, address) - 1
         if index < 0:
@@ -128,11 +117,7 @@ class Reducer:
         return (segment, start) if start + nbytes <= len(segment.own) else None
 
     def prepare(self, buffer: Buffer) -> Mean:
-        """A function that replaces a buffer by its mean. Collective for the first buffer of each name and size.
-
-        Raises:
-            HpctrainError: the ranks submit different buffers.
-        """
+        """A function that replaces a buffer by its mean. Collective for the first buffer of each name and size."""
         self._agree(str(buffer))
         if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
             return mean_at_once(buffer, self._slots, self._world.size, self._small)

@@ -72,9 +72,6 @@ class Worker:
         """Queue a task, or run it at once if it is small and the queue is empty. A task still queued is waited for.
 
         To be called by one thread at a time, because all ranks have to submit in the same order.
-
-        Raises:
-            HpctrainError: the caller is a callback of a task that ended, or a fork of this rank.
         """
         # A fork would write to the ranks' shared memory in the rank's place.
         forks.require_rank("a reduction")
@@ -91,11 +88,7 @@ class Worker:
             self._woken.release()
 
     def run_up_to(self, task: Task) -> None:
-        """Run queued tasks up to this one, or wait while another thread runs them.
-
-        Raises:
-            HpctrainError: the caller is a callback of a task that ended.
-        """
+        """Run queued tasks up to this one, or wait while another thread runs them."""
         if not task.done:
             self._refuse_callbacks()
         while not task.done:

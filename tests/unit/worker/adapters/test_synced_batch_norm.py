@@ -87,6 +87,7 @@ def test_gradients_are_those_of_one_process(sizes):
     def work(comm):
         norm = torch.nn.Sequential(torch.nn.SyncBatchNorm(3)).double()
         synchronise_batch_norms(comm, norm)
+        add_modules(comm, norm, None)
         own = slice(sum(sizes[: comm.rank]), sum(sizes[: comm.rank + 1]))
         return gradients(norm[0], x[own], wanted[own], comm.size)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.worker.adapters.whole_files import _whole, replacing
+from hpctrain.worker.adapters.script_libraries import _whole, replacing
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hpctrain.worker.adapters.torch.batch import (
     edge,
     elementwise,
     layers,
-    losses,
     reductions,
     shapes,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "elementwise",
     "install",
     "layers",
-    "losses",
     "reductions",
     "shapes",
 ]

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from hpctrain.worker.adapters.torch.backward_passes import asking, backward_begins, in_backward
-from hpctrain.worker.adapters.torch.batch.collectives import added_to, mean_over_ranks
-from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
+from hpctrain.worker.adapters.torch.batch.ranks import added_to, known_ranks, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
 
 

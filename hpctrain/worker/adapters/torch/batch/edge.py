@@ -23,7 +23,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
 from hpctrain.worker.adapters.torch.batch.first_call import (
     FirstCall,
@@ -39,7 +38,7 @@ from hpctrain.worker.adapters.torch.batch.first_call import (
     with_a_row_more,
 )
 from hpctrain.worker.adapters.torch.batch.rank_streams import RankStream
-from hpctrain.worker.adapters.torch.batch.ranks import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows, own_rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, rows_of, running, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_distributed, take_new_parameters
 

@@ -10,8 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows, spread
-from hpctrain.worker.adapters.torch.batch.ranks import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows, own_rows, spread
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, rows_of, rule, whole_of
 from hpctrain.worker.adapters.torch.trainable import is_reduced
 

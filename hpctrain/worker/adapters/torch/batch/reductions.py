@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from hpctrain.worker.adapters.torch.batch.collectives import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.elementwise import elementwise, for_rows
+from hpctrain.worker.adapters.torch.batch.ranks import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, place_of, rule
 
 T = torch.Tensor

@@ -10,9 +10,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from hpctrain.worker.adapters.torch.batch.collectives import own_rows
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
-from hpctrain.worker.adapters.torch.batch.ranks import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows, own_rows
 from hpctrain.worker.adapters.torch.batch.tensor import (
     BatchTensor,
     forget_copy,

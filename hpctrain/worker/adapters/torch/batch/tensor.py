@@ -13,8 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.batch.collectives import gathered, own_rows
-from hpctrain.worker.adapters.torch.batch.ranks import Rows
+from hpctrain.worker.adapters.torch.batch.ranks import Rows, gathered, own_rows
 
 
 class BatchTensor(torch.Tensor):
@@ -213,9 +212,6 @@ def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     """Call a function with the gathered rows. Exact for every function, and slow for large batches.
 
     ``name`` is that of the function where it has none itself.
-
-    Raises:
-        HpctrainError: the function would change the gathered copy instead of the rows.
     """
     name = name or getattr(func, "__name__", type(func).__name__)
     if _changes(name, args, kwargs):
@@ -254,11 +250,7 @@ class _Copy:
         self._views.discard(view)
 
     def check(self) -> bool:
-        """Whether the script still has views, and the rows.
-
-        Raises:
-            HpctrainError: a view was changed.
-        """
+        """Whether the script still has views, and the rows."""
         if self._rows() is None:
             return False
         if self._whole._version != self._version:

@@ -22,10 +22,9 @@ from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
 from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
-from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
-from hpctrain.worker.adapters.torch.parallel.sharding import divide, recompute
+from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, recompute, sizes_of
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.reducer import syncing
 from hpctrain.worker.adapters.torch.steps import mean_loss, step_recorder, with_closure
@@ -45,9 +44,6 @@ class Division:
     Attributes:
         divides_model: whether FSDP2 reduces the gradients, because ranks have parts of the model or it computes in
             another precision.
-
-    Raises:
-        HpctrainError: the plan does not fit the model or the mesh.
     """
 
     def __init__(
@@ -127,11 +123,7 @@ def _watch_passes(model: nn.Module) -> Callable[[], None]:
 
 
 def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> None:
-    """Refuse a plan that does not fit the model or the mesh.
-
-    Raises:
-        HpctrainError: says what does not fit.
-    """
+    """Refuse a plan that does not fit the model or the mesh."""
     if sizes["cp"] > 1:
         raise HpctrainError(
             "HT-mesh-not-supported",

@@ -70,11 +70,7 @@ class Gathered:
             group.reshard()
 
     def check_step(self) -> None:
-        """Refuse a step with other gradients than those of its backward passes.
-
-        Raises:
-            HpctrainError: an error ended the last pass, or it was within ``ht.no_sync``.
-        """
+        """Refuse a step with other gradients than those of its backward passes."""
         self._passes.check_ended()
         if self._unreduced and any(each.sharded_param.grad is not None for each in self._unreduced):
             raise HpctrainError(
@@ -242,11 +238,7 @@ class MissingGradients:
         return any(group.reduce_grads and group not in self._filled for group in self._groups)
 
     def take_back(self) -> None:
-        """At the end of a pass that reduced gradients, drop those of parameters that no rank used. Collective.
-
-        Raises:
-            HpctrainError: the ranks gathered the parameters of different modules.
-        """
+        """At the end of a pass that reduced gradients, drop those of parameters that no rank used. Collective."""
         if not self._filled:
             return
         self._passes += 1

@@ -31,11 +31,7 @@ class Part:
 
 
 def part_of(inputs: torch.Tensor, target: torch.Tensor) -> Part:
-    """This rank's part of a batch. Collective where its rows are not divided evenly by ``ht.shard``.
-
-    Raises:
-        HpctrainError: the batch is empty, or has not one target per sample.
-    """
+    """This rank's part of a batch. Collective where its rows are not divided evenly by ``ht.shard``."""
     if not len(inputs) or len(target) != len(inputs):
         raise HpctrainError(
             "HT-pipeline-different-samples",
@@ -105,9 +101,6 @@ class MeanLosses:
             output: of a micro-batch, without padding.
             target: its targets.
             found: its loss.
-
-        Raises:
-            HpctrainError: says how to state what the loss is divided by.
         """
         if not self._left or found.numel() != 1:
             return

@@ -29,11 +29,7 @@ _NEED_WHOLE = {("torch", "Muon"), ("pytorch_optimizer", "Gravity"), ("pytorch_op
 
 
 class Rewiring:
-    """Which parameters of a model its optimizers update, by name. Create it before the parameters are replaced.
-
-    Raises:
-        HpctrainError: an optimizer has parameters that the model does not have, or needs undivided ones.
-    """
+    """Which parameters of a model its optimizers update, by name. Create it before the parameters are replaced."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
@@ -43,11 +39,7 @@ class Rewiring:
             _check(optimizer, known)
 
     def apply(self, models: Iterable[nn.Module]) -> None:
-        """Give each optimizer the parameters that now have its parameters' names, except names that no model has.
-
-        Raises:
-            HpctrainError: an optimizer's state cannot be divided with its parameters.
-        """
+        """Give each optimizer the parameters that now have its parameters' names, except names that no model has."""
         new = {name: each for model in models for name, each in model.named_parameters(remove_duplicate=False)}
         now: dict[int, dict[int, nn.Parameter]] = {}
         for name, old in self._old.items():
@@ -66,9 +58,6 @@ def rewire(optimizer: Optimizer, now: New) -> None:
 
     Args:
         now: the replacements by the ``id`` of each old parameter, several or none.
-
-    Raises:
-        HpctrainError: a tensor of the state is no number and not of its parameter's shape.
     """
     for each in optimizers_in(optimizer):
         for group in each.param_groups:

@@ -23,10 +23,8 @@ from hpctrain.worker.adapters.torch.batch.tensor import running
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
-from hpctrain.worker.adapters.torch.parallel.mesh import device_mesh, sizes_of
 from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
-from hpctrain.worker.adapters.torch.parallel.overflow import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import (
     SCHEDULES,
@@ -36,7 +34,8 @@ from hpctrain.worker.adapters.torch.parallel.schedules import (
     rank_of,
     schedule_on,
 )
-from hpctrain.worker.adapters.torch.parallel.sharding import divide, refuse_tie, tied_names
+from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, refuse_tie, sizes_of, tied_names
+from hpctrain.worker.adapters.torch.parallel.shared_state import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder

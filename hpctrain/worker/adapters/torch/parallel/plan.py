@@ -64,11 +64,7 @@ class ParallelPlan:
 
 
 def names_of(model: nn.Module, wanted: Modules, key: str) -> list[str]:
-    """The names of the modules that a key of a plan selects, each once, in the model's order.
-
-    Raises:
-        HpctrainError: the model has no such module; suggests the nearest ones.
-    """
+    """The names of the modules that a key of a plan selects, each once, in the model's order."""
     modules = {name: module for name, module in model.named_modules() if name}
     found: set[str] = set()
     for item in _listed(wanted):

@@ -112,11 +112,7 @@ class Schedules:
         self._trained: tuple[bool, ...] = ()
 
     def of(self, size: int, inputs: torch.Tensor, target: torch.Tensor) -> Any:
-        """The schedule for micro-batches of ``size`` samples of a batch. Collective over the ranks of pp.
-
-        Raises:
-            HpctrainError: the ranks of pp got batches of different shapes or types.
-        """
+        """The schedule for micro-batches of ``size`` samples of a batch. Collective over the ranks of pp."""
         self._agree(size, inputs, target)
         kind = (size, inputs.shape[1:], inputs.dtype, *_autocast(self._device.type))
         schedule = self._made.pop(kind, None)

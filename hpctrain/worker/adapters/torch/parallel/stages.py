@@ -35,11 +35,7 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module, blocks: str, stages: int) -> Cut:
-        """The cut into stages of equally many blocks; the first ones have one more where they do not divide evenly.
-
-        Raises:
-            HpctrainError: the model has no such blocks or fewer than stages, or parameters outside of its children.
-        """
+        """The cut into stages of equally many blocks; the first ones have one more where they do not divide evenly."""
         children = [name for name, _ in model.named_children()]
         if blocks not in children or not isinstance(model.get_submodule(blocks), nn.ModuleDict):
             dicts = [name for name, child in model.named_children() if isinstance(child, nn.ModuleDict)]
@@ -115,11 +111,7 @@ class Tie:
 
 
 def ties_of(model: nn.Module, cut: Cut) -> list[Tie]:
-    """The parameters that two stages share.
-
-    Raises:
-        HpctrainError: more than two stages share one.
-    """
+    """The parameters that two stages share."""
     found = []
     for names in tied_names(model):
         by_stage = {cut.stage_of(name): name for name in reversed(names)}

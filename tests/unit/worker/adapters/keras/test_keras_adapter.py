@@ -14,7 +14,7 @@ keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
-from hpctrain.worker.adapters.keras import losses, rank_batch  # noqa: E402
+from hpctrain.worker.adapters.keras import metrics, rank_batch  # noqa: E402
 from hpctrain.worker.adapters.keras.variables import checksums, guard_of  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
@@ -248,6 +248,6 @@ def test_losses_of_keras_itself_are_computed_on_each_ranks_samples():
         def __call__(self, *given):
             return tf.sqrt(super().__call__(*given))
 
-    kinds = losses._kinds_of_losses()
+    kinds = metrics._kinds_of_losses()
     assert {keras.losses.Loss, Rooted} <= set(kinds)
     assert [kind for kind in kinds if kind.__module__.startswith("keras.")] == [keras.losses.Loss]

@@ -17,7 +17,7 @@ tf = pytest.importorskip("tensorflow")
 from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
 from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
-from hpctrain.worker.adapters.keras.losses import whole_batch_losses  # noqa: E402
+from hpctrain.worker.adapters.keras.metrics import whole_batch_losses  # noqa: E402
 from hpctrain.worker.adapters.keras.reduction import distributed_optimizers  # noqa: E402
 from hpctrain.worker.adapters.keras.sharding import compare_datasets  # noqa: E402
 from hpctrain.worker.adapters.keras.whole_batch import in_step  # noqa: E402
@@ -80,7 +80,7 @@ class OwnLoss(keras.Model):
 
 
 def test_a_callback_that_evaluates_during_fit_joins_the_metrics(monkeypatch):
-    callbacks = importlib.import_module("hpctrain.worker.adapters.keras.callbacks")
+    callbacks = importlib.import_module("hpctrain.worker.adapters.keras.fitting")
     joined, found, join = [], [], callbacks.join_metrics
 
     def noted(comm, model):
@@ -217,7 +217,7 @@ def rates(monkeypatch) -> list[float]:
         def log(self, values, quiet):
             pass
 
-    monkeypatch.setattr(importlib.import_module("hpctrain.worker.adapters.keras.callbacks"), "recording", Recording)
+    monkeypatch.setattr(importlib.import_module("hpctrain.worker.adapters.keras.fitting"), "recording", Recording)
     return found
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
-from hpctrain.worker.adapters import torchrun_scripts
-from hpctrain.worker.adapters.torchrun_scripts import script_variables
+from hpctrain.worker.adapters import script_libraries
+from hpctrain.worker.adapters.script_libraries import script_variables
 from hpctrain.worker.comm import forks
 from support import needs
 from support.refusals import refused
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 # Each in a Python of its own: a hook on imports stays.
 PROGRAM = """
 import importlib.util, json, os, sys
-from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
+from hpctrain.worker.adapters.script_libraries import serve_torchrun_scripts
 from hpctrain.common.run.plan import Plan
 
 serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 2, 20001)
@@ -131,7 +131,7 @@ def test_ranks_of_torchrun_keep_its_variables() -> None:
 GROUPS = """
 import sys
 from hpctrain.common.run.plan import Plan
-from hpctrain.worker.adapters.torchrun_scripts import serve_torchrun_scripts
+from hpctrain.worker.adapters.script_libraries import serve_torchrun_scripts
 
 serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 0, 20001)
 import torch.distributed as dist
@@ -183,7 +183,7 @@ def test_lightning_takes_from_the_run_what_a_script_leaves_to_it(monkeypatch: py
 
     module = ModuleType("lightning")
     module._AcceleratorConnector = Connector
-    torchrun_scripts._give_devices("_AcceleratorConnector", module)
+    script_libraries._give_devices("_AcceleratorConnector", module)
     for name, value in {"DEVICES": "4", "NUM_NODES": "2", "ACCELERATOR": "cpu"}.items():
         monkeypatch.setenv(f"PL_TRAINER_{name}", value)
     assert Connector(devices="auto", num_nodes=1, accelerator="auto").found == (4, 2, "cpu")
@@ -203,7 +203,7 @@ def test_fabric_is_launched_where_a_script_for_its_own_launcher_needs_it() -> No
 
     module = ModuleType("fabric")
     module.Fabric = Fabric
-    torchrun_scripts._launch_fabric(module)
+    script_libraries._launch_fabric(module)
     fabric = Fabric()
     for _ in range(2):
         fabric._validate_launched()

@@ -1,17 +1,26 @@
-"""Lets a script that knows torchrun find a run of ``hpctrain run`` as it finds one of torchrun.
+"""Changes in libraries before a script begins, so that it finds a run as it finds one of its own launcher.
 
 Scripts for DistributedDataParallel, FSDP or torchtitan, and Lightning, Accelerate and the Hugging Face Trainer
 distribute a training by themselves over torch.distributed, if torchrun's variables say so. Every rank of a script gets
 these, and the default group that the script asks torch.distributed for is that of the run's backend: hpctrain's own
-over ``mpi``.
+over ``mpi``. tf.distribute reads ``TF_CONFIG``, which ranks have with the backend ``multi_worker``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import multiprocessing
 import os
+import shutil
+import signal
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -163,3 +172,143 @@ def _mention_spawn(ranks: int, module: ModuleType) -> None:
         return original(function, args, nprocs, *more, **settings)
 
     module.start_processes = starting  # type: ignore[attr-defined]
+
+
+# The functions that save, by module, with the name of the argument that is a path; and a package that has one too.
+_SAVING = {"torch.serialization": ("save", "f"), "safetensors.torch": ("save_file", "filename")}
+_PACKAGES = {"torch.serialization": "torch"}
+
+
+def save_whole_files() -> None:
+    """Save whole files from now on. Called before the script begins, on runs of several ranks."""
+    change_after_import(dict.fromkeys(_SAVING, _save_whole))
+
+
+def _save_whole(module: ModuleType) -> None:
+    name, place = _SAVING[module.__name__]
+    wrapped = _whole(getattr(module, name), place)
+    # The package has it already where it was imported before.
+    for namespace in (module, sys.modules.get(_PACKAGES.get(module.__name__, ""))):
+        if namespace is not None and hasattr(namespace, name):
+            setattr(namespace, name, wrapped)
+
+
+def _whole(save: Callable[..., Any], place: str) -> Callable[..., Any]:
+    """A function that saves whole files, if its argument of the name ``place`` is a path."""
+    signature = inspect.signature(save)
+
+    @functools.wraps(save)
+    def saving(*arguments: Any, **settings: Any) -> Any:
+        bound = signature.bind(*arguments, **settings)
+        if not isinstance(bound.arguments[place], str | os.PathLike):
+            return save(*arguments, **settings)
+        with replacing(Path(bound.arguments[place])) as path:
+            bound.arguments[place] = path
+            return save(*bound.args, **bound.kwargs)
+
+    return saving
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A context manager for the path of a file that takes another's place at its end, unless there is an error."""
+    target = path.resolve()
+    writable = target.parent.is_dir() and os.access(target.parent, os.W_OK)
+    if not writable or (target.exists() and not target.is_file()):
+        # Whatever there is to say, a device, or a file in a folder that takes no others.
+        yield path
+        return
+    # A folder, since the name is a part of what PyTorch writes.
+    with tempfile.TemporaryDirectory(prefix=".hpctrain-", dir=target.parent, ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / target.name
+        yield path
+        if target.exists():
+            shutil.copymode(target, path)
+        path.replace(target)
+
+
+_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_LOOK_SECONDS = 1.0
+# The classes that start workers, by module.
+_STARTING = {
+    "torch.utils.data.dataloader": "_MultiProcessingDataLoaderIter",
+    "torchdata.stateful_dataloader.stateful_dataloader": "_StatefulMultiProcessingDataLoaderIter",
+}
+
+
+def keep_loader_workers() -> None:
+    """Change how workers are started from now on, as soon as the script imports PyTorch."""
+    change_after_import(dict.fromkeys(_STARTING, _keep_workers))
+
+
+def _keep_workers(module: ModuleType) -> None:
+    iterator = getattr(module, _STARTING[module.__name__])
+    original = iterator.__init__
+
+    @functools.wraps(original)
+    def starting(self: Any, loader: Any, *further: Any) -> None:
+        initialise, loader.worker_init_fn = loader.worker_init_fn, _Initialisation(loader.worker_init_fn)
+        try:
+            original(self, loader, *further)
+        finally:
+            loader.worker_init_fn = initialise
+            for worker in getattr(self, "_workers", ()):
+                # The rank sends SIGTERM to its workers at its own end.
+                worker._popen.terminate = worker._popen.kill
+
+    iterator.__init__ = starting
+
+
+class _Initialisation:
+    """What a worker calls first, which is pickled where workers are spawned.
+
+    Args:
+        of_script: the script's own such function.
+    """
+
+    def __init__(self, of_script: Callable[[int], object] | None) -> None:
+        self._of_script = of_script
+
+    def __call__(self, worker: int) -> None:
+        for number in _REQUESTS:
+            # SIG_IGN would be inherited by programs that a worker starts.
+            signal.signal(number, lambda *_: None)
+            signal.siginterrupt(number, False)
+        rank = multiprocessing.parent_process()
+        if rank and rank.pid:
+            threading.Thread(target=_end_with, args=(rank.pid,), daemon=True).start()
+        if self._of_script is not None:
+            self._of_script(worker)
+
+
+def _end_with(rank: int) -> None:
+    while os.getppid() == rank:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
+
+
+def serve_tensorflow_scripts(plan: Plan) -> None:
+    """Prepare this rank for a script that distributes by itself. Called before the script begins; collective."""
+    served = ("horovod.tensorflow", "horovod._keras", "horovod._keras.callbacks")
+    change_after_import(dict.fromkeys(served, _serve_horovod))
+    if plan.backend == "multi_worker":
+        from hpctrain.worker.comm import name_tensorflow_workers
+
+        name_tensorflow_workers()
+
+
+def _serve_horovod(module: ModuleType) -> None:
+    """Change one of Horovod's modules, if Keras is Keras 3."""
+    import tensorflow as tf
+
+    if tf.keras.__version__ < "3":
+        return
+    from hpctrain.worker.adapters import horovod_keras
+
+    if module.__name__ == "horovod.tensorflow":
+        horovod_keras.serve_variables(module)
+    elif module.__name__ == "horovod._keras":
+        module.create_distributed_optimizer = horovod_keras.create_distributed_optimizer  # type: ignore[attr-defined]
+        module.load_model = horovod_keras.load_model  # type: ignore[attr-defined]
+    else:
+        horovod_keras.serve_callbacks(module)
