@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
-    from hpctrain.worker.adapters.compression import Compression
     from hpctrain.worker.adapters.torch.distribute import ModelT, Optimizers
-    from hpctrain.worker.adapters.torch.loader import ShardedLoader
-    from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+    from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
+    from hpctrain.worker.adapters.torch.sharded_loader import ShardedLoader
+    from hpctrain.worker.comm.compression import Compression
 
 __all__ = [
     "average_statistics",

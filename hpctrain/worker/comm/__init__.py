@@ -110,7 +110,7 @@ def should_stop() -> bool:
 
 def name_tensorflow_workers() -> None:
     """Write ``TF_CONFIG`` for a script that makes a MultiWorkerMirroredStrategy by itself. Collective."""
-    from hpctrain.worker.comm.tf_config import name_workers
+    from hpctrain.worker.comm.addresses import name_workers
 
     world = mpi_world(detect())
     # It was not the script that imported it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import json
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 REMEDY = f"name the network interface between the hosts: {INTERFACE}=NAME; `ip link` lists them"
@@ -159,3 +161,36 @@ def _address_of(interface: str) -> str:
         interface=interface,
         host=socket.gethostname(),
     )
+
+
+VARIABLE = "TF_CONFIG"
+# Of a script that makes its strategy by itself; its port stays reserved until the process ends.
+_reserved: list[socket.socket | None] = []
+
+
+def write_tf_config(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> socket.socket | None:
+    """Tell all ranks each other's addresses, and write them to ``TF_CONFIG`` of this process. Collective.
+
+    An earlier ``TF_CONFIG``, inherited from a cluster or another process, is overwritten: it names another task.
+
+    Args:
+        tasks: ``chief``, ``worker`` or ``ps``, for every rank.
+
+    Returns:
+        The socket that reserves this process's port for TensorFlow's server; to be closed with the run.
+    """
+    own = tasks[world.rank]
+    ranks = exchange_addresses(world, host, timeout, "the addresses of TensorFlow's servers", reservation)
+    servers: dict[str, list[str]] = {}
+    for task, (address, port) in zip(tasks, ranks.endpoints, strict=True):
+        servers.setdefault(task, []).append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    index = list(tasks[: world.rank]).count(own)
+    os.environ[VARIABLE] = json.dumps({"cluster": servers, "task": {"type": own, "index": index}})
+    return ranks.own_socket
+
+
+def name_workers(world: MPI.Intracomm) -> None:
+    """Write ``TF_CONFIG`` for a script that makes a MultiWorkerMirroredStrategy by itself. Collective."""
+    host = socket.gethostname()
+    timeout = Timeout(f"rank {world.rank} on {host}")
+    _reserved.append(write_tf_config(world, host, timeout, ["worker"] * world.size))

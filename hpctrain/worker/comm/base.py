@@ -102,9 +102,6 @@ class TensorFlowEngine(Protocol):
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
 
-    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """The element-wise minimum over all ranks."""
-
     def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
         """Overwrite each variable by rank 0's."""
 

@@ -31,11 +31,6 @@ class ControlTensorFlowEngine:
         joined.set_shape([None, *tensor.shape[1:]])
         return joined
 
-    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        (least,) = self._in_turn(self._least, [tensor], name)
-        least.set_shape(tensor.shape)
-        return least
-
     def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
         for variable in variables:
             value = np.array(variable.numpy())
@@ -66,9 +61,6 @@ class ControlTensorFlowEngine:
         found = tf.numpy_function(call, tensors, [tensor.dtype for tensor in tensors], stateful=True)
         # Where a script runs functions eagerly, TensorFlow takes one result out of its list.
         return list(found) if isinstance(found, list | tuple) else [found]
-
-    def _least(self, arrays: Arrays) -> list[Array]:
-        return [self._control.allreduce(array, "min") for array in arrays]
 
     def _join(self, arrays: Arrays) -> list[Array]:
         return [np.concatenate(self._control.allgather_object(array)) for array in arrays]

@@ -14,7 +14,7 @@ from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.base import Work
-from hpctrain.worker.comm.copied_work import reduce_copy
+from hpctrain.worker.comm.compression import reduce_copy
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
@@ -213,9 +213,6 @@ class HorovodTensorFlowEngine:
 
         joined = self._horovod.allgather(_tensorflow_wire(tensor), name=name, ignore_name_scope=True)
         return tf.cast(joined, tensor.dtype)
-
-    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return self._horovod.allreduce(tensor, op=self._horovod.Min, name=name, ignore_name_scope=True)
 
     def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
         import tensorflow as tf

@@ -116,7 +116,4 @@ class SingleTensorFlowEngine:
     def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tensor
 
-    def minimum(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        return tensor
-
     def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None: ...

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import REPLICAS
+from hpctrain.worker.comm.addresses import write_tf_config
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.comm.tf_config import write_tf_config
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Work
-from hpctrain.worker.comm.copied_work import reduce_copy
+from hpctrain.worker.comm.compression import reduce_copy
 from hpctrain.worker.comm.timeout import REDUCTION
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.stderr import tell
-from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, register
 from hpctrain.worker.adapters.keras.fitting import patch_fit
 from hpctrain.worker.adapters.keras.metrics import (
@@ -33,6 +32,7 @@ from hpctrain.worker.adapters.keras.reduction import (
 from hpctrain.worker.adapters.keras.variables import inner_of, is_built
 from hpctrain.worker.adapters.keras.whole_batch import total
 from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm.compression import Compression, wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 
 Step = Callable[[Any], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,10 +57,12 @@ def broadcast_optimizer(comm: Communicator, optimizer: torch.optim.Optimizer, ro
     own = [_Settings(each) for each in optimizers_in(optimizer)]
     values = pytree.tree_map_only(torch.Tensor, _dense, [each.values() for each in own])
     # The nested dictionary is sent first, with a shape in place of each tensor. The values follow.
-    shapes = pytree.tree_map_only(torch.Tensor, _Shape.of, values)
+    shapes = pytree.tree_map_only(torch.Tensor, lambda t: _Shape(tuple(t.shape), t.dtype, t.device.type), values)
     shapes = comm.broadcast_object(shapes) if root == 0 else comm.allgather_object(shapes)[root]
     if comm.rank != root:
-        values = pytree.tree_map_only(_Shape, _Shape.empty, shapes)
+        values = pytree.tree_map_only(
+            _Shape, lambda each: torch.empty(each.shape, dtype=each.dtype, device=each.device), shapes
+        )
     broadcast_tensors(comm, (each for each in pytree.tree_leaves(values) if isinstance(each, torch.Tensor)), root)
     for settings, value in zip(own, values, strict=True):
         settings.write(value)
@@ -135,18 +138,13 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense() if tensor.is_sparse else tensor
 
 
+@dataclass(frozen=True)
 class _Shape:
     """Stands for a tensor whose values are sent separately."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = tuple(shape), dtype, device.type
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Shape:
-        return cls(tensor.shape, tensor.dtype, tensor.device)
-
-    def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
 
 
 def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.compression import Compression, wire_of
 from hpctrain.worker.adapters.data_ranks import mesh_of
 from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_optimizer, check_same_model
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
@@ -17,12 +16,13 @@ from hpctrain.worker.adapters.torch.steps import step_recorder, watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, record_of, reducers_of
 from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm.compression import Compression, wire_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from hpctrain.worker.adapters.torch.parallel.division import Division
-    from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+    from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 
 Optimizers = TypeVar("Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +17,10 @@ from numpy.typing import NDArray
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Communicator, Group
 
+if TYPE_CHECKING:
+    from hpctrain.worker.adapters.torch.reducer import GradientReducer
+
 _PURPOSE = "agreeing on the model of a backward pass"
-
-
-class Ordered(Protocol):
-    """The reducer of a model.
-
-    Attributes:
-        number: its place among those of a communicator, from 0 on.
-        title: the model's class, for messages.
-    """
-
-    number: int
-    title: str
-
-    def launch_ready(self) -> None:
-        """Start the reductions of the full buckets: it is this reducer's turn."""
 
 
 class ModelOrder:
@@ -47,14 +35,14 @@ class ModelOrder:
         self.lock = threading.RLock()
         self._entered = 0
         # Weak, because a script may distribute any number of models one after another.
-        self._living: weakref.WeakValueDictionary[int, Ordered] = weakref.WeakValueDictionary()
+        self._living: weakref.WeakValueDictionary[int, GradientReducer] = weakref.WeakValueDictionary()
         # In which the ranks agree; None where a process has one model.
         self._group: Group | None = None
         # The models that this backward pass has reached and that have not started all their reductions, in that order.
         # A model whose backward pass failed stays here as long as it lives.
-        self._begun: list[weakref.ref[Ordered]] = []
+        self._begun: list[weakref.ref[GradientReducer]] = []
 
-    def enter(self, comm: Communicator, reducer: Ordered) -> int:
+    def enter(self, comm: Communicator, reducer: GradientReducer) -> int:
         """Add a reducer to the order; returns its number. Collective."""
         number = self._entered
         self._entered += 1
@@ -76,7 +64,7 @@ class ModelOrder:
         if self._group is not None:
             self._group = comm.kept_group(_PURPOSE)
 
-    def begin(self, reducer: Ordered) -> None:
+    def begin(self, reducer: GradientReducer) -> None:
         """Record that a backward pass has reached a model."""
         if self._group is None:
             return
@@ -85,11 +73,11 @@ class ModelOrder:
         if len(self._begun) == 1:
             self._agree(reducer)
 
-    def has(self, reducer: Ordered) -> bool:
+    def has(self, reducer: GradientReducer) -> bool:
         """Whether it is this reducer's turn to start reductions."""
         return self._group is None or (bool(self._begun) and self._begun[0]() is reducer)
 
-    def done(self, reducer: Ordered) -> None:
+    def done(self, reducer: GradientReducer) -> None:
         """Record that a reducer has started all its reductions, and let the next one start."""
         if self._group is None or not self.has(reducer):
             return
@@ -99,7 +87,7 @@ class ModelOrder:
             self._agree(following)
             following.launch_ready()
 
-    def _agree(self, reducer: Ordered) -> None:
+    def _agree(self, reducer: GradientReducer) -> None:
         """Make sure that it is the turn of the same model on all ranks. Collective."""
         assert self._group is not None
         numbers = np.zeros(self.size, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -22,26 +22,6 @@ from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batch
 _AHEAD, _MOST = 64, 4096
 # The epoch that an object then had.
 _told = WeakIdKeyDictionary()
-
-
-class Order(Protocol):
-    """The global batches of an epoch.
-
-    Attributes:
-        identity: what decides, together with the epoch, which samples are in a global batch.
-        traced: whether a sampler of the script decides the order: an epoch that is continued has to be compared with
-            what was drawn of it before, and an index need be no number, nor come once. Otherwise each comes once.
-        told: the script's objects whose order depends on the epoch that they are told.
-    """
-
-    identity: dict[str, Any]
-    traced: bool
-    told: tuple[Any, ...]
-
-    def __len__(self) -> int: ...
-
-    def batches(self, epoch: int) -> Iterator[list[Any]]:
-        """The indices of each global batch of an epoch."""
 
 
 def order_of(loader: DataLoader[Any], comm: Communicator, *, seed: int) -> Order:
@@ -94,10 +74,17 @@ def divided_already(kind: str) -> HpctrainError:
 
 
 class _OwnOrder:
-    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone."""
+    """Each sample once an epoch, in the data set's order or in one that depends on the seed and the epoch alone.
+
+    Attributes:
+        identity: what decides, together with the epoch, which samples are in a global batch.
+        traced: whether a sampler of the script decides the order: an epoch that is continued has to be compared with
+            what was drawn of it before, and an index need be no number, nor come once. Otherwise each comes once.
+        told: the script's objects whose order depends on the epoch that they are told.
+    """
 
     traced = False
-    told = ()
+    told: tuple[Any, ...] = ()
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         assert loader.batch_size is not None
@@ -177,6 +164,9 @@ class _SamplerOrder:
     def _begin(self, epoch: int) -> Iterator[list[Any]]:
         set_epoch(epoch, *self.told)
         return map(list, iter(self._batches))  # type: ignore[arg-type]
+
+
+Order = _OwnOrder | _SamplerOrder
 
 
 def set_epoch(epoch: int, *objects: Any) -> None:

@@ -247,6 +247,7 @@ class GradientReducer:
             self.launch_ready()
 
     def launch_ready(self) -> None:
+        """Start the reductions of the full buckets: it is this reducer's turn."""
         # Strictly in order, because ranks may fill their buckets in different orders.
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing and not self._held:
             self._launch()

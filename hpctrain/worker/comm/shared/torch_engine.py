@@ -10,7 +10,7 @@ import torch
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import Work
-from hpctrain.worker.comm.copied_work import CopiedWork
+from hpctrain.worker.comm.compression import CopiedWork
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import hpctrain as ht
-from hpctrain.worker.adapters.torch.loader import ShardedLoader
+from hpctrain.worker.adapters.torch.sharded_loader import ShardedLoader
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 

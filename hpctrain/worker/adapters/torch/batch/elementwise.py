@@ -239,16 +239,6 @@ def _empty(x: BatchTensor) -> torch.Tensor:
     return laid_out.permute([order.index(dim) for dim in range(x.dim())])
 
 
-@rule(F.dropout)
-def dropout(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    if not kwargs["training"]:
-        return x
-    mask = F.dropout(torch.ones_like(_empty(x)), kwargs["p"])
-    factors = BatchTensor(own_rows(mask, x.rows), x.rows)
-    return x.mul_(factors) if kwargs["inplace"] else x * factors
-
-
 @rule(*named("uniform_ normal_ bernoulli_ exponential_ cauchy_ log_normal_ geometric_ random_", torch.Tensor))
 def random_in_place(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]

@@ -103,18 +103,6 @@ def _has_empty(x: BatchTensor) -> bool:
     return not x.numel() or 0 in x.rows.sizes
 
 
-@rule(F.normalize)
-def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
-    if not isinstance(x, BatchTensor) or not isinstance(dim, int) or kwargs.get("out") is not None:
-        return NotImplemented
-    dim = place_of(dim, x.dim())
-    if dim == x.rows.dim:
-        return NotImplemented
-    return _wrapped(func(x.local, *args[1:], **kwargs), x, (dim,))
-
-
 def _wrapped(result: Any, x: BatchTensor, dims: tuple[int, ...]) -> Any:
     """The batches of which tensors are the parts, from which the dimensions ``dims`` were removed or kept."""
     removed = sum(dim < x.rows.dim for dim in set(dims))

@@ -23,7 +23,7 @@ from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimize
 from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
-from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, recompute, sizes_of
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
 from hpctrain.worker.adapters.torch.reducer import syncing

@@ -25,7 +25,7 @@ from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
-from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan
+from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import (
     SCHEDULES,
     Schedules,

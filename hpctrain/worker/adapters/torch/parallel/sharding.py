@@ -23,7 +23,7 @@ from hpctrain.common.recipes.mesh import AXES, Axis, Mesh, parse_mesh
 from hpctrain.common.settings import TIMEOUT, VERIFY
 from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
-from hpctrain.worker.adapters.torch.parallel.plan import ParallelPlan, present
+from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan, present
 from hpctrain.worker.adapters.torch.parallel.shared_state import agree_on_overflow
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group

@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # noqa: E402
 
 import hpctrain as ht  # noqa: E402
-from hpctrain.worker.adapters.torch.parallel.plan import names_of  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.parallel_plan import names_of  # noqa: E402
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, ties_of  # noqa: E402
 
 

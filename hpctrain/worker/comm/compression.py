@@ -1,10 +1,11 @@
-"""Reduces copies of buffers: in another type, or in memory that suits an engine."""
+"""Reduces copies of buffers: in a narrower type, or in memory that suits an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
+from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.worker.comm.base import Work
 
 if TYPE_CHECKING:
@@ -32,3 +33,19 @@ class CopiedWork:
     def wait(self) -> None:
         self._work.wait()
         self._buffer.copy_(self._reduced)
+
+
+T = TypeVar("T")
+Compression = Literal["none", "fp16", "bf16"]
+
+
+def wire_of(compression: str, types: Mapping[str, T]) -> T | None:
+    """The type in which values travel, of the framework's ``types`` by the compression's name; None for their own."""
+    if compression not in get_args(Compression):
+        raise HpctrainError(
+            "HT-choice-unknown",
+            "unknown compression {compression!r}",
+            nearest(compression, get_args(Compression)),
+            compression=compression,
+        )
+    return types.get(compression)
