@@ -28,7 +28,7 @@ from hpctrain.common.run import stopping
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StepEvent
 from hpctrain.report.benchmarks import LIMIT, ratio
-from hpctrain.worker.adapters.torch.guarding import guard_of
+from hpctrain.worker.adapters.torch.optimizer_contents import guard_of
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.step import alone, sgd
 from hpctrain.worker.bench.workloads import workload

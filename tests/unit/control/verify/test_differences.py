@@ -14,22 +14,6 @@ from support.step_records import step
 
 FINITE = st.floats(-1e6, 1e6, allow_subnormal=False)
 ARRAYS = arrays(np.float64, st.integers(1, 40), elements=FINITE)
-ANY = arrays(np.float64, st.integers(1, 40), elements=st.floats(width=32))
-
-
-@given(ANY, ANY)
-def test_what_is_the_same_is_equal(gradient: np.ndarray, parameter: np.ndarray) -> None:
-    """Whatever it is: numbers that are not finite are equal to themselves."""
-    one = [step({"w": gradient}, {"w": parameter}, samples=[1.0, 2.0])] * 3
-    found = compare(one, one, [one, one])
-    assert (found.steps, found.different, found.between, found.missing) == (3, [], [], [])
-    assert found.largest == found.noise == [0.0] * 3
-
-
-@given(ARRAYS, st.floats(0.01, 100))
-def test_a_factor_is_found(values: np.ndarray, by: float) -> None:
-    assume(np.linalg.norm(values) > 1e-3)
-    assert factor(values, by * values) == pytest.approx(by)
 
 
 def test_what_changes_otherwise_has_no_factor() -> None:

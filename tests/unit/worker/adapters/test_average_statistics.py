@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import hpctrain as ht
-from support.refusals import refused
 from support.thread_ranks import on_ranks
 
 
@@ -40,19 +39,3 @@ def test_running_statistics_of_any_normalisation_become_the_mean_over_the_ranks(
         assert not np.allclose(befores[0][name], wanted, rtol=1e-3)
         for after in afters:
             np.testing.assert_array_equal(after[name].numpy(), wanted.astype(np.float32))
-
-
-def test_keras_model():
-    keras = pytest.importorskip("keras")
-    models = []
-    for rank in range(2):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization()])
-        model.layers[0].moving_mean.assign([rank, 1.0, 2.0])
-        models.append(model)
-    on_ranks(2, lambda comm: ht.average_statistics(models[comm.rank], comm=comm))
-    assert [model.layers[0].moving_mean.numpy().tolist() for model in models] == [[0.5, 1.0, 2.0]] * 2
-
-
-def test_what_is_no_model():
-    with refused("HT-argument-not-valid"):
-        ht.average_statistics([1])

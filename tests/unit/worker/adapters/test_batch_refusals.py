@@ -77,26 +77,6 @@ def test_a_function_that_is_not_handed_on_is_an_error() -> None:
         _on_rows(body)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: x.sum(2),
-        lambda x: x.transpose(0, 2),
-        lambda x: x.narrow(0, 7, 1),
-        lambda x: x[5],
-        lambda x: x.unsqueeze(4),
-    ],
-)
-def test_dimensions_and_rows_that_there_are_not_are_errors_of_pytorch(call: Callable[[Any], Any]) -> None:
-    with pytest.raises((IndexError, RuntimeError), match=r"out of range|out of bounds|exceeds"):
-        _on_rows(call)
-
-
-def test_a_gradient_needs_a_direction_unless_it_is_of_a_number() -> None:
-    with pytest.raises(RuntimeError, match="scalar outputs"):
-        _on_rows(lambda x: x.requires_grad_()[::3, 0].backward())
-
-
 def test_a_function_has_one_rule() -> None:
     from hpctrain.worker.adapters.torch.batch.tensor import rule
 

@@ -43,18 +43,6 @@ def test_one_odd_element_is_found_wherever_it_is(says, data):
     assert not says(arrays)
 
 
-@pytest.mark.parametrize("says", [torch_says, keras_says])
-def test_infinities_do_not_cancel(says):
-    assert not says([np.array([math.inf, -math.inf, 1.0], "f4")])
-    assert not says([np.array([math.inf], "f4"), np.array([-math.inf], "f4")])
-
-
-@pytest.mark.parametrize("says", [torch_says, keras_says])
-def test_the_largest_numbers_are_finite(says):
-    largest = np.finfo("f4").max
-    assert says([np.full(100, largest), np.full(3, -largest)])
-
-
 def test_counts_in_a_graph():
     tf = pytest.importorskip("tensorflow")
     from hpctrain.worker.adapters.keras.variables import counts

@@ -70,14 +70,6 @@ def test_a_rank_without_samples_takes_part():
     assert gathered([None, None]) == [None, None]
 
 
-def test_what_has_no_rows_counts_as_one():
-    assert gathered([1.5, None, 3]) == [[1.5, 3]] * 3
-    for joined in gathered([torch.tensor(1.0), torch.tensor(2.0)]):
-        assert joined.tolist() == [1.0, 2.0]
-    for joined in gathered([np.float32(1), np.float32(2)]):
-        assert joined.dtype == np.float32 and joined.tolist() == [1.0, 2.0]
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -112,20 +104,6 @@ def test_weighted_mean_is_that_of_all_samples(cut, values):
         assert found == pytest.approx(math.fsum(values) / 12, rel=1e-12, abs=1e-9)
 
 
-def test_mean_keeps_the_form():
-    one = {"loss": 1.0, "each": (torch.tensor([1.0, 2.0]), np.array([1, 2])), "steps": [torch.tensor(1)]}
-    two = {"loss": 4.0, "each": (torch.tensor([3.0, 4.0]), np.array([4, 4])), "steps": [torch.tensor(4)]}
-    for found in averaged([one, two, None], [2, 1, 0]):
-        assert found["loss"] == 2.0 and isinstance(found["loss"], float)
-        tensor, array = found["each"]
-        assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, torch.tensor([5.0, 8.0], dtype=torch.float64).div(3).float())
-        np.testing.assert_allclose(array, [2.0, 8 / 3], rtol=1e-15)
-        assert found["steps"][0].item() == 2.0
-    half = averaged([torch.tensor([1.0, 2.0], dtype=torch.bfloat16), torch.tensor([2.0, 4.0], dtype=torch.bfloat16)])
-    assert all(found.dtype == torch.bfloat16 and found.tolist() == [1.5, 3.0] for found in half)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_metrics_over_an_evaluation_loader_are_those_of_one_process(ranks):
     # 10 samples in batches of 3: the last batch has one sample, so some ranks see fewer batches, or none of 9 to 10.
@@ -149,11 +127,6 @@ def test_metrics_over_an_evaluation_loader_are_those_of_one_process(ranks):
         assert torch.equal(x[order], features) and torch.equal(y[order], labels)
 
 
-def test_what_does_not_count_may_be_anything():
-    assert averaged([math.nan, 3.0, None], [0, 2, 0]) == [3.0, 3.0, 3.0]
-    assert all(math.isnan(found) for found in averaged([math.nan, 3.0]))
-
-
 @pytest.mark.parametrize(
     ("value", "weight", "code"),
     [
@@ -168,17 +141,6 @@ def test_what_does_not_count_may_be_anything():
 def test_what_has_no_mean(value, weight, code):
     with refused(code):
         averaged([value, value], [weight, weight])
-
-
-def test_one_process_gets_the_same_forms():
-    assert ht.gather(3) == [3]
-    assert ht.gather(torch.tensor(3)).tolist() == [3]
-    assert ht.mean({"a": 3}, 7) == {"a": 3.0}
-
-
-def test_sparse_tensors_are_refused():
-    with refused("HT-gather-not-possible"):
-        ht.gather(torch.eye(2).to_sparse())
 
 
 def test_tensorflow_and_keras():

@@ -198,23 +198,6 @@ def test_only_a_difference_that_training_made_is_an_error_at_the_end(end, capsys
     assert ("not verified" in capsys.readouterr().err) == (end in (END[1], END[4]))
 
 
-@pytest.mark.parametrize("end", ["none", "all ranks alike", "by each rank's own gradients", "dropped by a rank"])
-def test_what_is_written_without_a_step_is_told_where_ranks_differ(end, capsys):
-    torch = pytest.importorskip("torch")
-
-    def work(comm: Member) -> dict[str, Any] | None:
-        model, guard = guarded_model(comm, every=1)
-        with torch.no_grad():
-            if end != "none":
-                model.bias.fill_(1.0 if end == "all ranks alike" else comm.rank)
-        if end == "dropped by a rank" and comm.rank == 1:
-            guard.release()
-        return told(guard.check_last)
-
-    assert on_ranks(3, work) == [None] * 3
-    assert ("trained by hand" in capsys.readouterr().err) == (end == "by each rank's own gradients")
-
-
 def pieces_on(ranks: list[dict[tuple[str, int], np.ndarray]], step: Callable[[Guard], Any]) -> list[Any]:
     """What each rank's guard raises of pieces: by name and first row, those that a rank holds."""
 
@@ -259,46 +242,6 @@ def test_what_one_rank_alone_holds_is_not_compared():
     assert pieces_on(held, Guard.step_done) == [None] * 3
     held[0] = {}
     assert pieces_on(held, Guard.step_done) == [None] * 3
-
-
-def test_a_proof_is_of_the_ranks_that_hold_the_same():
-    held = pieces_of(4)
-    flip(held[2]["stem", 0], (1, 2), 0)
-    proofs: dict[int, dict[str, str]] = {}
-
-    def prove(guard: Guard) -> None:
-        proofs[guard._comm.rank] = guard.proofs(guard.checksums())
-
-    pieces_on(held, prove)
-    assert [sorted(proofs[rank]) for rank in range(4)] == [
-        sorted(["0,1,2,3", "0,2" if rank % 2 == 0 else "1,3"]) for rank in range(4)
-    ]
-    assert len({proofs[rank]["0,1,2,3"] for rank in range(4)}) == 1
-    assert proofs[1]["1,3"] == proofs[3]["1,3"] and proofs[0]["0,2"] != proofs[2]["0,2"]
-
-
-def test_the_ranks_that_are_left_are_compared():
-    """After some died: what had one replica has none."""
-    held = pieces_of(4)
-    flip(held[3]["stem", 3], (0, 0), 0)
-    left = Ranks(3)
-
-    def work(comm: Member) -> dict[str, Any] | None:
-        own = held[comm.rank]
-        boxes = [Box((row, 0), each.shape) for (_, row), each in own.items()]
-        values = list(own.values())
-        sums = np.array([int(each.view("u4").sum(dtype=np.int64)) for each in values], np.int64)
-        guard = Guard(comm, [name for name, _ in own], lambda: sums, every=1, boxes=boxes)
-        if comm.rank == 3:
-            return None
-        comm.ranks, comm.size = left, 3
-        guard.restart()
-        return told(guard.step_done)
-
-    assert on_ranks(4, work) == [None] * 4
-    flip(held[1]["norm", 0], (1, 0), 0)
-    for found in on_ranks(4, work)[:3]:
-        check(found, DIFFER, name="norm", odd=[1])
 
 
 def test_ranks_that_are_apart_are_compared_when_they_meet() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from itertools import islice
@@ -82,14 +81,6 @@ def test_a_script_counts_on_from_where_it_was_stopped(directory, monkeypatch):
     assert read_summary(directory)["steps"] == 3
 
 
-def test_what_was_logged_without_a_model_is_kept_too(directory):
-    ht.log(loss=1.0, step=3)
-    recording.stopped("SIGUSR1")
-    with EventWriter(directory.events, alone=False) as events:
-        events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
-    assert [event.event for event in kept(read_events(directory.events))] == ["start", "log", "stopped", "start"]
-
-
 def test_report_tensorboard_status_and_summary_of_a_script(directory):
     train(4)
     kinds = [event.event for event in read_events(directory.events)]
@@ -116,16 +107,6 @@ def test_report_tensorboard_status_and_summary_of_a_script(directory):
     assert (status.step, status.steps, status.step_loss) == (4, None, None)
     table = _table(status)
     assert re.search(r"^loss +0\.25$", table, re.MULTILINE) and re.search(r"^odd +not finite$", table, re.MULTILINE)
-
-
-def test_a_script_that_counts_by_itself(directory):
-    ht.log(loss=1.0, step=500)
-    assert read_status(find_run(str(directory.path)))[0].step == 500
-    assert "<figcaption>loss</figcaption>" in render(directory)
-
-
-def test_a_script_that_tells_nothing_is_at_no_step(directory):
-    assert read_status(find_run(str(directory.path)))[0].step is None
 
 
 def test_a_further_attempt_of_a_script_counts_anew(directory):
@@ -190,13 +171,6 @@ def test_without_a_run_directory_the_newest_values_are_printed(capsys, monkeypat
     assert lines == [["step", step, "loss", loss] for step, loss in (("0", "0"), ("3", "1.5"), ("4", "2"))]
 
 
-def test_other_ranks_record_nothing(monkeypatch, capsys):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    ht.log(loss=1.0)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("given", "code", "values"),
     [
@@ -214,19 +188,6 @@ def test_what_cannot_be_logged(given, code, values):
         ht.log(**given)
 
 
-def test_names_of_what_is_logged_are_text(directory):
-    with refused("HT-argument-not-valid", name=0):
-        ht.log({0: 1.0})
-    assert steps_and_logs(directory) == []
-
-
-def test_a_line_holds_json_alone(directory):
-    """Numbers that are not finite, within a value too."""
-    ht.log(loss=math.nan)
-    for line in directory.events.read_text().splitlines():
-        json.loads(line, parse_constant=pytest.fail)
-
-
 @pytest.mark.parametrize("stops", [(), (5,)])
 @pytest.mark.parametrize("said", [None, 7])
 def test_where_a_script_goes_on(directory, monkeypatch, stops, said):
@@ -242,14 +203,3 @@ def test_where_a_script_goes_on(directory, monkeypatch, stops, said):
     recording.recording().step_done(0.1)
     place = said if said is not None else max(stops, default=0)
     assert steps_and_logs(directory)[-3:] == [("continued", place), ("step", place + 1), ("step", place + 2)]
-
-
-def test_a_first_attempt_goes_on_from_a_state_of_another_run(directory):
-    ht.resumed_at(100)
-    train(1)
-    assert steps_and_logs(directory)[1:3] == [("continued", 100), ("step", 101)]
-
-
-def test_a_resumed_step_is_a_count():
-    with refused("HT-argument-not-valid", call="ht.resumed_at", step=-1):
-        ht.resumed_at(-1)

@@ -11,8 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from hpctrain.common.cluster.launcher import detect
-from hpctrain.common.run.plan import Plan, Script, Slots, Start
+from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.worker.adapters import script_libraries
 from hpctrain.worker.adapters.script_libraries import script_variables
 from hpctrain.worker.comm import forks
@@ -62,36 +61,12 @@ def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, s
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
 
 
-def test_a_rank_that_shares_a_gpu_is_the_only_one_of_its_node() -> None:
-    """It sees one GPU, which a framework chooses by the local rank."""
-    shared = Plan(
-        script=Script(path=Path("script.py")),
-        backend="nccl",
-        ranks=3,
-        hosts=(Slots(host="n1", slots=3),),
-        threads_per_rank=1,
-        start=Start(share_gpus=True),
-    )
-    found = script_variables(shared, 2, 20001)
-    assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == ("2", "3", "n1")
-    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"]) == ("0", "1", "2")
-    assert (found["PL_TRAINER_DEVICES"], found["PL_TRAINER_NUM_NODES"]) == ("1", "3")
-
-
 def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
     for backend, on_cpus in (("mpi", True), ("gloo", True), ("nccl", False)):
         found = script_variables(plan(backend), 0, 20001)
         assert (found.get("ACCELERATE_USE_CPU"), found.get("PL_TRAINER_ACCELERATOR")) == (
             ("true", "cpu") if on_cpus else (None, None)
         )
-
-
-def test_ranks_that_were_given_torchruns_variables_are_not_torchruns() -> None:
-    launched = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
-    found = detect({**launched, **script_variables(plan("mpi"), 2, 20001)})
-    assert found and (found.name, found.rank, found.size) == ("Open MPI's mpirun", 2, 3)
-    found = detect({**launched, **script_variables(plan("mpi"), 2, 20001), "TORCHELASTIC_RUN_ID": "none"})
-    assert found and found.name == "torchrun"
 
 
 def run(plan: Plan, *names: str, **variables: str) -> list[object]:
@@ -116,44 +91,10 @@ def test_every_script_gets_them(backend: str, meshes: bool) -> None:
 
 @needs.pytorch
 @pytest.mark.long
-def test_replicas_of_one_process_are_no_ranks() -> None:
-    assert run(plan("mirrored"), "RANK")[0] == {"RANK": None}
-
-
-@needs.pytorch
-@pytest.mark.long
 def test_ranks_of_torchrun_keep_its_variables() -> None:
     own = {"TORCHELASTIC_RUN_ID": "attempt-1", "RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "29500"}
     found = run(plan("gloo"), *own, "ACCELERATE_USE_CPU", **own)
     assert found[0] == {**own, "ACCELERATE_USE_CPU": "true"}
-
-
-GROUPS = """
-import sys
-from hpctrain.common.run.plan import Plan
-from hpctrain.worker.adapters.script_libraries import serve_torchrun_scripts
-
-serve_torchrun_scripts(Plan.model_validate_json(sys.argv[1]), 0, 20001)
-import torch.distributed as dist
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-try:
-    dist.init_process_group("gloo")
-except ValueError as error:
-    print(error)
-dist.destroy_process_group()
-dist.init_process_group("gloo", rank=0, world_size=1)
-print(dist.get_rank(), dist.get_world_size())
-"""
-
-
-@needs.pytorch
-@pytest.mark.long
-def test_a_group_of_ones_own_is_left_alone() -> None:
-    """One with a store of its own; and a second one is the error that it is without hpctrain."""
-    command = [sys.executable, "-c", GROUPS, plan("single").model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.splitlines()[1:] == ["0 1"]
-    assert done.stderr.count("backend single") == 1
 
 
 @needs.pytorch

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 
@@ -64,16 +61,6 @@ def test_the_ranks_that_are_left_normalise_together():
     np.testing.assert_allclose(on(2, work)[0].detach(), wanted, atol=1e-5)
 
 
-def test_a_copy_computes_the_statistics_of_what_it_gets():
-    def work(comm):
-        average = copy.deepcopy(model_of(comm))
-        torch.optim.swa_utils.update_bn([x_of(comm.rank)], average)
-        return average[0].running_mean
-
-    for rank, mean in enumerate(on(2, work)):
-        np.testing.assert_allclose(mean, x_of(rank).mean(0), atol=1e-6)
-
-
 @pytest.mark.parametrize("sizes", [(5, 3), (8, 0), (3, 3, 2)])
 def test_gradients_are_those_of_one_process(sizes):
     """Each rank has the number of ranks times the true gradient of its rows, and parameters the mean over the ranks."""
@@ -99,18 +86,3 @@ def test_gradients_are_those_of_one_process(sizes):
     for each in everyone:
         np.testing.assert_allclose(each[3], mean, atol=1e-12)
         np.testing.assert_allclose(each[4], variance, atol=1e-12)
-
-
-def test_a_saved_model_needs_no_hpctrain():
-    def work(comm):
-        model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), *model_of(comm))
-        saved = pickle.dumps(model)
-        assert b"hpctrain" not in saved
-        return pickle.loads(saved).eval()
-
-    models = on(2, work)
-    for model in models:
-        assert type(model[1]) is torch.nn.SyncBatchNorm
-        x = x_of(0)
-        np.testing.assert_allclose(model(x).detach(), x, rtol=1e-4)
-        assert model.state_dict()

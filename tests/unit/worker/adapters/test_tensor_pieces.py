@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from support.refusals import refused
-
 torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
 from torch.distributed.tensor.placement_types import _StridedShard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
@@ -44,15 +42,6 @@ def test_three_axes_divide_one_dimension_from_right_to_left(rank: int) -> None:
     assert np.array_equal(piece.array(), local.numpy()) and piece.nbytes == local.nbytes
     fill(tensor, {"w": 5 + np.arange(7)[:, None] * 10 + np.arange(3)}, "w")
     assert np.array_equal(local.numpy(), 5 + own[:, None] * 10 + np.arange(3))
-
-
-def test_tensors_that_are_no_part_of_a_whole_are_refused(rank: int) -> None:
-    mesh = init_device_mesh("cpu", (RANKS,))
-    with refused("HT-tensor-wrong-placements", shape=[3]):
-        pieces_of(DTensor.from_local(torch.ones(3), mesh, (Partial(),), run_check=False))
-    uneven = DTensor.from_local(torch.ones(3), mesh, (Shard(0),), shape=torch.Size((16,)), stride=(1,), run_check=False)
-    with refused("HT-tensor-wrong-placements", local=[3], shape=[16]):
-        pieces_of(uneven)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])

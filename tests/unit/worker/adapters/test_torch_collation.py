@@ -13,13 +13,11 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 from torch.nn.utils.rnn import pack_sequence, pad_sequence  # noqa: E402
-from torch.utils.data import default_collate  # noqa: E402
 
 from hpctrain.worker.adapters.data_ranks import DataPlace  # noqa: E402
 from hpctrain.worker.adapters.same_data import leaves  # noqa: E402
 from hpctrain.worker.adapters.torch.batch import BatchTensor  # noqa: E402
-from hpctrain.worker.adapters.torch.collation import Axis, Collation, axes_of, changed, joined  # noqa: E402
-from hpctrain.worker.comm.agreement import Agreement  # noqa: E402
+from hpctrain.worker.adapters.torch.collation import Collation, changed, joined  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -136,14 +134,6 @@ def test_a_batch_of_any_collate_fn_is_that_of_one_process(collate, divided, coun
     assert found == divided or count < 3
 
 
-def test_dimensions_that_count_samples():
-    found = {collate: axes_of(collate, samples()) for collate in (padded, sequence_first, two_views, without_some)}
-    assert found[padded] == found[without_some] == {"[0]": Axis(0), "[1]": Axis(0)}
-    assert found[sequence_first] == {"['x']": Axis(1), "['y'][0]": Axis(0)}
-    assert found[two_views] == {"[0]": Axis(0, 2), "[1]": Axis(0)}
-    assert axes_of(default_collate, {"not": "a list"}) == axes_of(lambda batch: batch[5], samples()) == {}
-
-
 def test_ranks_collate_their_own_samples_where_each_is_treated_by_itself():
     seen = []
 
@@ -159,27 +149,6 @@ def test_ranks_collate_their_own_samples_where_each_is_treated_by_itself():
     for wrong in (lambda batch: torch.zeros(len(batch) + (len(batch) == 3)), packed, of_a_class):
         with refused("HT-loader-not-by-sample"):
             joined_parts(wrong, 7, 3, by_sample=True)
-
-
-def test_texts_are_those_of_all_ranks(monkeypatch):
-    monkeypatch.setattr(Agreement, "gather", lambda agreement, value: sent.append(value) or gathered)
-    given = [{"name": f"n{number}", "more": [f"a{number}", b"b"], "x": number} for number in range(3)]
-    for rank, gathered in ((0, [None] * 2), (1, [(0, [["n0", "n1"], ["a0", "a1"], [b"b"] * 2]), (1, None)])):
-        sent: list = []
-        place = DataPlace(rank, 2)
-        comm = SingleCommunicator("test")
-        comm.rank, comm.size = place
-        collation = Collation(default_collate, by_sample=False)
-        part = collation(given[collation.fetched(3, place)], 3, place)
-        if not rank:
-            with pytest.raises(TypeError):
-                joined(part, comm)
-            assert sent == [(0, [["n0", "n1"], ("a0", "a1"), (b"b", b"b")])]
-            continue
-        gathered[1] = (1, [["n2"], ["a2"], [b"b"]])
-        batch = joined(part, comm)
-        assert batch["name"] == ["n0", "n1", "n2"] and list(batch["more"][0]) == ["a0", "a1", "a2"]
-        assert len(batch["more"][1]) == len(batch["x"]) == 3
 
 
 def test_containers_keep_their_types():

@@ -12,10 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
-from hpctrain.worker.adapters.torch.model_order import ModelOrder, model_order  # noqa: E402
+from hpctrain.worker.adapters.torch.model_order import ModelOrder  # noqa: E402
 from hpctrain.worker.adapters.torch.optimizer_contents import guard_of  # noqa: E402
 from hpctrain.worker.adapters.torch.reducer import GradientReducer  # noqa: E402
-from hpctrain.worker.adapters.torch.trainable import is_reduced, take_new_parameters  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 X = torch.arange(12.0).view(4, 3)
@@ -61,19 +60,6 @@ def test_what_proves_a_model_lives_as_long_as_its_parts():
     assert proof() is None
 
 
-def test_another_models_optimizer_steps_while_only_parts_are_left():
-    comm, part, other = SingleCommunicator("test"), torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
-    given = sgd(part)
-    distribute(torch.nn.ModuleList([part]), given, comm=comm)
-    gc.collect()
-    other(X).sum().backward()
-    sgd(other).step()
-    # A new parameter of the part is taken, though the model that ht.distribute got is gone.
-    part.bias = torch.nn.Parameter(torch.zeros(2))
-    take_new_parameters()
-    assert is_reduced(part.bias) and not is_reduced(other.bias)
-
-
 def test_replaced_parameters_are_let_go():
     comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
     optimizer = sgd(model)
@@ -84,22 +70,6 @@ def test_replaced_parameters_are_let_go():
     distribute(model, optimizer, comm=comm)
     gc.collect()
     assert [each() for each in before] == [None, None]
-
-
-def test_models_that_are_gone_leave_nothing_behind():
-    """A search over hyperparameters distributes one model after another."""
-    comm = SingleCommunicator("test")
-    models = [torch.nn.Linear(3, 2) for _ in range(3)]
-    for model in models:
-        distribute(model, sgd(model), comm=comm)
-    order = model_order(comm)
-    assert [order.model(number) for number in range(3)] == [f"model {number} (Linear)" for number in (1, 2, 3)]
-    del model, models[1]
-    gc.collect()
-    assert list(order._living) == [0, 2]
-    # The others keep their numbers, by which the ranks know them.
-    named = ["model 1 (Linear)", "model 2", "model 3 (Linear)"]
-    assert [order.model(number) for number in range(3)] == named
 
 
 def test_connections_for_the_order_are_made_anew_only_where_ranks_died():

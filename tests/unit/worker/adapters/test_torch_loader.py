@@ -98,16 +98,6 @@ def test_random_numbers_of_samples_are_those_of_one_process(kind, workers):
     assert len(set(numbers)) == len(numbers) == 2 * 24 * 4
 
 
-def test_random_numbers_differ_with_the_seed_of_a_data_set_s_generator():
-    def first(seed):
-        return [own(column) for column in next(iter(shard(DataLoader(Noisy(lambda _: seeded(seed)), batch_size=8))))]
-
-    def seeded(seed):
-        return np.random.default_rng(seed)
-
-    assert first(1) == first(1) and first(1)[3] != first(2)[3]
-
-
 coins = np.random.default_rng(5)
 
 
@@ -147,14 +137,6 @@ def test_samples_that_are_fetched_at_once_have_the_numbers_of_one_process(noise)
     assert data[0].fetches == [1] * 8 + ([12] if not noise else [12, *[1] * 12])
 
 
-def test_iterators_of_one_loader_are_epochs_of_their_own():
-    sharded = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 2), seed=1)
-    both = [own(part) for pair in zip(sharded, sharded, strict=True) for (part,) in pair]
-    again = shard(loader(12, 4, shuffle=True), comm=rank_of(0, 2), seed=1)
-    first, second = drawn(again), drawn(again)
-    assert both[::2] == first and both[1::2] == second and first != second
-
-
 def test_iterators_that_share_worker_processes_are_refused():
     settings = {"num_workers": 1, "persistent_workers": True}
     sharded = shard(loader(12, 4, **settings), comm=rank_of(0, 2))
@@ -170,20 +152,6 @@ def test_ranks_without_a_sample_get_every_batch_too():
     parts = [[own(part) for (part,) in each] for each in loaders]
     assert parts == [[[0, 1], [4, 5], [8]], [[2], [6], []], [[3], [7], []]]
     assert [len(part) for (part,) in loaders[2]] == [4, 4, 1] and len(loaders[2]) == 3
-
-
-def test_an_order_is_not_on_the_device_that_a_script_chose_for_what_it_makes():
-    sharded = shard(loader(5, 2), comm=rank_of(0, 1), evaluation=True)
-    with torch.device("meta"):
-        # Drawing a batch asks PyTorch for a random number too, which this device has none of.
-        assert len(sharded) == 3
-
-
-def test_worker_processes_read_ahead_in_the_same_order():
-    settings = {"shuffle": True, "num_workers": 1}
-    ahead, alone = (shard(loader(9, 4, **each), comm=rank_of(0, 2)) for each in (settings, {"shuffle": True}))
-    for _ in range(2):
-        assert drawn(ahead) == drawn(alone)
 
 
 SETTINGS = {
@@ -256,27 +224,6 @@ def test_an_epoch_is_chosen_by_its_number_and_keeps_the_place_that_was_loaded_in
     assert drawn(other) == whole[4]
 
 
-def test_after_the_last_batch_of_an_epoch_nothing_of_it_comes_again():
-    one = shard(loader(8, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
-    states = [one.state_dict() for _ in one]
-    assert [(state["epoch"], state["batches"]) for state in [*states, one.state_dict()]] == [(0, 1), (0, 2), (1, 0)]
-    other = shard(loader(8, 4, shuffle=True), comm=rank_of(0, 1), seed=3)
-    other.load_state_dict(states[-1])
-    # The script's epoch ends, with what it does then.
-    assert drawn(other) == []
-    assert drawn(other) == epochs_of(8, 4, 2)[1]
-
-
-def test_an_evaluation_continues_at_its_global_batch():
-    first = [shard(loader(10, 4), comm=rank_of(r, 2), evaluation=True) for r in range(2)]
-    drawing = zip(*first, strict=True)
-    next(drawing)
-    second = resumed(
-        [shard(loader(10, 4), comm=rank_of(r, 3), evaluation=True) for r in range(3)], first[0].state_dict()
-    )
-    assert sorted(sum((sum(drawn(each), []) for each in second), [])) == list(range(4, 10))
-
-
 def test_the_generator_is_where_it_was_when_the_epoch_goes_on():
     """The begin of an epoch draws a seed for workers, which an epoch that goes on has drawn before."""
     whole, part = (shard(loader(12, 4, shuffle=True), comm=rank_of(0, 1), seed=3) for _ in range(2))
@@ -335,25 +282,6 @@ def test_a_loader_that_is_made_again_goes_on_with_the_next_epoch():
         seeded.manual_seed(4)
         assert drawn(made(generator=seeded)) == whole[5]
     assert len(list(shard(DataLoader(data[0], batch_size=24), comm=comm))) == 1
-
-
-def test_a_sharded_loader_has_the_attributes_of_its_loader():
-    given = loader(9, 4, shuffle=True, num_workers=1, drop_last=True)
-    sharded = shard(given, comm=rank_of(0, 2))
-    for name in ("batch_size", "num_workers", "drop_last", "sampler", "batch_sampler", "dataset", "collate_fn"):
-        assert getattr(sharded, name) is getattr(given, name)
-    with pytest.raises(AttributeError):
-        _ = sharded.missing
-
-
-def test_a_worker_s_information_has_the_data_set_of_the_script():
-    seen = torch.zeros(1).share_memory_()
-
-    def begin(worker):
-        seen[0] += len(torch.utils.data.get_worker_info().dataset.transforms)
-
-    list(shard(DataLoader(Noisy(random.Random), num_workers=1, worker_init_fn=begin), comm=rank_of(0, 1)))
-    assert seen[0] == 1
 
 
 class Uneven(IterableDataset):

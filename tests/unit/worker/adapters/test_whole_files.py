@@ -40,11 +40,3 @@ def test_paths_are_replaced_and_other_places_left_to_the_library(tmp_path: Path)
     with pytest.raises(RuntimeError):
         save(saved, tmp_path / "no" / "a.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["a.pt"]
-
-
-def test_a_file_in_a_folder_that_takes_no_others_is_written_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with replacing(tmp_path / "model.pt") as path:
-        assert path == tmp_path / "model.pt"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
 import types
 
 from hpctrain.worker.comm.after_import import change_after_import
@@ -24,21 +23,6 @@ def test_a_module_is_changed_by_all_who_asked_before_and_after_its_import(tmp_pa
     monkeypatch.delitem(sys.modules, "changed_module")
     importlib.import_module("changed_module")
     assert len(seen) == 4
-
-
-def test_a_module_that_a_thread_still_executes_is_changed_when_it_is_whole(tmp_path, monkeypatch):
-    (tmp_path / "slow_module.py").write_text("import sys\nsys.begins.set(); sys.goes.wait(60)\nvalue = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "begins", threading.Event(), raising=False)
-    monkeypatch.setattr(sys, "goes", threading.Event(), raising=False)
-    thread = threading.Thread(target=importlib.import_module, args=("slow_module",))
-    thread.start()
-    assert sys.begins.wait(60)
-    seen = []
-    threading.Timer(0.2, sys.goes.set).start()
-    change_after_import({"slow_module": lambda module: seen.append(module.value)})
-    thread.join()
-    assert seen == [1]
 
 
 def test_modules_that_must_not_be_imported_and_finders_of_old_time_are_left_alone(tmp_path, monkeypatch):

@@ -54,17 +54,6 @@ def test_a_launcher_that_mpi_does_not_know_is_refused(variable):
     assert codes(result.stderr) == ["HT-mpi-other-than-launcher"]
 
 
-def test_single_is_refused_among_several_ranks():
-    result = init("ht.init('single')", PMI_SIZE="4")
-    assert "PMI_SIZE=4" in result.stderr and codes(result.stderr) == ["HT-backend-unfit"]
-
-
-def test_an_unknown_backend_names_the_valid_ones():
-    result = init("ht.init('horovd')")
-    assert codes(result.stderr) == ["HT-choice-unknown"] and "'horovd'" in result.stderr
-    assert all(name in result.stderr for name in ("'horovod'", "mpi", "multi_worker", "param"))
-
-
 @pytest.mark.slow
 def test_the_backend_can_come_from_the_launch_with_its_reason():
     asked = "backend single (asked for)"
@@ -81,12 +70,6 @@ def test_backends_of_mpi_are_refused_under_torchrun(backend):
     assert codes(result.stderr) == ["HT-backend-unfit"] and command in result.stderr
 
 
-def test_backends_of_torch_need_torch():
-    code = "import sys; sys.modules['torch'] = None; ht.init('gloo')"
-    result = init(code, **TORCHRUN)
-    assert codes(result.stderr) == ["HT-backend-unavailable"] and "'gloo'" in result.stderr
-
-
 @pytest.mark.long
 def test_a_group_that_the_script_made_is_refused():
     pytest.importorskip("torch")
@@ -96,14 +79,6 @@ def test_a_group_that_the_script_made_is_refused():
     )
     result = init(code)
     assert codes(result.stderr) == ["HT-group-made-otherwise"]
-
-
-@pytest.mark.long
-def test_an_interface_that_is_not_there_is_refused():
-    pytest.importorskip("torch")
-    result = init("ht.init('gloo')", GLOO_SOCKET_IFNAME="ib7")
-    assert codes(result.stderr) == ["HT-interface-not-usable"]
-    assert "GLOO_SOCKET_IFNAME=ib7" in result.stderr and "lo" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -133,17 +108,3 @@ def test_a_wrong_limit_is_refused(monkeypatch, text):
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
     with refused("HT-variable-invalid", name="HPCTRAIN_TIMEOUT", value=text):
         TIMEOUT.read()
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        ("ValueError('broken')", 1, "ValueError: broken"),
-        ("ht.HpctrainError('HT-of-test', 'differ', exit_code=4)", 4, "hpctrain: error[HT-of-test]: differ"),
-    ],
-)
-def test_any_error_of_the_last_checks_ends_the_run_with_what_was_printed_before(error, code, said):
-    check = f"comm = ht.init(); comm.make_last_checks = lambda: (_ for _ in ()).throw({error}); print('result')"
-    result = init(check)
-    assert (result.returncode, result.stdout) == (code, "result\n")
-    assert said in result.stderr

@@ -21,10 +21,6 @@ def no_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
 
 
-def test_one_host_talks_over_the_loopback() -> None:
-    assert addresses.own_address("n1", ["n1", "n1"]) == "127.0.0.1"
-
-
 def test_other_hosts_are_reached_from_the_address_on_the_way_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(host: str, *arguments: object, **options: object) -> list[object]:
         assert host == "n2"
@@ -44,29 +40,11 @@ def test_hosts_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> N
         addresses.own_address("n1", ["n1", "n2"])
 
 
-def test_a_named_interface_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,ib7")
-    assert addresses.own_address("n1", ["n1", "n2"]) == "127.0.0.1"
-    with rendezvous.listening_at("127.0.0.1"):
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo,ib7"
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo,ib7"
-
-
 def _resolve_to(address: str) -> Callable[..., list[object]]:
     def resolve(name: str, port: int, **options: object) -> list[object]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]
 
     return resolve
-
-
-def test_a_store_for_one_host_listens_at_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", _resolve_to("127.0.1.1"))
-    found = addresses.listener_at("n1", 0, hosts=1)
-    assert found
-    with found:
-        assert found.getsockname()[0] == "127.0.1.1"
-        with refused("HT-fabric-port-taken", host="n1"):
-            addresses.listener_at("n1", found.getsockname()[1], hosts=2)
 
 
 def test_a_store_for_several_hosts_listens_at_the_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +64,6 @@ def test_a_store_for_several_hosts_listens_at_the_address_that_they_reach(monkey
     assert found
     with found:
         assert found.getsockname()[0] == reached
-
-
-@pytest.mark.parametrize("address", ["127.0.1.1", "127.0.0.1", "192.0.2.1"])
-def test_a_store_for_several_hosts_does_not_listen_where_only_this_one_reaches_it(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", _resolve_to(address))
-    assert addresses.listener_at("n1", 0, hosts=2) is None
 
 
 @pytest.mark.parametrize(("address", "interface"), [("127.0.0.1", "lo"), (None, None), ("192.0.2.1", None)])

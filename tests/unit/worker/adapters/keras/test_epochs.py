@@ -33,10 +33,6 @@ def shuffled(**settings):
     return adapter.shard(dataset, comm=SingleCommunicator("test"), **settings).prefetch(2)
 
 
-def order(data) -> list[float]:
-    return [float(value) for x, *_ in data for value in x[:, 0]]
-
-
 def trained(fits, data, weights=None, callbacks=()):
     """The weights after some calls of fit; plain SGD has no other state."""
     keras.utils.set_random_seed(1)
@@ -82,11 +78,3 @@ def test_backup_and_restore_continues_the_orders(made, tmp_path):
         trained([(0, 4)], made(), callbacks=[backup, Stopped()])
     again = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     assert same(trained([(0, 4)], made(), callbacks=[again]), whole)
-
-
-@pytest.mark.parametrize("made", [arrays, shuffled])
-def test_a_loop_begins_with_the_epoch_that_it_names(made):
-    data = made()
-    orders = [order(data) for _ in range(3)]
-    assert orders[0] != orders[1] != orders[2]
-    assert order(made(epoch=2)) == orders[2]

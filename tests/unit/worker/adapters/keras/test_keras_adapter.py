@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.common.errors import HpctrainError
 from support.refusals import refused
 
 keras = pytest.importorskip("keras")
@@ -80,12 +79,6 @@ def test_a_step_gets_what_the_dataset_held(given, by_name):
                 assert float(part.sample_weight[0]) == (there and (arrays["weight"][row] if len(given) == 3 else 1))
 
 
-def test_arrays_come_in_a_new_order_each_epoch():
-    data = adapter.shard((np.arange(20), np.arange(20)), batch_size=7, comm=Place(0, 1))
-    first, second = ([int(i) for x, *_ in data for i in x] for _ in range(2))
-    assert first != second and sorted(first) == sorted(second) == list(range(20))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_any_flipped_bit_changes_the_checksum(dtype):
@@ -120,48 +113,6 @@ def test_one_process_trains_as_plain_keras_does():
         np.testing.assert_array_equal(ours, theirs)
 
 
-class Unbuilt(keras.Model):
-    """A subclassed model, whose weights Keras makes in the first step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = keras.layers.Dense(2)
-
-    def call(self, x):
-        return self.last(x)
-
-
-@pytest.mark.parametrize("sharded", [True, False])
-def test_one_process_trains_a_model_that_has_no_weights_yet(sharded):
-    comm = SingleCommunicator("test")
-    x = np.random.default_rng(0).random((20, 3))
-    data = tf.data.Dataset.from_tensor_slices((x, x[:, :2] ** 2)).batch(5)
-    found = []
-    for distributed in (False, True):
-        keras.utils.set_random_seed(1)
-        model, optimizer, callbacks = Unbuilt(), keras.optimizers.SGD(0.5), []
-        if distributed:
-            model, optimizer = adapter.distribute(model, optimizer, comm=comm)
-            callbacks = adapter.callbacks(comm=comm)
-        model.compile(optimizer, "mse")
-        given = adapter.shard(data, comm=comm) if distributed and sharded else data
-        model.fit(given, epochs=2, verbose=0, callbacks=callbacks)
-        found.append(model.get_weights())
-    for plain, ours in zip(*found, strict=True):
-        np.testing.assert_array_equal(ours, plain)
-
-
-def test_distribute_keeps_the_state_of_a_built_optimizer():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    optimizer.apply([tf.ones((3, 2)), tf.ones((2,))], model.trainable_variables)
-    state = [variable.numpy() for variable in optimizer.variables]
-    _, returned = adapter.distribute(model, optimizer, comm=SingleCommunicator("test"))
-    assert returned is optimizer
-    for before, after in zip(state, optimizer.variables, strict=True):
-        np.testing.assert_array_equal(before, after.numpy())
-
-
 @pytest.mark.parametrize(
     ("optimizer", "settings", "code", "values"),
     [
@@ -174,13 +125,6 @@ def test_misuse_of_distribute(optimizer, settings, code, values):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     with refused(code, **values):
         adapter.distribute(model, optimizer(), comm=SingleCommunicator("test"), **settings)
-
-
-def test_another_backend_is_refused(monkeypatch):
-    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with refused("HT-keras-wrong-backend"):
-        adapter.distribute(model, keras.optimizers.SGD(), comm=SingleCommunicator("test"))
 
 
 @pytest.mark.parametrize(
@@ -213,15 +157,6 @@ def test_another_backend_is_refused(monkeypatch):
 def test_misuse_of_shard(data, settings, code, values):
     with refused(code, **values):
         adapter.shard(data, comm=SingleCommunicator("test"), **settings)
-
-
-def test_an_error_within_a_layer_is_the_users_own():
-    class Refusing(keras.layers.Layer):
-        def call(self, x):
-            raise HpctrainError("HT-of-test", "{size} samples", size=3)
-
-    with refused("HT-of-test", size=3):
-        Refusing()(np.ones((2, 2)))
 
 
 @pytest.mark.slow

@@ -9,18 +9,11 @@ import weakref
 import numpy as np
 import pytest
 
-from support.refusals import refused
-
 keras = pytest.importorskip("keras")
 tf = pytest.importorskip("tensorflow")
 
-from hpctrain.common.errors import HpctrainError  # noqa: E402
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
-from hpctrain.worker.adapters.keras.distribution import Distribution  # noqa: E402
-from hpctrain.worker.adapters.keras.metrics import whole_batch_losses  # noqa: E402
-from hpctrain.worker.adapters.keras.reduction import distributed_optimizers  # noqa: E402
 from hpctrain.worker.adapters.keras.sharding import compare_datasets  # noqa: E402
-from hpctrain.worker.adapters.keras.whole_batch import in_step  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
 X = np.random.default_rng(0).random((10, 4)).astype("float32")
@@ -127,16 +120,6 @@ def test_a_model_with_a_step_of_its_own_and_no_call(size, sharded, reduction):
     assert (model.get_weights()[0] != before).all()
 
 
-@pytest.mark.parametrize("reduction", [None, "none"])
-def test_a_loss_without_a_value_for_the_batch_is_refused_where_keras_uses_it(reduction):
-    comm = Place()
-    model = distributed(network(), comm, loss=keras.losses.MeanSquaredError(reduction=reduction))
-    data = adapter.shard((X, Y), batch_size=5, comm=comm)
-    for _ in range(2):
-        with refused("HT-not-one-number"):
-            model.fit(data, verbose=0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_one_process_builds_and_scales_as_plain_keras_does(sharded):
@@ -160,102 +143,7 @@ def test_a_distributed_model_does_not_live_on():
     assert alive() is None
 
 
-def test_a_fit_that_passes_its_arguments_on():
-    class Passing(keras.Sequential):
-        def fit(self, *args, **kwargs):
-            return super().fit(*args, **kwargs)
-
-    comm = Place()
-    model = distributed(Passing([keras.Input((4,)), keras.layers.Dense(1)]), comm, loss="mse")
-    model.fit(adapter.shard((X, Y), batch_size=5, comm=comm), None, epochs=2, verbose=0)
-    assert int(model.optimizer.iterations) == 4
-    with pytest.raises(TypeError, match="epochs"):
-        model.fit(X, Y, 5, 2, epochs=2, verbose=0)
-
-
-def test_an_error_within_evaluate_is_told_as_it_is():
-    def fail(array):
-        raise HpctrainError("HT-of-test", "rank {rank} died", rank=7)
-
-    class Exchanging(keras.layers.Layer):
-        def call(self, x, training=False):
-            return x if training else tf.ensure_shape(in_step(fail, x), x.shape)
-
-    comm = Place()
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), Exchanging()])
-    model = distributed(model, comm, loss="mse")
-    data = adapter.shard((X, Y), batch_size=5, comm=comm)
-    for _ in range(2):
-        with refused("HT-of-test", rank=7):
-            model.evaluate(data, verbose=0)
-
-
-def test_the_optimizer_that_compile_puts_around_a_second_one_is_known():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        comm = Place()
-        model = distributed(distributed(network(), comm, loss="mse"), comm, loss="mse")
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    first, second = distributed_optimizers(model)
-    assert second is model.optimizer and first is not model.optimizer.inner_optimizer
-
-
-@pytest.fixture
-def rates(monkeypatch) -> list[float]:
-    """The rate of each step that is recorded."""
-    found = []
-
-    class Recording:
-        def begin_run(self, *arguments):
-            return True
-
-        def step_done(self, rate):
-            found.append(rate)
-
-        def log(self, values, quiet):
-            pass
-
-    monkeypatch.setattr(importlib.import_module("hpctrain.worker.adapters.keras.fitting"), "recording", Recording)
-    return found
-
-
-@pytest.mark.parametrize("compiled", ["rmsprop", None])
-def test_the_rate_that_is_recorded_is_that_of_the_optimizer_in_use(compiled, rates):
-    class OwnOptimizer(OwnStep):
-        def compile(self, own):
-            super().compile(optimizer=compiled, loss=keras.losses.MeanSquaredError())
-            self.own = own
-
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                loss = self.loss(data[1], self.network(data[0]))
-            variables = self.network.trainable_variables
-            self.own.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return {"loss": loss}
-
-    comm = Place()
-    model, own = adapter.distribute(OwnOptimizer(), keras.optimizers.SGD(0.25), comm=comm)
-    model.compile(own)
-    model.fit(adapter.shard((X, Y), batch_size=5, comm=comm), verbose=0)
-    assert rates == [0.25, 0.25]
-
-
 @pytest.mark.parametrize("rows", [tf.ragged.constant([[1], [2, 3], [4]]), tf.sparse.from_dense(np.eye(3))])
 def test_ragged_and_sparse_datasets_are_compared_without_their_rows(rows):
     data = tf.data.Dataset.from_tensor_slices((rows, np.arange(3))).batch(2)
     compare_datasets(SingleCommunicator("alone"), data)
-
-
-def test_losses_that_a_step_makes_for_itself_go_with_the_step():
-    distribution, kept, made = Distribution(SingleCommunicator("alone")), keras.losses.MeanSquaredError(), []
-    for _ in range(3):
-        with whole_batch_losses(distribution):
-            loss = keras.losses.MeanAbsoluteError()
-            made.append(weakref.ref(loss))
-            assert float(loss(np.ones((2, 1)), np.zeros((2, 1)))) == 1
-            assert float(kept(np.ones((2, 1)), np.zeros((2, 1)))) == 1
-        del loss
-    gc.collect()
-    assert [each() for each in made] == [None] * 3

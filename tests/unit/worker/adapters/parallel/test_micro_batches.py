@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.batch import BatchTensor, Rows  # noqa: E402
 from hpctrain.worker.adapters.torch.parallel.micro_batches import padded, part_of  # noqa: E402
-from support.refusals import refused  # noqa: E402
 
 
 class _Ranks:
@@ -44,18 +43,6 @@ def test_the_mean_over_ranks_of_weighted_means_is_that_of_the_batch(sizes, plain
 def test_a_batch_of_fewer_samples_than_ranks_is_computed_by_each():
     assert [(len(part.inputs), part.divided) for part in parts(torch.zeros(2), (1, 1, 0))] == [(2, 1)] * 3
     assert [part.divided for part in parts(torch.zeros(3), (1, 1, 1))] == [3] * 3
-
-
-def test_plain_tensors_are_the_ranks_own():
-    x = torch.zeros(3)
-    part = part_of(x, x)
-    assert part.inputs is x and (part.weight, part.divided) == (1, 0)
-
-
-@pytest.mark.parametrize(("inputs", "targets"), [(3, 2), (0, 0), (3, 15)])
-def test_inputs_without_one_target_each(inputs, targets):
-    with refused("HT-pipeline-different-samples", samples=inputs, targets=targets):
-        part_of(torch.zeros(inputs), torch.zeros(targets))
 
 
 def test_padding_repeats_the_last_row():

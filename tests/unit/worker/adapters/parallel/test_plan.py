@@ -83,17 +83,6 @@ def test_tp_that_does_not_divide_widths_is_refused(tensor, tp, name, dimension, 
     assert "among 1" in raised.value.hint
 
 
-def test_an_unknown_stage_of_zero_is_refused():
-    with refused("HT-choice-unknown", zero=4):
-        ht.ParallelPlan(zero=4)
-
-
-def test_one_module_needs_no_list():
-    assert (
-        names_of(Model(), "Block", "shard") == names_of(Model(), Block, "shard") == names_of(Model(), [Block], "shard")
-    )
-
-
 def test_stages_have_about_equally_many_blocks_and_the_ends_of_the_model():
     cut = Cut.of(Model(layers=5), "blocks", 3)
     assert cut.keys == (("0", "1"), ("2", "3"), ("4",))
@@ -138,10 +127,3 @@ def test_tied_parameters_of_two_stages_are_found():
 def test_a_model_that_cannot_be_cut_is_refused(blocks, stages, code, values):
     with refused(code, model="Model", blocks=blocks, **values):
         Cut.of(Model(), blocks, stages)
-
-
-def test_a_parameter_that_belongs_to_no_stage_is_refused():
-    model = Model()
-    model.scale = nn.Parameter(torch.ones(3))
-    with refused("HT-pipeline-not-for-model", parameter="scale"):
-        Cut.of(model, "blocks", 2)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hpctrain.worker.comm.process_group.staging import NodesOfRanks
-
-HOMES = st.lists(st.integers(0, 3), min_size=1, max_size=12).map(
-    lambda nodes: [nodes.index(node) for node in nodes]  # the first rank of each rank's node
-)
 
 
 def test_places_of_ranks_that_are_dealt_unevenly():
@@ -24,18 +17,3 @@ def test_places_of_ranks_that_are_dealt_unevenly():
     assert places.holdings(range(5), 1) == [[0, 1, 3], [2, 4]]
     assert places.most_held(range(5)) == 3
     assert places.most_held([4]) == 1
-
-
-@given(HOMES)
-def test_every_node_holds_every_rank_once(homes):
-    for rank in range(len(homes)):
-        places = NodesOfRanks.of(rank, homes)
-        assert sorted(sum(places.nodes, ())) == list(range(len(homes)))
-        assert places.here[places.index] == rank == places.partner(rank, places.node)
-        for node, members in enumerate(places.nodes):
-            held = places.holdings(range(len(homes)), node)
-            assert sorted(sum(held, [])) == list(range(len(homes)))
-            assert [member in ranks for member, ranks in zip(members, held, strict=True)] == [True] * len(members)
-            # who holds a rank's data is whom that rank sends to
-            for member, ranks in zip(members, held, strict=True):
-                assert all(places.partner(other, node) == member for other in ranks)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-
-from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -43,32 +39,3 @@ def test_16_bit_types_are_rounded_once(dtype):
     out = torch.empty(1, dtype=dtype)
     Reduction.of(dist.ReduceOp.SUM, dtype, 4).into(out, terms)
     assert out.item() == torch.tensor(large + 3).to(dtype).item() != large
-
-
-def test_a_part_of_it_is_not_scaled():
-    mean = Reduction.of(dist.ReduceOp.AVG, torch.bfloat16, 4)
-    part = torch.empty(3)
-    mean.into(part, [torch.ones(3, dtype=torch.bfloat16)] * 2, last=False)
-    out = torch.empty(3, dtype=torch.bfloat16)
-    mean.into(out, [part, part])
-    assert part.tolist() == [2.0] * 3 and out.tolist() == [1.0] * 3
-
-
-def test_a_sum_of_scaled_terms():
-    out = torch.empty(3)
-    Reduction.of(dist.ReduceOp.PREMUL_SUM(0.25), torch.float32, 2).into(out, [torch.ones(3), torch.full((3,), 3.0)])
-    assert out.tolist() == [1.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("operation", "dtype", "code", "name"),
-    [
-        (dist.ReduceOp.AVG, torch.bool, "HT-group-bad-argument", "AVG"),
-        (dist.ReduceOp.PREMUL_SUM(0.25), torch.int32, "HT-group-bad-argument", "PREMUL_SUM"),
-        (dist.ReduceOp.BAND, torch.float32, "HT-group-bad-argument", "BAND"),
-        (SimpleNamespace(name="UNUSED"), torch.float32, "HT-group-bad-argument", "UNUSED"),
-    ],
-)
-def test_what_cannot_be_reduced(operation, dtype, code, name):
-    with refused(code, reduction=name):
-        Reduction.of(operation, dtype, 2)

@@ -46,22 +46,6 @@ def test_a_callback_of_a_collective_that_is_under_way_may_not_call_another(worke
     last.wait()
 
 
-def test_a_callback_may_use_a_group_of_its_own(worker):
-    attached, other = threading.Event(), Worker(beside=False, closed=lambda: HpctrainError("HT-of-test", "closed"))
-    first, second = task(worker, lambda _: attached.wait(10)), task(other)
-
-    def call(_):
-        other.submit(second)
-        second.wait()
-        return "called"
-
-    worker.submit(first)
-    chained = first.future().then(call)
-    attached.set()
-    first.wait()
-    assert chained.wait() == "called"
-
-
 def test_a_future_that_is_asked_for_as_the_collective_ends_is_settled_once(worker):
     ended = task(worker)
 
