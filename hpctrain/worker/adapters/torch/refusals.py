@@ -42,7 +42,15 @@ def check_model(model: torch.nn.Module) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that reduces gradients by itself."""
+    """Refuse an optimizer that reduces gradients by itself, or does not wait until they are reduced."""
+    if hasattr(optimizer, "fused_backward"):
+        raise HpctrainError(
+            "HT-optimizer-not-supported",
+            "{optimizer} updates parameters during its fused_backward(), by this rank's gradients, which are not "
+            "reduced yet",
+            "choose an optimizer that updates them in step()",
+            optimizer=type(optimizer).__name__,
+        )
     for kind in type(optimizer).__mro__:
         for package, words in _OPTIMIZERS.items():
             if f"{kind.__module__}.".startswith(f"{package}."):
