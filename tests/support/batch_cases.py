@@ -664,21 +664,21 @@ _cases(
         )
     ],
     *[
-        written(names, lambda func, a, b: func(a.mT, b))
+        written(names, lambda func, a, b: func(a.transpose(-1, -2), b))
         for names in ("x, y", "x, whole", "whole, x", "matrix, x", "x3, y3", "x, one")
     ],
     *[
-        written(names, lambda func, a, b: func(a, b.mT))
+        written(names, lambda func, a, b: func(a, b.transpose(-1, -2)))
         for names in ("x, y", "x, whole", "matrix, x", "x3, y3", "x3, matrix", "x3, y")
     ],
     written("x", lambda func, a: func(a, a)),
     written("x3", lambda func, a: func(a, a[0].T)),
-    written("x", lambda func, a: func(a[:3].mT, a[2:])),
+    written("x", lambda func, a: func(a[:3].transpose(-1, -2), a[2:])),
 )
 _cases(
     "bmm",
-    written("x3, y3", lambda func, a, b: func(a.mT, b)),
-    written("x3, y3", lambda func, a, b: func(a, b.mT)),
+    written("x3, y3", lambda func, a, b: func(a.transpose(-1, -2), b)),
+    written("x3, y3", lambda func, a, b: func(a, b.transpose(-1, -2))),
     case("x3, y3"),
     case("x, y"),
 )
