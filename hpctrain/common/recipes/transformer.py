@@ -109,6 +109,7 @@ class Transformer:
         causal: tokens attend to those before them; without it the network has BERT's head for masked words.
         head_width: numbers a head; 0 for width / heads.
         window: tokens that a causal token attends to at most, itself among them; 0 for all before it.
+        head_norms: queries and keys are normalised head by head (Yang et al. 2025, arXiv 2505.09388, section 2).
         other_rows: rows of further tables that are looked up for each token: BERT's two types, OPT's two paddings.
 
     Raises:
@@ -130,6 +131,7 @@ class Transformer:
     causal: bool = True
     head_width: int = 0
     window: int = 0
+    head_norms: bool = False
     other_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -205,7 +207,7 @@ class Transformer:
             layers=self.layers,
             embedding=self.vocabulary * self.width,
             positions=(self.other_rows + (self.context if self.positions == "learned" else 0)) * self.width,
-            attention=linear + biases,
+            attention=linear + biases + (2 * self.queries // self.heads if self.head_norms else 0),
             mlp=self.matrices * self.width * self.mlp + inner,
             norms=2 * norm,
             # BERT normalises behind the embedding instead.

@@ -175,5 +175,7 @@ class Layer:
         moved = (
             10 * network.width / split + 2 * (network.queries + network.keys) / tp + network.matrices * network.mlp / tp
         )
+        if network.head_norms:
+            moved += 2 * (network.queries + network.keys) / tp
         factor = self.values["memory"] * (self.values["eager"] if self.layout.kernels == "eager" else 1.0)
         return self.tokens * moved * self.item * factor / self.system.memory_bytes_per_s

@@ -72,7 +72,9 @@ def named(name: str) -> Transformer:
     """
     found = known().get(name)
     if found is None:
-        raise HpctrainError("HT-choice-unknown", "no transformer {name!r} is known", nearest(name, known()), name=name)
+        # Another one, however alike its name, would be another network.
+        valid = f"valid: {', '.join(known())}"
+        raise HpctrainError("HT-choice-unknown", "no transformer {name!r} is known", valid, name=name)
     shared = _file().families[found.family].model_dump(exclude={"source"})
     own = found.model_dump(exclude={"family", "parameters"}, exclude_none=True)
     return _made({**shared, **own})
@@ -175,7 +177,7 @@ def _section(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _value(text: str, key: str, value: str) -> Any:
     if key in CHOICES:
         return value
-    if key in ("tied", "causal"):
+    if key in ("tied", "causal", "head_norms"):
         if value in ("true", "false"):
             return value == "true"
         raise HpctrainError(
@@ -323,7 +325,7 @@ def _gpt2(config: _Config) -> dict[str, Any]:
     }
 
 
-def _llama(config: _Config) -> dict[str, Any]:
+def _llama(config: _Config, *, head_width: int = 0) -> dict[str, Any]:
     config.absent("attention_bias", "mlp_bias", "use_sliding_window")
     found = config.usual()
     # These stand for a missing key; null is one head of keys and values for each head.
@@ -334,7 +336,7 @@ def _llama(config: _Config) -> dict[str, Any]:
         **found,
         "mlp": config.number("intermediate_size"),
         "kv_heads": config.number("num_key_value_heads", default=usual),
-        "head_width": config.number("head_dim", default=0),
+        "head_width": config.number("head_dim", default=head_width),
         "window": config.window(_WINDOW[config.kind]) if config.kind in _WINDOW else 0,
         "tied": config.flag("tie_word_embeddings", default=False),
     }
@@ -371,11 +373,12 @@ CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
     "mistral": _llama,
     "phi3": _llama,
     "qwen2": lambda config: {**_llama(config), "bias": "qkv"},
+    "qwen3": lambda config: {**_llama(config, head_width=128), "head_norms": True},
 }
 # Keys by which mixtures of experts say how many they have: Mixtral, Qwen, DeepSeek, DBRX.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 # Heads of keys and values of MistralConfig and Qwen2Config in Transformers 5.23 where a file has no such key.
-_KV_HEADS = {"mistral": 8, "qwen2": 32}
+_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 # The same for the window of attention. LlamaModel reads none, and that of Qwen2 is off unless ``use_sliding_window`` is
 # true.
 _WINDOW = {"mistral": 4096, "phi3": 0}

@@ -142,6 +142,7 @@ def layer_activations(network: Transformer, layout: Layout, *, sequence: int) ->
         "norms": 2 * layout.sum_bytes * network.width / split,
         "inputs": _inputs(network, layout) * narrow * network.width / split,
         "queries": item * (network.queries / tp + 2 * _keys(network, tp)),
+        "head_norms": item * (network.queries / tp + _keys(network, tp)) if network.head_norms else 0,
         "attended": _both(item, narrow) * network.queries / tp,
         "masks": 2 * network.width / split if layout.dropout else 0,
         "inner": _inner_bytes(network, layout) / tp,

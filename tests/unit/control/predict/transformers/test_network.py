@@ -81,6 +81,7 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
         ({"model_type": "qwen2", **GROUPED, "sliding_window": 16, "use_sliding_window": False}, QWEN2),
         ({"model_type": "phi3", **GROUPED}, LLAMA),
         ({"model_type": "qwen2", **GROUPED, "tie_word_embeddings": True}, {**LLAMA, "bias": "qkv", "tied": True}),
+        ({"model_type": "qwen3", **GROUPED}, {**LLAMA, "head_width": 128, "head_norms": True}),
         ({"model_type": "bert", **CONFIG}, {"kv_heads": 4, "causal": False, "other_rows": 2}),
         ({"model_type": "gpt_neox", **CONFIG}, {"kv_heads": 4, "positions": "rotary", "tied": False}),
         (
