@@ -19,7 +19,7 @@ from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
 from hpctrain.common.run.plan import HostOptions, Plan
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.launchers.command import own_threads, rank_environment
+from hpctrain.control.launchers.command_line import own_threads, rank_environment
 from hpctrain.control.planning.mesh_plan import mesh_lines, parameters
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.report.output import answer, answer_json, tell

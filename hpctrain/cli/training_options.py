@@ -179,15 +179,12 @@ class StartOptions(JobStart):
     """How ranks are started from this machine."""
 
     python: Annotated[str | None, typer.Option("--python", metavar="PROGRAM", help="The ranks' interpreter.")] = None
-    ssh_port: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, help="ssh port of the hosts.")] = (
-        None
-    )
     launcher_arguments: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Further arguments for mpirun or srun.")
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        further = given(python=self.python, ssh_port=self.ssh_port, arguments=_words(self.launcher_arguments))
+        further = given(python=self.python, arguments=_words(self.launcher_arguments))
         return super().changes() | further
 
 

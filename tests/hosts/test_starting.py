@@ -241,7 +241,11 @@ FAULTS = {
     _private_script: (2, "h2 does not have the script /tmp/variables.py", "a folder that all hosts share"),
     _unknown_name: (2, "h22 cannot be reached: its name is not known here", "getent hosts NAME"),
     _no_interpreter: (2, "h2 has no program /tmp/python", "--python PROGRAM"),
-    _other_version: (2, f"h2 has hpctrain 0.0.1 in /tmp/python, and this is {hpctrain.__version__}", "one environment"),
+    _other_version: (
+        2,
+        f"h2 has no hpctrain {hpctrain.__version__} in /tmp/python: it is 0.0.1 there",
+        "one environment",
+    ),
     _no_key: (2, "h2 refuses ssh: Permission denied", "ssh-copy-id"),
     _firewall: (1, "h2 cannot connect to h1, as mpirun needs it", "open all ports between the hosts"),
     _no_answer: (1, "h2 does not answer ssh: port 22: ", "is it up, with no firewall in between?"),

@@ -47,14 +47,6 @@ def test_shared_memory_without_room(tmp_path: Path) -> None:
     assert message(tmp_path).startswith(f"{SHARED}, ")
 
 
-def test_a_temporary_folder_without_room_is_not_needed(tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    code, lines = run(tmp_path, mounted_over("ro", full), TMPDIR=str(full))
-    assert code == 0, lines
-    assert not any(str(full) in line for line in lines)
-
-
 @pytest.mark.long
 def test_neither_of_them(tmp_path: Path) -> None:
     full = tmp_path / "full"

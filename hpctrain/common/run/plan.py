@@ -107,7 +107,6 @@ class Start(FrozenModel):
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
         oversubscribe: whether the ranks, and processes that a script starts by MPI, may be more than the cores.
         share_gpus: whether the ranks share the GPUs of their host, which has fewer; speeds then mean nothing.
-        ssh_port: the port of the hosts' ssh daemons, for an mpirun that uses ssh.
         arguments: further ones for mpirun or srun, after those of hpctrain.
     """
 
@@ -118,7 +117,6 @@ class Start(FrozenModel):
     passed: tuple[str, ...] = ()
     oversubscribe: bool = False
     share_gpus: bool = False
-    ssh_port: int | None = Field(None, ge=1, le=65535)
     arguments: tuple[str, ...] = ()
 
     def mounting(self, folder: Path) -> Start:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
-# A job of several components has a list of each; salloc sets no other, and sbatch that of the first component too
-# (https://slurm.schedmd.com/heterogeneous_jobs.html).
-_COMPONENT = f"{_ALLOCATED}_HET_GROUP_"
 # Slurm writes 2(x3),1 for 2, 2, 2 and 1.
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
@@ -127,18 +124,17 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
 
 @dataclass(frozen=True, kw_only=True)
 class FoundHosts:
-    """Hosts with their slots, the source that names them, and warnings about it."""
+    """Hosts with their slots, and the source that names them."""
 
     hosts: HostSlots
     where: str
-    warnings: tuple[str, ...] = ()
 
 
 def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHosts | None:
     """The hosts that the options or the allocation name; None where neither names any.
 
     Raises:
-        HpctrainError: both options, a list or file that cannot be read, or a heterogeneous job outside its script.
+        HpctrainError: both options, or a list or file that cannot be read.
     """
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError(
@@ -147,22 +143,9 @@ def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHo
     if options.hosts is not None:
         return FoundHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
     if options.hostfile is not None:
-        read = read_hostfile(options.hostfile)
-        return FoundHosts(hosts=read.hosts, where=str(options.hostfile), warnings=read.warnings)
-    components = {name: environment[name] for name in sorted(environment) if name.startswith(_COMPONENT)}
+        return FoundHosts(hosts=read_hostfile(options.hostfile), where=str(options.hostfile))
     if allocated := environment.get(_ALLOCATED):
-        hosts = dict.fromkeys(expand_hosts(allocated, _ALLOCATED))
-        listed = (host for name, text in components.items() for host in expand_hosts(text, name))
-        others = [host for host in dict.fromkeys(listed) if host not in hosts]
-        what = "hosts of other components of this heterogeneous job, which take no part unless --hosts names them"
-        return FoundHosts(hosts=hosts, where="the allocation", warnings=(counted(what, others),) if others else ())
-    if components:
-        raise HpctrainError(
-            "HT-hosts-not-named",
-            "the job is heterogeneous: {components} have hosts each, and nothing says which of them are meant",
-            f"name them: --hosts ${next(iter(components))}",
-            components=", ".join(components),
-        )
+        return FoundHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
     return None
 
 
@@ -172,7 +155,7 @@ def _hosts(
     """The run's hosts in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
     if named:
-        hosts, where, warnings = named.hosts, named.where, named.warnings
+        hosts, where = named.hosts, named.where
     elif given:
         where = str(options.fabric)
         idle = managers(given.hosts)

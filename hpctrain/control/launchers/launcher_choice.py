@@ -21,7 +21,6 @@ from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
-from hpctrain.control.launchers.open_mpi_folder import own_folder
 
 PROBE = "hpctrain.worker.comm.probe"
 PROBE_SECONDS = 60.0
@@ -287,20 +286,19 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> 
 
 def _run(command: Command, seconds: float) -> tuple[int | None, str]:
     """The exit status, None after a timeout, and the output of both streams; all of its processes are ended."""
-    with own_folder(command.own_folder) as folder:
-        process = command.start(folder)
-        try:
-            output, _ = process.communicate(timeout=seconds)
-            return process.returncode, output.decode(errors="replace")
-        except subprocess.TimeoutExpired:
-            return None, _end(process).decode(errors="replace")
-        except BaseException:
-            # A signal to this process must end the launcher too.
-            _end(process)
-            raise
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    process = command.start()
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        return process.returncode, output.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return None, _end(process).decode(errors="replace")
+    except BaseException:
+        # A signal to this process must end the launcher too.
+        _end(process)
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> bytes:

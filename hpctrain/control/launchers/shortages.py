@@ -37,19 +37,17 @@ def shortages(
     environment: Mapping[str, str] = os.environ,
     shared: Path = SHARED,
     *,
-    temporary: bool = True,
     run: Path | None = None,
 ) -> Iterator[Shortage]:
     """The resources of this host that are too small for ranks of an MPI.
 
     Args:
-        temporary: whether mpirun uses the temporary folder.
         run: the run's directory, without room in which ranks cannot say what ended them.
     """
     if run and (found := fault(run, _RECORD_BYTES)):
         yield Shortage(fault=f"{run} {found}", remedy=f"free some space there, or {ANOTHER_RUN}")
     folder = mpirun_folder(environment)
-    if temporary and (found := fault(folder, TEMPORARY_BYTES)):
+    if found := fault(folder, TEMPORARY_BYTES):
         yield Shortage(
             fault=f"mpirun's temporary folder {folder} {found}",
             remedy="free some space there, or name another with TMPDIR=DIR",

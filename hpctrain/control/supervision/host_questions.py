@@ -1,4 +1,4 @@
-"""Asks the hosts of a run by ssh, before mpirun starts ranks there, about anything that would prevent their start."""
+"""Asks the hosts of a run, all at once: by ssh what would prevent the start of ranks, by srun whether they answer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Container, Mapping, Sequence
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,48 +23,60 @@ from typing import Any
 
 import hpctrain
 from hpctrain.common.cluster.interfaces import Interface
-from hpctrain.common.cluster.machine import same_host
+from hpctrain.common.cluster.machine import Machine, same_host
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.launchers.command import TRAIN
-from hpctrain.control.supervision.reachability import listening
-from hpctrain.control.supervision.silent_hosts import ssh_command
+from hpctrain.control.launchers.command import Launcher, Torchrun
+from hpctrain.control.launchers.command_line import JOB_SETTINGS, TRAIN
+from hpctrain.control.launchers.launcher_choice import in_allocation
 
 # A host that does not answer ssh in this time counts as lost.
 _CONNECT_SECONDS = 8
-# A host that is lost during the question is noticed, and no background connection outlives the question.
+# It never prompts. A host that is lost during the question is noticed, and no background connection outlives it.
 _SSH_OPTIONS = (
-    *("-x", "-o", "ControlMaster=no"),
-    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2"),
+    *("-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}", "-o", "ControlMaster=no"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2", "--"),
 )
+# One task beside the ranks' own, wherever it may run, that needs no MPI (https://slurm.schedmd.com/srun.html).
+_SRUN = ("srun", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--quiet")
+# How long a host may take that is only asked whether it answers.
+_SECONDS = 10.0
 # Includes the look-up of the host's name and the start of its login shell.
 _REACH_SECONDS = 15.0
 # Loading Python from a shared file system can be slow the first time.
 _ANSWER_SECONDS = 90.0
+_POLL_SECONDS = 0.2
 _AT_ONCE = 64
 # ssh's exit status if it has an error of its own, such as a connection that was lost.
 _SSH_FAILED = 255
-# Ranks of a failed attempt may need this long to end.
-_BUSY_SECONDS = 8.0
 # Marks the lines of an answer among whatever a login shell prints.
 _MARK = "hpctrain-answer:"
+# Where mpirun reaches the hosts by another program than ssh, ssh cannot tell whether they answer.
+_OTHER_AGENT = re.compile(r"(?i)agent|bootstrap|launcher")
+_OTHER_AGENT_VARIABLE = re.compile(r"(PRTE|OMPI)_MCA_plm_\w+_agent|(I_MPI_)?HYDRA_(LAUNCHER|BOOTSTRAP)\w*")
 
+# Ranks of a failed attempt may need eight seconds to end. Connections are tried at each address that this host has.
 _PROGRAM = f"""\
-import json, sys, time
+import json, socket, sys, time
 import hpctrain
 answer = {{"version": hpctrain.__version__}}
+def reaches(address):
+    try:
+        socket.create_connection((address, int(sys.argv[2])), timeout=3).close()
+        return True
+    except OSError:
+        return False
 if hpctrain.__version__ == {hpctrain.__version__!r}:
     from dataclasses import asdict
     from hpctrain.common.cluster.interfaces import read_interfaces
-    from hpctrain.control.supervision.reachability import reaches
     from hpctrain.common.cluster.machine import versions
     from hpctrain.common.run.processes import processes_with
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
-    end = time.monotonic() + {_BUSY_SECONDS}
+    end = time.monotonic() + 8
     while (busy := processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else []) and time.monotonic() < end:
         time.sleep(0.2)
-    answer.update(busy=busy)
-    ways = [way.rsplit(":", 1) for way in sys.argv[2:]]
-    answer.update(cut_off=bool(ways) and not any(reaches(address, int(port)) for address, port in ways))
+    answer.update(busy=busy, cut_off=bool(sys.argv[3:]) and not any(map(reaches, sys.argv[3:])))
 print({_MARK!r} + json.dumps(answer))
 """
 
@@ -93,46 +108,13 @@ class Answer:
     busy: tuple[int, ...] = ()
 
 
-class Questions:
-    """The questions under way, which another thread can end; a host whose question was ended counts as not reached."""
-
-    def __init__(self) -> None:
-        # Holds no process that was waited for, because its number may belong to another one by then.
-        self._asked: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def add(self, process: subprocess.Popen[bytes]) -> None:
-        """Register the ssh process of a question."""
-        with self._lock:
-            self._asked.add(process)
-            if self._ended:
-                _kill(process)
-
-    def answered(self, process: subprocess.Popen[bytes]) -> None:
-        """End what is left of a question."""
-        with self._lock:
-            self._asked.discard(process)
-            _kill(process)
-        with contextlib.suppress(OSError), process:
-            # Leaving the context waits for the process and closes its pipes.
-            pass
-
-    def end(self) -> None:
-        """End the questions that are under way, and all later ones at once."""
-        with self._lock:
-            self._ended = True
-            for process in self._asked:
-                _kill(process)
-
-
 def ask_hosts(
     plan: Plan,
     hosts: Mapping[str, bool],
     folder: Path,
     paths: Sequence[Path],
     own: Sequence[str],
-    questions: Questions | None = None,
+    ended: threading.Event | None = None,
 ) -> dict[str, Answer]:
     """The answers of hosts, all asked at once.
 
@@ -140,33 +122,95 @@ def ask_hosts(
         hosts: those to ask, and whether each is this machine, which needs no ssh.
         paths: absolute paths that all of them have to see.
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
-        questions: can be ended from another thread.
+        ended: ends the questions where another thread sets it; a host that had not answered counts as not reached.
     """
-    asked = questions or Questions()
+    ended = ended or threading.Event()
 
     def ask(host: str) -> Answer:
         # This host is not asked for busy ranks: they are seen without a question, and its launcher may be among them.
-        script = _script(plan, "" if hosts[host] else str(folder.absolute()), paths, () if hosts[host] else ways)
-        command = ["sh"] if hosts[host] else [*ssh_command(plan, _CONNECT_SECONDS), *_SSH_OPTIONS, "--", host, "sh"]
+        words = ["", port] if hosts[host] else [str(folder.absolute()), port, *own]
+        command = ["sh"] if hosts[host] else ["ssh", *_SSH_OPTIONS, host, "sh"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        asked.add(process)
         try:
-            streams = _read_streams(process, script.encode())
+            streams = _read_streams(process, _script(plan, paths, words).encode(), ended)
             return _parse_answer(*streams, paths, ended=process.returncode != _SSH_FAILED)
         finally:
-            asked.answered(process)
+            # With the programs that ssh started, which would keep its output open.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError), process:
+                # Leaving the context waits for the process and closes its pipes.
+                pass
 
-    with contextlib.ExitStack() as opened, ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
-        ways = [f"{address}:{opened.enter_context(listening(address))}" for address in own]
+    with contextlib.ExitStack() as opened:
+        # The kernel itself answers connections that nobody accepts.
+        listener = opened.enter_context(_listener()) if own else None
+        port = str(listener.getsockname()[1]) if listener else "0"
+        pool = opened.enter_context(ThreadPoolExecutor(min(_AT_ONCE, len(hosts))))
         try:
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
         except BaseException:
             # Mostly a signal to this process, after which the answers are not needed.
             pool.shutdown(wait=False, cancel_futures=True)
-            asked.end()
+            ended.set()
             raise
+
+
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=4096)
+
+
+def silent_hosts(
+    plan: Plan,
+    launcher: Launcher | None,
+    machine: Machine,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    lost: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The plan's hosts that do not answer within ten seconds; empty if they cannot be asked.
+
+    If no host answers at all, the question is taken to be at fault, unless some hosts are known to be lost.
+
+    Args:
+        launcher: what starts its ranks; None where this machine does.
+        machine: this one, which is not asked.
+        lost: hosts that the launcher lost.
+    """
+    by_srun = in_allocation(environment)
+    others = [host.host for host in plan.hosts if not same_host(host.host, machine.host)]
+    # Each host's torchrun is started on that host, so this one has no way to ask.
+    if not others or launcher is None or isinstance(launcher, Torchrun):
+        return ()
+    if (not by_srun and other_agent(plan, environment)) or shutil.which("srun" if by_srun else "ssh") is None:
+        return ()
+
+    def answers(host: str) -> bool:
+        question = (*_SRUN, f"--nodelist={host}") if by_srun else ("ssh", *_SSH_OPTIONS, host)
+        own = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
+        try:
+            return run_program(*question, "true", seconds=_SECONDS, environment=own).returncode == 0
+        except HpctrainError:
+            return False
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(others))) as pool:
+        silent = tuple(host for host, answered in zip(others, pool.map(answers, others), strict=True) if not answered)
+    return silent if lost or len(silent) < len(others) else ()
+
+
+def other_agent(plan: Plan, environment: Mapping[str, str]) -> bool:
+    """Whether options or variables make mpirun reach the hosts by another program than ssh."""
+    return any(map(_OTHER_AGENT.search, plan.start.arguments)) or any(map(_OTHER_AGENT_VARIABLE.fullmatch, environment))
+
+
+def own_addresses(interfaces: Iterable[Interface]) -> tuple[str, ...]:
+    """The addresses of a host at which others may reach it, of which mpirun's daemons try one after the other."""
+    usable = (address for one in interfaces if one.up and not one.host_only for address in one.addresses)
+    return tuple(address for address in usable if not ipaddress.ip_address(address).is_link_local)
 
 
 def addresses_of(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -174,18 +218,12 @@ def addresses_of(hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
     def look_up(host: str) -> tuple[str, ...]:
         with contextlib.suppress(OSError, UnicodeError):
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+            entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
         return ()
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
         return dict(zip(hosts, pool.map(look_up, hosts), strict=True))
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End ssh with the programs that it started, which would keep its output open."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def is_here(host: str, addresses: Sequence[str], own: Container[str]) -> bool:
@@ -203,23 +241,16 @@ def resolves_to_loopback(host: str, addresses: Sequence[str]) -> bool:
     """Whether another host's name resolves to the loopback, so that its ranks would start on this host."""
     if same_host(host, socket.gethostname()) or host.startswith("localhost") or host in addresses:
         return False
+    if not any(ipaddress.ip_address(address).is_loopback for address in addresses):
+        return False
     # In /etc/hosts the aliases stand in the same line as the name of this machine.
-    loops = any(ipaddress.ip_address(address).is_loopback for address in addresses)
-    return loops and not same_host(_canonical(host), socket.gethostname())
-
-
-def _canonical(host: str) -> str:
     with contextlib.suppress(OSError, UnicodeError):
-        return socket.gethostbyname_ex(host)[0]
-    return host
+        host = socket.gethostbyname_ex(host)[0]
+    return not same_host(host, socket.gethostname())
 
 
-def _script(plan: Plan, folder: str, paths: Sequence[Path], ways: Sequence[str]) -> str:
-    """The question as a script for a POSIX shell, which reads it from stdin, so that no login shell has to parse it.
-
-    Args:
-        folder: of the run whose ranks are looked for; empty for none.
-    """
+def _script(plan: Plan, paths: Sequence[Path], words: Sequence[str]) -> str:
+    """The question as a script for a POSIX shell, which reads it from stdin, so that no login shell has to parse it."""
     container = plan.start.container
     program = "apptainer" if container else plan.start.python or sys.executable
     lines = [f"echo {_MARK}reached"]
@@ -233,24 +264,22 @@ def _script(plan: Plan, folder: str, paths: Sequence[Path], ways: Sequence[str])
     if container is None:
         if python_path := os.environ.get("PYTHONPATH"):
             lines += [f"PYTHONPATH={shlex.quote(python_path)}; export PYTHONPATH"]
-        words = shlex.join([program, "-P", "-c", _PROGRAM, folder, *ways])
-        lines += [f"exec {words} < /dev/null"]
+        lines += [f"exec {shlex.join([program, '-P', '-c', _PROGRAM, *words])} < /dev/null"]
     return "\n".join([*lines, ""])
 
 
-def _read_streams(process: subprocess.Popen[bytes], script: bytes) -> tuple[str, str]:
+def _read_streams(process: subprocess.Popen[bytes], script: bytes, ended: threading.Event) -> tuple[str, str]:
     """Both streams of a host's answer, as far as they came in time."""
-    try:
-        streams = process.communicate(script, timeout=_REACH_SECONDS)
-    except subprocess.TimeoutExpired as late:
-        if f"{_MARK}reached".encode() not in (late.output or b""):
-            return "", f"no answer within {_REACH_SECONDS:g} s"
+    begin, text = time.monotonic(), script
+    while True:
         try:
-            streams = process.communicate(timeout=_ANSWER_SECONDS)
-        except subprocess.TimeoutExpired as later:
-            return (later.output or b"").decode(errors="replace"), f"no answer within {_ANSWER_SECONDS:g} s"
-    output, errors = streams
-    return output.decode(errors="replace"), errors.decode(errors="replace")
+            output, errors = process.communicate(text or None, timeout=_POLL_SECONDS)
+            return output.decode(errors="replace"), errors.decode(errors="replace")
+        except subprocess.TimeoutExpired as late:
+            text, heard = b"", late.output or b""
+        limit = _ANSWER_SECONDS if f"{_MARK}reached".encode() in heard else _REACH_SECONDS
+        if ended.is_set() or time.monotonic() - begin > limit:
+            return heard.decode(errors="replace"), f"no answer within {limit:g} s"
 
 
 def _parse_answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:

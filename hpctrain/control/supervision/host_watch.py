@@ -14,7 +14,6 @@ from hpctrain.common.settings import HOST_INTERVAL
 from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
 from hpctrain.control.resuming.resume import plan_on
 from hpctrain.control.supervision.audience import ReadyRun
-from hpctrain.control.supervision.host_questions import Questions
 from hpctrain.control.supervision.hosts_ready import joinable_hosts
 
 
@@ -38,7 +37,6 @@ class HostWatch:
         self._now = run.plan.ranks_of_hosts
         self._leaving: Collection[str] = ()
         self._warnings: set[str] = set()
-        self._questions = Questions()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpctrain-host-watch", daemon=True)
         self.wanted: dict[str, int] | None = None
@@ -56,8 +54,6 @@ class HostWatch:
 
     def __exit__(self, *raised: object) -> None:
         self._ended.set()
-        # The thread must not wait for a host that does not answer.
-        self._questions.end()
         self._thread.join()
 
     def _watch(self) -> None:
@@ -78,7 +74,7 @@ class HostWatch:
         others = [host for host in given if host not in now]
         joining: tuple[str, ...] = ()
         if others:
-            joining, wrong = joinable_hosts(self._run, others, self._directory.path, self._questions)
+            joining, wrong = joinable_hosts(self._run, others, self._directory.path, self._ended)
             for host, fault in wrong.items():
                 self._warn_once(f"{host} cannot join: it {fault}")
         chosen = chosen_hosts(self._plan, given, {*now, *joining}, now)

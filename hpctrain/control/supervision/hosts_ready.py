@@ -7,6 +7,8 @@ import re
 import shutil
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from hpctrain.common.cluster.pod import in_pod
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import nearest_existing, temporary_folder
 from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, require_interface
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.launcher_choice import in_allocation
@@ -26,20 +29,22 @@ from hpctrain.control.resuming.resume import plan_without
 from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.host_questions import (
     Answer,
-    Questions,
     addresses_of,
     ask_hosts,
     is_here,
+    other_agent,
+    own_addresses,
     resolves_to_loopback,
+    silent_hosts,
 )
-from hpctrain.control.supervision.pod_names import await_names
-from hpctrain.control.supervision.reachability import own_addresses
-from hpctrain.control.supervision.silent_hosts import other_agent, silent_hosts
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
 _PORTS = re.compile(r"(?i)(static|dynamic)_(ipv[46]_)?ports|port_range|port_min")
 _UNKNOWN = re.compile(r"(?i)could not resolve|name or service not known|no address associated")
 
+# Nodes may have to be added to the cluster first, and each fetches an image of several gigabytes.
+PODS_SECONDS = 1800.0
+_POLL_SECONDS = 0.5
 # In jobs of PBS, LSF and Grid Engine the scheduler's own program reaches the hosts, and ssh may be forbidden.
 _OTHER_SCHEDULERS = ("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
 # What ssh prints before its reason: its own name and that of the host.
@@ -59,6 +64,31 @@ class _Survey:
 
     answers: Mapping[str, Answer]
     faults: Mapping[str, HpctrainError]
+
+
+def await_names(
+    names: Sequence[str], *, notice: Callable[[str], None], seconds: float = PODS_SECONDS, poll: float = _POLL_SECONDS
+) -> None:
+    """Wait until every name of a pod has an address, which its headless service gives it when its containers run.
+
+    Raises:
+        HpctrainError: some have none in time; with the exit code of a resumable run, as they may still appear.
+    """
+    deadline, told = time.monotonic() + seconds, False
+    while missing := [name for name, addresses in addresses_of(names).items() if not addresses]:
+        if time.monotonic() > deadline:
+            raise HpctrainError(
+                "HT-host-no-address",
+                "{hosts} had no address within {seconds:g} s",
+                "`kubectl get pods` shows which pods are not running, and `kubectl describe pod NAME` why",
+                exit_code=RESUMABLE,
+                hosts=fold_hosts(missing),
+                seconds=seconds,
+            )
+        if not told:
+            notice(f"waiting for {fold_hosts(missing)}, for {seconds:g} s at most")
+            told = True
+        time.sleep(poll)
 
 
 def ready_hosts(
@@ -123,7 +153,7 @@ def joinable_hosts(
     run: ReadyRun,
     names: Sequence[str],
     folder: Path,
-    questions: Questions,
+    ended: threading.Event,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The hosts on which ranks of a plan can start, and what keeps them from it on others that answer.
@@ -132,7 +162,7 @@ def joinable_hosts(
 
     Args:
         names: hosts that are not in the plan.
-        questions: can be ended from another thread.
+        ended: ends the questions where another thread sets it.
 
     Raises:
         HpctrainError: a host's name is this one's, or no folder can be made for what is asked.
@@ -144,7 +174,7 @@ def joinable_hosts(
         return tuple(name for name in names if name not in silent), {}
     if not _reached_by_ssh(run.plan, launcher, environment) or shutil.which("ssh") is None:
         return (), {}
-    survey = _survey(asked, launcher, folder, environment, questions)
+    survey = _survey(asked, launcher, folder, environment, ended)
     if survey is None:
         # Only this host was named, and it needs no ssh.
         return tuple(names), {}
@@ -157,7 +187,7 @@ def _survey(
     launcher: Launcher | None,
     folder: Path,
     environment: Mapping[str, str],
-    questions: Questions | None = None,
+    ended: threading.Event | None = None,
 ) -> _Survey | None:
     """Ask the hosts of a plan; None where they cannot or need not be asked."""
     if not _reached_by_ssh(plan, launcher, environment):
@@ -181,7 +211,7 @@ def _survey(
     with temporary_folder(".hpctrain-hosts-", nearest_existing(folder), elsewhere) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
         ways = () if _has_ports(plan, environment) else own_addresses(interfaces)
-        answers = ask_hosts(plan, here, folder, paths, ways, questions)
+        answers = ask_hosts(plan, here, folder, paths, ways, ended)
     faults = {host: _fault(plan, host, answer, folder, paths) for host, answer in answers.items()}
     return _Survey(answers=answers, faults={host: fault for host, fault in faults.items() if fault})
 
@@ -287,22 +317,13 @@ def _unreached(answer: Answer) -> HpctrainError:
 
 
 def _other_version(answer: Answer, program: str) -> HpctrainError:
-    hint = "start from one environment on a file system that all hosts share, or from a container"
-    if answer.version is not None:
-        return HpctrainError(
-            "HT-host-other-installation",
-            "has hpctrain {version} in {program}, and this is {own}",
-            hint,
-            version=answer.version,
-            program=program,
-            own=hpctrain.__version__,
-        )
     return HpctrainError(
         "HT-host-other-installation",
-        "cannot load hpctrain in {program}: {reason}",
-        hint,
+        "has no hpctrain {own} in {program}: {reason}",
+        "start from one environment on a file system that all hosts share, or from a container",
+        own=hpctrain.__version__,
         program=program,
-        reason=answer.error or "no reason given",
+        reason=f"it is {answer.version} there" if answer.version else answer.error or "no reason given",
     )
 
 

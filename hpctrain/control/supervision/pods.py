@@ -27,8 +27,8 @@ from hpctrain.control.launchers.command import Torchrun
 from hpctrain.control.launchers.launcher_choice import first_launcher
 from hpctrain.control.resuming.attempts import is_done
 from hpctrain.control.supervision.follow import Tail
+from hpctrain.control.supervision.hosts_ready import PODS_SECONDS
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.pod_names import PODS_SECONDS
 from hpctrain.control.supervision.start import command_for
 
 _POLL_SECONDS = 0.5

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.common.cluster.machine import Machine, same_host
-from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require as require_extras
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
@@ -19,16 +18,8 @@ from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT
 from hpctrain.control.horovod.check import require
-from hpctrain.control.launchers.command import (
-    Command,
-    Launcher,
-    LaunchSite,
-    Torchrun,
-    launch_command,
-    own_threads,
-    settings_of,
-    torchrun_port,
-)
+from hpctrain.control.launchers.command import Command, Launcher, Torchrun
+from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of, torchrun_port
 from hpctrain.control.launchers.launcher_choice import (
     PROBE_SECONDS,
     bindable_cores,
@@ -39,7 +30,6 @@ from hpctrain.control.launchers.launcher_choice import (
     require_mitigation,
     slurm_settings,
 )
-from hpctrain.control.launchers.open_mpi_folder import has_place
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.failure import Failure
@@ -191,11 +181,7 @@ def command_for(
         settings=() if here else settings_of(os.environ),
         threads=own_threads(os.environ),
     )
-    command = launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
-    open_mpi = isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"
-    # Inside a container neither the MPI nor the visible folders of the host are known.
-    own = open_mpi and here and plan.start.container is None and not has_place(os.environ, plan.start.arguments)
-    return replace(command, own_folder=own)
+    return launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
 
 
 def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audience()) -> Failure | None:

@@ -24,9 +24,9 @@ from hpctrain.control.resuming.changes import changes_since, revert_command
 from hpctrain.control.resuming.resume import plan_on, plan_without
 from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
+from hpctrain.control.supervision.host_questions import silent_hosts
 from hpctrain.control.supervision.host_watch import HostWatch
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
-from hpctrain.control.supervision.silent_hosts import silent_hosts
 from hpctrain.control.supervision.start import available_launcher
 
 # Hosts that were found unfit are not tried again for this long.

@@ -1,7 +1,8 @@
+printf %s 'n1:9
+' > '/home/me/it'"'"'s a run/hostfile' &&
 /opt/mpi/bin/mpirun \
   -n 9 \
-  -hosts n1 \
-  -ppn 9 \
+  -machinefile '/home/me/it'"'"'s a run/hostfile' \
   -genv I_MPI_PIN off \
   -genv HPCTRAIN_BACKEND mpi \
   -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \

@@ -1,7 +1,8 @@
+printf %s 'n1:2
+' > '/home/me/it'"'"'s a run/hostfile' &&
 /opt/mpi/bin/mpirun \
   -n 2 \
-  -hosts n1 \
-  -ppn 2 \
+  -machinefile '/home/me/it'"'"'s a run/hostfile' \
   -genv I_MPI_PIN_DOMAIN auto:compact \
   -genv HPCTRAIN_BACKEND mpi \
   -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \

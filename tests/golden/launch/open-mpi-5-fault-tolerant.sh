@@ -1,5 +1,4 @@
 /opt/mpi/bin/mpirun \
-  --with-ft ulfm \
   -np 6 \
   --host n3:4,n1:2 \
   --map-by slot:PE=2 \
@@ -13,6 +12,7 @@
   -x TF_CPP_MIN_LOG_LEVEL=2 \
   -x TF_NUM_INTEROP_THREADS=1 \
   -x TF_NUM_INTRAOP_THREADS=2 \
+  --with-ft ulfm \
   --prtemca oob_tcp_keepalive_time 21 \
   --prtemca oob_tcp_keepalive_intvl 6 \
   --prtemca oob_tcp_keepalive_probes 4 \

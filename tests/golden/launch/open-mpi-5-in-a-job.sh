@@ -7,6 +7,7 @@ env \
   --map-by slot:PE=2 \
   --bind-to core \
   --mca osc '^ucx' \
+  --oversubscribe \
   -x HPCTRAIN_BACKEND=mpi \
   -x 'HPCTRAIN_BACKEND_REASON=no GPU on n1' \
   -x MKL_NUM_THREADS=2 \
@@ -20,5 +21,4 @@ env \
   --prtemca oob_tcp_keepalive_intvl 6 \
   --prtemca oob_tcp_keepalive_probes 4 \
   --prtemca prte_launch_agent '/venv/bin/python -P -m hpctrain.worker.programs.daemon /home/me/it%27s%20a%20run prted' \
-  --oversubscribe \
   /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

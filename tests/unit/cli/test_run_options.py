@@ -138,12 +138,12 @@ def test_nothing_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()
-    options = ["--env", "A=1=2", "--env", "FROM_HERE", "--launcher-arguments", "--mca a 'b c'", "--ssh-port", "2222"]
+    options = ["--env", "A=1=2", "--env", "FROM_HERE", "--launcher-arguments", "--mca a 'b c'"]
     options += ["--stop-signal", "SIGUSR1", "--stop-seconds", "7", "--idle-restarts", "0", "--restarts", "5"]
     assert main(["run", "train.py", "--run-dir", "run", *options]) == 0
     made = plan()
     assert made.start.environment == {"A": "1=2", "FROM_HERE": "it's $HOME"}
-    assert (made.start.arguments, made.start.ssh_port) == (("--mca", "a", "b c"), 2222)
+    assert made.start.arguments == ("--mca", "a", "b c")
     assert made.stop.model_dump() == {"signal": "USR1", "seconds": 7.0, "restarts": 5, "idle_restarts": 0}
 
 

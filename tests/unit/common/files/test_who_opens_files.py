@@ -18,7 +18,6 @@ _ALLOWED = {
         "worker.energy_meter",
         "common.cluster.rdma",
         "worker.comm.stacks",
-        "control.launchers.open_mpi_folder",
         "common.cluster.cores",
     },
     "of this installation": {
@@ -57,7 +56,6 @@ _ALLOWED = {
         "common.run.events.writer",
         "common.run.stopping",
     },
-    "a folder, to hold it": {"control.launchers.open_mpi_folder", "common.run.open_directory"},
     "the user's own terminal, or what the user's command reads": {"worker.train.rank"},
     "the null device": {
         "cli.program",

@@ -29,7 +29,7 @@ def test_changes_are_the_options_that_were_given_even_with_the_default_value() -
 
 
 def test_the_plan_keeps_what_was_asked_for() -> None:
-    asked = replace(SCRIPT, start=Start(ssh_port=2200), stop=Stop(seconds=5), host_options=HostOptions(nodes=3))
+    asked = replace(SCRIPT, start=Start(python="python3"), stop=Stop(seconds=5), host_options=HostOptions(nodes=3))
     plan = unplaced_plan(asked, frozenset({"torch"}))
     assert (plan.start, plan.stop, plan.host_options) == (asked.start, asked.stop, asked.host_options)
     assert (plan.ranks, plan.backend, plan.asked_backend, plan.hosts) == (2, "auto", "auto", ())

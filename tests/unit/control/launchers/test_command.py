@@ -26,12 +26,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import Plan, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.launchers.command import (
-    Command,
-    Launcher,
+from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
+from hpctrain.control.launchers.command_line import (
     LaunchSite,
-    Srun,
-    Torchrun,
     guarded_daemons,
     launch_command,
     own_threads,
@@ -109,9 +106,7 @@ CASES = {
 for each in get_args(Flavour):
     CASES[each] = command(each, 2)
     CASES[f"{each}-more-ranks-than-cores"] = command(each, 9)
-    CASES[f"{each}-uneven-ssh-port"] = command(
-        each, 6, hosts=UNEVEN, environment=USERS, ssh_port=1022, arguments=("-v",)
-    )
+    CASES[f"{each}-uneven"] = command(each, 6, hosts=UNEVEN, environment=USERS, arguments=("-v",))
 
 
 @pytest.mark.parametrize("name", CASES)

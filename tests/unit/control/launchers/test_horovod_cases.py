@@ -25,7 +25,8 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import HostOptions, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.launchers.command import Command, LaunchSite, launch_command
+from hpctrain.control.launchers.command import Command
+from hpctrain.control.launchers.command_line import LaunchSite, launch_command
 from hpctrain.control.planning.planner import make_plan
 
 MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versions={})
@@ -55,7 +56,7 @@ def test_minimal(flavour: Flavour) -> None:
     assert has(made, "-np" if is_open_mpi else "-n", "2")
     assert has(made, "--allow-run-as-root") == is_open_mpi
     assert has(made, "--host", "localhost:2") == is_open_mpi
-    assert has(made, "-hosts", "localhost", "-ppn", "2") == (flavour == "intel-mpi")
+    assert has(made, "-machinefile", "/run/hostfile") == (flavour == "intel-mpi")
     assert has(made, "-hosts", "localhost:2") == (flavour == "mpich-hydra")
 
 
@@ -70,22 +71,6 @@ def test_a_large_cluster(flavour: Flavour) -> None:
     made = command(flavour, "n[001-064]:1")
     assert has(made, "--host", ",".join(f"n{number:03}:1" for number in range(1, 65)))
     assert not any("tree_spawn" in word or "num_concurrent" in word for word in made.launcher)
-
-
-@pytest.mark.parametrize(
-    ("flavour", "words", "variables"),
-    [
-        ("open-mpi-4", ("--mca", "plm_rsh_args", "-p 1022"), {}),
-        ("open-mpi-5", ("--prtemca", "plm_ssh_args", "-p 1022"), {}),
-        ("intel-mpi", ("-bootstrap", "ssh", "-bootstrap-exec-args", "-p 1022"), {}),
-        ("mpich-hydra", ("-bootstrap", "ssh"), {"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 1022"}),
-    ],
-)
-def test_ssh_port(flavour: Flavour, words: tuple[str, ...], variables: dict[str, str]) -> None:
-    made = command(flavour, "n1:1", ssh_port=1022)
-    assert has(made, *words)
-    assert made.environment == variables
-    assert not any("1022" in word for word in command(flavour, "n1:1").launcher)
 
 
 @pytest.mark.parametrize("flavour", [*OPEN_MPI, *HYDRA])

@@ -177,16 +177,6 @@ def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:
     assert arrange(HostOptions(), "here", 2, {})[1] == ()
 
 
-def test_a_heterogeneous_job() -> None:
-    groups = {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]"}
-    with refused("HT-hosts-not-named", components=", ".join(groups)):
-        arrange(HostOptions(), "login", None, groups)
-    assert names(HostOptions(hosts="n2"), **groups) == ["n2"]
-    for allocated, others in (("n1", ["(2): n2, n3"]), ("n[1-3]", [])):
-        _, warnings = arrange(HostOptions(), "n1", None, {**groups, "SLURM_JOB_NODELIST": allocated})
-        assert [warning.split("names them ")[1] for warning in warnings if "heterogeneous" in warning] == others
-
-
 JOB = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "2(x3),1"}
 
 

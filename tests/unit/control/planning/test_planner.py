@@ -23,7 +23,7 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.launchers.command import rank_environment
+from hpctrain.control.launchers.command_line import rank_environment
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan, oversubscription
 from support.refusals import refused

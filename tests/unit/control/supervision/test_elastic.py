@@ -14,7 +14,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
-from hpctrain.control.launchers.command import TRAIN
+from hpctrain.control.launchers.command_line import TRAIN
 from hpctrain.control.supervision import host_questions, host_watch, supervisor
 from support import needs
 from support.refusals import codes

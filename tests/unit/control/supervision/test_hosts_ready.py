@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from hpctrain.control.launchers.command import Srun
 from hpctrain.control.resuming.resume import plan_without
 from hpctrain.control.supervision import host_questions, hosts_ready
 from hpctrain.control.supervision.audience import ReadyRun
-from hpctrain.control.supervision.host_questions import Answer
+from hpctrain.control.supervision.host_questions import Answer, own_addresses
 from hpctrain.control.supervision.hosts_ready import joinable_hosts, ready_hosts
 from support.refusals import check, refused
 
@@ -222,9 +223,9 @@ def test_variables_that_a_user_set_for_one_library_stay(monkeypatch: pytest.Monk
 
 def joinable(names: list[str], **variables: str) -> tuple[tuple[str, ...], dict[str, str]]:
     environment = {"PATH": os.environ["PATH"], **variables}
-    questions, machine = host_questions.Questions(), Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
+    machine = Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
     run = ReadyRun(plan=plan("n1", "n2"), machine=machine, launcher=MPIRUN)
-    return joinable_hosts(run, names, Path("run"), questions, environment)
+    return joinable_hosts(run, names, Path("run"), threading.Event(), environment)
 
 
 def test_hosts_that_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,3 +280,17 @@ def test_packages_that_differ_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
     answers(monkeypatch, n1={"versions": {"torch": "2.1", "numpy": "2.0"}}, n2={"versions": {"numpy": "2.0"}})
     _, told = ready(plan("n1", "n2"))
     assert told[0].startswith("warning: torch ") and " 2.1 on" in told[0]
+
+
+def test_the_addresses_at_which_another_host_may_reach_this_one() -> None:
+    def interface(name: str, *addresses: str, up: bool = True, host_only: bool = False) -> Interface:
+        return Interface(name=name, up=up, host_only=host_only, addresses=addresses)
+
+    found = [
+        interface("lo", "127.0.0.1", "::1", host_only=True),
+        interface("docker0", "172.17.0.1", host_only=True),
+        interface("eth0", "10.0.0.1", "fe80::1", "2001:db8::1"),
+        interface("eth1", "10.0.1.1", up=False),
+        interface("ib0", "10.1.0.1"),
+    ]
+    assert own_addresses(found) == ("10.0.0.1", "2001:db8::1", "10.1.0.1")

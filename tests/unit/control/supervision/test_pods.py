@@ -23,7 +23,7 @@ from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan
-from hpctrain.control.supervision.pod_names import await_names
+from hpctrain.control.supervision.hosts_ready import await_names
 from hpctrain.control.supervision.pods import take_part
 from support.refusals import refused
 

@@ -19,11 +19,10 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Stop
-from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Command
-from hpctrain.control.supervision import run as launching
+from hpctrain.control.supervision import running_job
 from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.follow import Tail
@@ -121,7 +120,7 @@ def test_tail_gives_each_line_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
-    monkeypatch.setattr(launching, "_TERMINATE_SECONDS", 0.5)
+    monkeypatch.setattr(running_job, "_TERMINATE_SECONDS", 0.5)
     failure, _, _ = start(
         directory,
         """
@@ -221,78 +220,6 @@ def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None
         other.wait()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("before", ["", "record(0, 'running'); time.sleep(1)"])
-def test_the_end_of_another_process_is_not_a_ranks(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, before: str
-) -> None:
-    """Whether the launcher has seen the rank's own process before or not."""
-    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
-    said: list[str] = []
-    failure, _, _ = start(
-        directory,
-        f"""
-other = subprocess.Popen(["sleep", "600"], start_new_session=True)
-{before}
-record(0, "running", other.pid); record(1, "running")
-time.sleep(1)
-other.kill(); other.wait()
-limit = time.time() + 60
-while not os.path.exists("said") and time.time() < limit: time.sleep(0.02)
-time.sleep(1)
-record(0, "done"); record(1, "done")
-""",
-        ranks=2,
-        notice=lambda text: (said.append(text), Path("said").touch()),
-    )
-    assert failure is None
-    assert len(said) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", [False, True])
-def test_the_state_of_a_rank_is_not_that_of_another_process(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
-    """The others of a fault-tolerant run are dead; a rank that lives is waited for, and another's process is not."""
-    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(launching, "_POLLS_A_LOOK", 2)
-    said: list[str] = []
-    looked_at: set[int] = set()
-
-    def looks(process: psutil.Process, path: Path) -> bool:
-        """A process that is about to end holds nothing any more, so it must not end while it is looked at."""
-        works = works_in(process, path)
-        looked_at.add(process.pid)
-        if len(looked_at) == 2:
-            Path("looked").touch()
-        return works
-
-    monkeypatch.setattr(launching, "works_in", looks)
-    failure, _, _ = start(
-        directory,
-        f"""
-passed = [held] if {own} else []
-other = subprocess.Popen(["sleep", "600"], pass_fds=passed, start_new_session=True)
-dead = subprocess.Popen(["sleep", "600"], pass_fds=[held], start_new_session=True)
-record(0, "running", dead.pid)
-record(1, "running", other.pid)
-limit = time.time() + 60
-while not os.path.exists("looked") and time.time() < limit: time.sleep(0.02)
-dead.kill(); dead.wait()
-time.sleep({3 if own else 60})
-record(0, "lost"); record(1, "done")
-other.kill()
-""",
-        ranks=2,
-        fault_tolerant=True,
-        notice=said.append,
-    )
-    assert (failure is None) == own
-    assert len(said) == (not own)
-
-
 class Clock:
     """The launcher's time: it stands still until the program makes the file ``go``, and then each look takes 0.6 s."""
 
@@ -309,7 +236,7 @@ class Clock:
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "time", Clock())
+    monkeypatch.setattr(running_job, "time", Clock())
 
 
 @pytest.mark.slow
@@ -383,7 +310,7 @@ time.sleep(1.5)
 
 @pytest.mark.slow
 def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.2)
     failure, _, _ = start(
         directory,
         """
@@ -400,7 +327,7 @@ time.sleep(600)
 @pytest.mark.slow
 def test_ranks_that_wait_for_a_killed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the launcher itself takes no notice."""
-    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.2)
     failure, _, _ = start(
         directory,
         """
@@ -419,7 +346,7 @@ time.sleep(600)
 @pytest.mark.slow
 def test_ranks_that_heal_are_left_to_it(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than ranks have that are not fault-tolerant, after which they would be ended."""
-    monkeypatch.setattr(launching, "_FAILURE_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.0)
     failure, _, _ = start(
         directory,
         """
@@ -528,7 +455,7 @@ def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("status", ["done", "resumable"])
 def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, status: str) -> None:
-    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    monkeypatch.setattr(running_job, "_FINALIZE_SECONDS", 0.2)
     failure, _, _ = start(directory, f"record(0, {status!r})\ntime.sleep(600)")
     assert (failure and (failure.code, failure.exit_code)) == (("HT-run-stopped", 4) if status != "done" else None)
 
@@ -561,7 +488,7 @@ def test_sigterm_waits_for_a_script_that_listens(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, listens: bool
 ) -> None:
     """It saves its state, and then hangs; one that does not listen is ended."""
-    monkeypatch.setattr(launching, "_FINALIZE_SECONDS", 0.2)
+    monkeypatch.setattr(running_job, "_FINALIZE_SECONDS", 0.2)
     failure, _, _ = start(
         directory,
         f"""

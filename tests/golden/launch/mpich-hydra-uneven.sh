@@ -1,9 +1,7 @@
-printf %s 'n3:4
-n1:2
-' > '/home/me/it'"'"'s a run/hostfile' &&
 /opt/mpi/bin/mpirun \
   -n 6 \
-  -genv I_MPI_PIN_DOMAIN auto:compact \
+  -hosts n3:4,n1:2 \
+  -bind-to core:2 \
   -genv HPCTRAIN_BACKEND mpi \
   -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 3 \
@@ -14,9 +12,5 @@ n1:2
   -genv TF_NUM_INTEROP_THREADS 1 \
   -genv TF_NUM_INTRAOP_THREADS 3 \
   -genv A 1,2 \
-  -machinefile '/home/me/it'"'"'s a run/hostfile' \
-  -bootstrap ssh \
-  -bootstrap-exec-args \
-  '-p 1022' \
   -v \
   /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -14,7 +14,5 @@
   -x TF_NUM_INTEROP_THREADS=1 \
   -x TF_NUM_INTRAOP_THREADS=3 \
   -x A=1,2 \
-  --mca plm_rsh_args \
-  '-p 1022' \
   -v \
   /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

@@ -1,9 +1,10 @@
-env \
-  'HYDRA_LAUNCHER_EXTRA_ARGS=-p 1022' \
-  /opt/mpi/bin/mpirun \
+printf %s 'n3:4
+n1:2
+' > '/home/me/it'"'"'s a run/hostfile' &&
+/opt/mpi/bin/mpirun \
   -n 6 \
-  -hosts n3:4,n1:2 \
-  -bind-to core:2 \
+  -machinefile '/home/me/it'"'"'s a run/hostfile' \
+  -genv I_MPI_PIN_DOMAIN auto:compact \
   -genv HPCTRAIN_BACKEND mpi \
   -genv HPCTRAIN_BACKEND_REASON 'no GPU on n1' \
   -genv MKL_NUM_THREADS 3 \
@@ -14,6 +15,5 @@ env \
   -genv TF_NUM_INTEROP_THREADS 1 \
   -genv TF_NUM_INTRAOP_THREADS 3 \
   -genv A 1,2 \
-  -bootstrap ssh \
   -v \
   /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

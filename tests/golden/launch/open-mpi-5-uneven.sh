@@ -17,7 +17,5 @@
   --prtemca oob_tcp_keepalive_time 21 \
   --prtemca oob_tcp_keepalive_intvl 6 \
   --prtemca oob_tcp_keepalive_probes 4 \
-  --prtemca plm_ssh_args \
-  '-p 1022' \
   -v \
   /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'
