@@ -14,10 +14,9 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
 from hpctrain.common.run.verified_scripts import note_script
-from hpctrain.control.launchers.launcher_choice import needs_proof
+from hpctrain.control.launchers.launcher_choice import command_for, needs_proof
 from hpctrain.control.planning.mesh_plan import mesh_lines
 from hpctrain.control.supervision.audience import Audience, ReadyRun
-from hpctrain.control.supervision.start import command_for
 from hpctrain.report.output import answer, say, tell
 
 if TYPE_CHECKING:

@@ -58,12 +58,6 @@ def test_neither_of_them(tmp_path: Path) -> None:
     assert any("TMPDIR=DIR" in line for line in lines[1:])
 
 
-def test_a_limit_on_files(tmp_path: Path) -> None:
-    code, lines = run(tmp_path, ["prlimit", "--fsize=65536"])
-    assert code in (1, 4)
-    assert lines[0].startswith("hpctrain: ") and "65,536 bytes" in lines[0]
-
-
 def test_the_checks_of_a_machine_name_both(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.interfaces import Interface
 from hpctrain.common.cluster.launch_files import network_variables
 from hpctrain.common.errors import HpctrainError
 
 # The variables by which --interface, or the user, chooses networks.
-CHOICES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
-_LOOPBACK = "127.0.0.0/8"
+INCLUDE = "OMPI_MCA_btl_tcp_if_include"
+CHOICES = (INCLUDE, "OMPI_MCA_btl_tcp_if_exclude")
 
 Interfaces = Mapping[str, Sequence[Interface]]
 
@@ -33,11 +32,10 @@ class Networks:
 def choose_networks(by_host: Interfaces) -> Networks:
     """The networks that all hosts share, where one has an interface that leads to no other host.
 
+    Hosts that reach each other through routers share none, and choose for themselves.
+
     Args:
         by_host: the interfaces of each host of a run.
-
-    Raises:
-        HpctrainError: a host, which is named, has only interfaces that lead to no other host.
     """
     by_host = _distinct_machines(by_host)
     if len(by_host) < 2:
@@ -53,23 +51,14 @@ def choose_networks(by_host: Interfaces) -> Networks:
 
     # First without bridges too, then only without shared addresses: a bridge may be a host's only network.
     for is_wrong in (is_inner, is_shared):
-        wrong = {
-            host: [one for one in all_ if one.networks and one.up and is_wrong(one)] for host, all_ in by_host.items()
-        }
-        if not any(wrong.values()):
-            return Networks()
-        right = {host: [one for one in all_ if _is_usable(one, is_wrong)] for host, all_ in by_host.items()}
-        if all(right.values()):
-            break
-    else:
-        raise _unreachable(wrong, right)
-    variables = _common_networks(right) or _all_networks_but(wrong, right)
-    passed_over = ", ".join(dict.fromkeys(one.name for host in wrong.values() for one in host))
-    taken = variables.get(CHOICES[0]) or "the others"
-    verb = "lead" if "," in passed_over else "leads"
-    return Networks(
-        variables=variables, note=f"connections between hosts go over {taken}: {passed_over} {verb} to no other host"
-    )
+        wrong = [one.name for host in by_host.values() for one in host if one.networks and one.up and is_wrong(one)]
+        right = {host: [one for one in found if _is_usable(one, is_wrong)] for host, found in by_host.items()}
+        if wrong and all(right.values()) and (variables := _common_networks(right)):
+            passed_over = ", ".join(dict.fromkeys(wrong))
+            verb = "lead" if "," in passed_over else "leads"
+            note = f"connections between hosts go over {variables[INCLUDE]}: {passed_over} {verb} to no other host"
+            return Networks(variables=variables, note=note)
+    return Networks()
 
 
 def _distinct_machines(by_host: Interfaces) -> Interfaces:
@@ -116,36 +105,11 @@ def _common_networks(right: Interfaces) -> dict[str, str]:
     if not common:
         return {}
     names = [{one.name for one in host if not common.isdisjoint(one.networks)} for host in right.values()]
-    if all(each == names[0] for each in names):
+    if all(other == names[0] for other in names):
         return network_variables(interface=",".join(sorted(names[0])))
     # Gloo is not set here: it takes a single interface, and finds one without help.
     every = ",".join(sorted(set.union(*names)))
-    return {"NCCL_SOCKET_IFNAME": f"={every}", CHOICES[0]: ",".join(sorted(common))}
-
-
-def _all_networks_but(wrong: Interfaces, right: Interfaces) -> dict[str, str]:
-    """The variables that exclude the wrong networks, for hosts that reach each other through routers."""
-    names = sorted({one.name for host in wrong.values() for one in host})
-    if kept := {one.name for host in right.values() for one in host}.intersection(names):
-        raise HpctrainError(
-            "HT-interface-not-usable",
-            "interface {interface} leads to other hosts on some hosts and to none on others",
-            "name those that reach the other hosts with --interface NAME,NAME",
-            interface=sorted(kept)[0],
-        )
-    return {"NCCL_SOCKET_IFNAME": f"^lo,{','.join(names)}", CHOICES[1]: ",".join((_LOOPBACK, *names))}
-
-
-def _unreachable(wrong: Interfaces, right: Interfaces) -> HpctrainError:
-    hosts = [host for host, usable in right.items() if not usable]
-    names = ", ".join(dict.fromkeys(one.name for host in hosts for one in wrong[host])) or "none"
-    return HpctrainError(
-        "HT-network-unreachable",
-        "{hosts}: no interface leads to the other hosts; the address of {interfaces} is another host's too",
-        "give each host an address of its own, `ip address` lists them, and name the interface: --interface NAME",
-        hosts=fold_hosts(hosts),
-        interfaces=names,
-    )
+    return {"NCCL_SOCKET_IFNAME": f"={every}", INCLUDE: ",".join(sorted(common))}
 
 
 # TCP sends this many keepalive probes, after a silence as long as the probes take together.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN
-from hpctrain.common.cluster.machine import same_host
+from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.cluster.programs import program_output, run_program
@@ -20,7 +20,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.settings import HOST_TIMEOUT
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
+from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
 
 PROBE = "hpctrain.worker.comm.probe"
 PROBE_SECONDS = 60.0
@@ -28,18 +30,16 @@ _STOP_SECONDS = 10.0
 _LIST_SECONDS = 20.0
 _REASON_LINES = 6
 _STOP_INSTEAD = "--set fault_tolerance=stop ends the run resumably instead"
-_OTHER_LAUNCHERS = "`hpctrain doctor` looks further; --launcher uses one without trying it first"
-
-MakeCommand = Callable[[Plan, RunDirectory, Launcher, Sequence[str]], Command]
 
 
 def choose_launcher(
     plan: Plan,
-    make_command: MakeCommand,
+    machine: Machine,
+    folder: Path,
+    *,
     environment: Mapping[str, str] = os.environ,
     seconds: float = PROBE_SECONDS,
     say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
-    folder: Path = Path(),
 ) -> Launcher:
     """Choose the launcher for a plan of several ranks.
 
@@ -47,62 +47,50 @@ def choose_launcher(
     container, and takes the first with which they see each other. Elsewhere only mpirun can start ranks.
 
     Args:
-        make_command: makes the command of this plan in a directory, with a launcher, for other work than training.
+        folder: a folder that all hosts share, for the files of the probes; containers mount it.
         seconds: the limit of each probe.
         say: receives the launcher that probes chose, and why each before it failed; by default both are printed.
-        folder: a folder that all hosts share, for the files of the probes; containers mount it.
 
     Raises:
         HpctrainError: the named launcher is not installed, or none works; with the output of each.
     """
     if not needs_proof(plan, environment):
         return first_launcher(plan, environment)
-    reasons: dict[str, str] = {}
     with temporary_folder(".hpctrain-probe-", folder) as name_of_folder:
         directory = RunDirectory(Path(name_of_folder))
-        for name in MPI_LAUNCHERS:
-            try:
-                launcher = _named(name, environment)
-                _probe(plan, make_command(plan, directory, launcher, (PROBE, str(plan.ranks))), launcher, seconds)
-            except HpctrainError as error:
-                reasons[name] = error.message
-                continue
-            (say or _print_choice)(launcher, reasons)
-            return launcher
-    raise HpctrainError(
-        "HT-launcher-none-works",
-        "no launcher can start {ranks} ranks on {hosts} hosts here{tried}",
-        _OTHER_LAUNCHERS,
-        exit_code=1,
-        ranks=plan.ranks,
-        hosts=len(plan.hosts),
-        tried=_tried(reasons),
+
+        def probe(launcher: Launcher) -> None:
+            command = command_for(plan, directory, machine, launcher, (PROBE, str(plan.ranks)))
+            _probe(plan, command, launcher, seconds)
+
+        launcher, reasons = _first(environment, probe)
+    (say or _print_choice)(launcher, reasons)
+    return launcher
+
+
+def command_for(
+    plan: Plan,
+    directory: RunDirectory,
+    machine: Machine,
+    launcher: Launcher | None,
+    work: Sequence[str] | None = None,
+    attempt: int = 1,
+) -> Command:
+    """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
+    here = all(same_host(host.host, machine.host) for host in plan.hosts)
+    site = LaunchSite(
+        python=Path(sys.executable),
+        cores=bindable_cores(machine.cores),
+        root=os.geteuid() == 0,
+        slurm=slurm_settings(),
+        # Respect a user's own OMPI_MCA_btl.
+        tcp="OMPI_MCA_btl" in os.environ,
+        host_timeout=HOST_TIMEOUT.read(),
+        # Ranks of this machine inherit the settings.
+        settings=() if here else settings_of(os.environ),
+        threads=own_threads(os.environ),
     )
-
-
-def _tried(reasons: Mapping[str, str]) -> str:
-    return "".join(f"\n{name}: {reason}" for name, reason in reasons.items())
-
-
-def _require_each_host(plan: Plan, torchrun: Torchrun, environment: Mapping[str, str]) -> None:
-    """Refuse hosts on which no torchrun would be started."""
-    hosts = len(plan.hosts)
-    if hosts > 1 and pod_index(environment) is None:
-        raise HpctrainError(
-            "HT-launcher-not-usable-here",
-            "torchrun starts ranks only on its own host, and the run has {hosts} hosts",
-            "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
-            hosts=hosts,
-        )
-    if torchrun.node >= hosts:
-        raise HpctrainError(
-            "HT-launcher-pod-beyond-hosts",
-            "this is pod {pod}, from 0, and the run has {hosts} host{plural}",
-            "the Job's completions and parallelism have to equal the number of hosts",
-            pod=torchrun.node,
-            hosts=hosts,
-            plural="" if hosts == 1 else "s",
-        )
+    return launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
 
 
 def needs_proof(plan: Plan, environment: Mapping[str, str] = os.environ) -> bool:
@@ -114,25 +102,48 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
     """The first launcher of :func:`choose_launcher` that is installed; starts nothing.
 
     Raises:
-        HpctrainError: the named launcher, or every one, is not installed.
+        HpctrainError: the named launcher, or every one, is not installed, or it cannot start ranks on all hosts.
     """
-    if not needs_proof(plan, environment):
-        launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
-        if isinstance(launcher, Torchrun):
-            _require_each_host(plan, launcher, environment)
-        return launcher
+    if needs_proof(plan, environment):
+        return _first(environment, lambda launcher: None)[0]
+    launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
+    hosts = len(plan.hosts)
+    if isinstance(launcher, Torchrun) and hosts > 1 and pod_index(environment) is None:
+        raise HpctrainError(
+            "HT-launcher-not-usable-here",
+            "torchrun starts ranks only on its own host, and the run has {hosts} hosts",
+            "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
+            hosts=hosts,
+        )
+    if isinstance(launcher, Torchrun) and launcher.node >= hosts:
+        raise HpctrainError(
+            "HT-launcher-pod-beyond-hosts",
+            "this is pod {pod}, from 0, and the run has {hosts} host{plural}",
+            "the Job's completions and parallelism have to equal the number of hosts",
+            pod=launcher.node,
+            hosts=hosts,
+            plural="" if hosts == 1 else "s",
+        )
+    return launcher
+
+
+def _first(environment: Mapping[str, str], check: Callable[[Launcher], None]) -> tuple[Launcher, dict[str, str]]:
+    """The first launcher of MPI that is installed and passes a check, and why those before it do not."""
     reasons: dict[str, str] = {}
     for name in MPI_LAUNCHERS:
         try:
-            return _named(name, environment)
+            launcher = _named(name, environment)
+            check(launcher)
         except HpctrainError as error:
             reasons[name] = error.message
+        else:
+            return launcher, reasons
     raise HpctrainError(
         "HT-launcher-none-works",
-        "no launcher is installed here{tried}",
-        _OTHER_LAUNCHERS,
+        "no launcher can start the ranks here{tried}",
+        "`hpctrain doctor` looks further; --launcher uses one without trying it first",
         exit_code=1,
-        tried=_tried(reasons),
+        tried="".join(f"\n{name}: {reason}" for name, reason in reasons.items()),
     )
 
 
@@ -200,20 +211,16 @@ def require_mitigation(plan: Plan, launcher: Launcher) -> None:
     """
     if not plan.fault_tolerant:
         return
-    hint = f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_STOP_INSTEAD}"
-    if not (isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5"):
+    open_mpi = launcher if isinstance(launcher, MpiInstallation) and launcher.flavour == "open-mpi-5" else None
+    described = program_output(str(open_mpi.mpirun.with_name("ompi_info")), "--parsable") if open_mpi else ""
+    if open_mpi is None or "options:ft_mpi_support:no" in described:
         raise HpctrainError(
             "HT-shrink-not-possible",
-            "fault_tolerance: shrink needs the mpirun of Open MPI 5 or later, and {launcher} starts the ranks",
-            hint,
+            "fault_tolerance: shrink needs the mpirun of an Open MPI 5 with failure mitigation, and {launcher} starts "
+            "the ranks{without}",
+            f"load Open MPI 5 or later, or: pip install 'hpctrain[mpi]'; {_STOP_INSTEAD}",
             launcher=launcher.name,
-        )
-    if "options:ft_mpi_support:no" in program_output(str(launcher.mpirun.with_name("ompi_info")), "--parsable"):
-        raise HpctrainError(
-            "HT-shrink-not-possible",
-            "fault_tolerance: shrink needs failure mitigation, and {launcher} was built without (--with-ft=no)",
-            hint,
-            launcher=launcher.name,
+            without=", which was built without (--with-ft=no)" if open_mpi else "",
         )
 
 

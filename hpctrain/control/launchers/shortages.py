@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import resource
 import shutil
 import socket
 import tempfile
@@ -57,10 +55,6 @@ def shortages(
             fault=f"{shared}, through which the ranks of a host talk, {found}",
             remedy="give a container more with --shm-size=1g",
         )
-    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limit = math.inf if soft == resource.RLIM_INFINITY else soft
-    if limit < SEGMENT_BYTES:
-        yield Shortage(fault=f"no file may be longer than {limit:,.0f} bytes here", remedy="ulimit -f unlimited")
 
 
 def mpirun_folder(environment: Mapping[str, str] = os.environ) -> Path:

@@ -22,9 +22,10 @@ from hpctrain.common.run.plan import HostOptions, Plan, Script
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
+from hpctrain.control.launchers.launcher_choice import choose_launcher
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.supervision.audience import Audience, ReadyRun
-from hpctrain.control.supervision.start import prove_launcher, run_plan
+from hpctrain.control.supervision.start import run_plan
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _FLOAT_BYTES = 4
@@ -93,7 +94,7 @@ def measure(
         request = TrainingRequest(work=work, backend=backend, host_options=hosts)
         plan = make_plan(request, machine, arranged)
         # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
-        launcher = prove_launcher(plan, machine, folder) if plan.needs_launcher else None
+        launcher = choose_launcher(plan, machine, folder) if plan.needs_launcher else None
         return {
             **run_program(plan, folder, machine, launcher, out),
             "load": round(load, 2),

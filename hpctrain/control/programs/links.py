@@ -13,9 +13,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.hosts.arrange import arrange
+from hpctrain.control.launchers.launcher_choice import choose_launcher
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.programs.bench import run_program, working_folder
-from hpctrain.control.supervision.start import available_launcher, prove_launcher
+from hpctrain.control.supervision.start import available_launcher
 from hpctrain.control.topology.verify import End, Flow, rounds
 
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "links.py"
@@ -85,7 +86,7 @@ def measure_links(
         )
         # Called for its errors, which name what is missing before anything is started.
         available_launcher(plan, machine)
-        launcher = prove_launcher(plan, machine, folder)
+        launcher = choose_launcher(plan, machine, folder)
         try:
             measured = run_program(plan, folder, machine, launcher, out)
         except HpctrainError as error:

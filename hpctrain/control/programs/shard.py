@@ -17,10 +17,10 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import ShardRequest
 from hpctrain.common.shards.shard_work import Manifest, Work, as_manifest, make, with_absolute_paths
 from hpctrain.control.hosts.arrange import arrange
+from hpctrain.control.launchers.launcher_choice import choose_launcher
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.programs.bench import run_program, working_folder
-from hpctrain.control.supervision.start import prove_launcher
 
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "shard.py"
 # Several processes share the cores.
@@ -70,7 +70,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
         out = folder / "made.json"
         request = TrainingRequest(work=shard_script(work, str(out)), backend="mpi", host_options=hosts, start=_START)
         plan = make_plan(request, machine, _with_coordinator_slot(arranged))
-        made = run_program(plan, folder, machine, prove_launcher(plan, machine, folder), out)
+        made = run_program(plan, folder, machine, choose_launcher(plan, machine, folder), out)
     if "error" in made:
         raise HpctrainError.from_record(made["error"])
     return as_manifest(made["manifest"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoints
 from hpctrain.common.cluster.pod import in_pod
-from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.locks import lock
 from hpctrain.common.files.private import private
@@ -26,11 +24,9 @@ from hpctrain.common.run.resuming import resume_command
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.proof import script_sha256
 
-_SQUEUE_SECONDS = 20.0
-# A requeued or following job can start while the launcher of the earlier one is still ending.
-_LOCK_SECONDS = 60.0
-# A file server releases the lock of a pod whose node is gone when its lease ends: 90 s by NFS's default.
-_POD_LOCK_SECONDS = 180.0
+# The launcher of a job's earlier start may still be ending, and a file server releases the lock of a node that is gone
+# when its lease ends: 90 s by NFS's default.
+_LOCK_SECONDS = 180.0
 # A script that worked this long is assumed to have made progress: a broken one fails within its first minutes.
 WORK_SECONDS = 600.0
 
@@ -70,12 +66,8 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[str | None]:
+def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
-
-    Yields:
-        A warning if this Slurm job still holds the lock from before it was requeued: its node is gone, so that no
-        process there can release it.
 
     Raises:
         HpctrainError: another launcher holds the lock.
@@ -92,34 +84,29 @@ def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.enviro
             reason=error.strerror,
         ) from error
     try:
-        yield _lock(descriptor, directory, environment)
+        _lock(descriptor, directory, environment)
+        yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> str | None:
-    warning = None
-    job, pod = job_id(environment), in_pod(environment)
-    seconds = _LOCK_SECONDS if job else _POD_LOCK_SECONDS if pod else 0.0
+def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> None:
+    comes_back = bool(job_id(environment)) or in_pod(environment)
+    seconds = _LOCK_SECONDS if comes_back else 0.0
     if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
-        holder = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
-        if not _is_same_job_earlier(holder, environment):
-            raise HpctrainError(
-                "HT-run-in-use",
-                "{path} is being run by another hpctrain: {holder}",
-                "wait until it ends, or stop it",
-                # Kubernetes then starts another pod of this index, until the lock is free.
-                exit_code=RESUMABLE if pod else 1 if job else 2,
-                path=directory.path,
-                holder=holder or "unknown",
-            )
-        earlier = "this job before it was requeued, so the run continues"
-        warning = f"{directory.path}/lock is still held by {holder}: {earlier}"
+        raise HpctrainError(
+            "HT-run-in-use",
+            "{path} is being run by another hpctrain: {holder}",
+            "wait until it ends, or stop it",
+            # Kubernetes then starts another pod of this index, until the lock is free.
+            exit_code=RESUMABLE if in_pod(environment) else 1 if comes_back else 2,
+            path=directory.path,
+            holder=os.pread(descriptor, 500, 0).decode(errors="replace").strip() or "unknown",
+        )
     # Names the lock's holder for the next launcher. A full disk is reported by the next write.
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{_job_start(environment)}\n".encode(), 0)
-    return warning
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -128,29 +115,10 @@ def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
 
-def _job_start(environment: Mapping[str, str]) -> str:
-    job = job_id(environment)
-    return f" in start {int(environment.get('SLURM_RESTART_COUNT') or 0)} of job {job}" if job else ""
-
-
-def _is_same_job_earlier(holder: str, environment: Mapping[str, str]) -> bool:
-    """Whether the holder is this Slurm job before it was requeued, by its text from :func:`_job_start`."""
-    before = re.search(r" in start (\d+) of job (\S+)$", holder)
-    now = re.search(r" in start (\d+) of job (\S+)$", _job_start(environment))
-    return bool(before and now and before[2] == now[2] and int(before[1]) < int(now[1]))
-
-
-def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> None:
-    """Refuse to start while ranks or the job of the last attempt still run without their launcher.
-
-    The ranks' records show those on this host, and Slurm shows the job of an attempt without an end. Ranks on another
-    host, outside of Slurm, on a file system without locks between hosts, cannot be seen.
-    """
-    running = [
-        record
-        for record in read_records(directory).values()
-        if record.status == "running" and record.own_process(directory)
-    ]
+def require_attempt_ended(directory: RunDirectory) -> None:
+    """Refuse to start while ranks of the last attempt, as their records show, still run on this host."""
+    records = read_records(directory).values()
+    running = [record for record in records if record.status == "running" and record.own_process(directory)]
     if running:
         numbers = " ".join(str(record.pid) for record in running)
         saves = ", which makes them save their state and leave" if all(record.listens for record in running) else ""
@@ -163,29 +131,6 @@ def require_attempt_ended(directory: RunDirectory, events: Sequence[Event]) -> N
             path=directory.path,
             pids=numbers,
         )
-    if not events or isinstance(events[-1], EndEvent):
-        return
-    job = _start(attempts(events)[-1]).job
-    if job and job != job_id() and _is_running(job):
-        raise HpctrainError(
-            "HT-run-still-alive",
-            "{path}: the job of its last attempt is still running: {job}",
-            f"wait until it ends, or: scancel {job}",
-            exit_code=1 if job_id() else 2,
-            path=directory.path,
-            job=job,
-        )
-
-
-def _is_running(job: str) -> bool:
-    """Whether Slurm reports the job as running; False without Slurm or an answer of it."""
-    if not re.fullmatch(r"\d+(_\d+)?", job):
-        return False
-    arguments = ("--noheader", f"--jobs={job}", "--states=RUNNING,COMPLETING,SUSPENDED", "--format=%T")
-    try:
-        return bool(run_program("squeue", *arguments, seconds=_SQUEUE_SECONDS).stdout.strip())
-    except HpctrainError:
-        return False
 
 
 def next_attempt(

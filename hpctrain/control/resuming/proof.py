@@ -5,21 +5,15 @@ The plan holds the recipe. Of a script only the file itself is hashed, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from hpctrain.common.checkpoints.layout import checkpoint_path, iterations
-from hpctrain.common.checkpoints.manifest import read_manifest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import sha256
-from hpctrain.common.recipes.difference import flat
 from hpctrain.common.run.directory import RunDirectory, plan_sha256
 from hpctrain.common.run.events import Event, EventWriter
 from hpctrain.common.run.events.kinds import PlanEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import resume_command
-
-_SHOWN = 20
 
 
 def script_sha256(plan: Plan) -> str | None:
@@ -40,21 +34,18 @@ def changed_script(events: Sequence[Event], now: str | None) -> tuple[str, str] 
     return (before, now) if before and now and before != now else None
 
 
-def require_own_plan(
-    directory: RunDirectory, events: Sequence[Event], plan: Plan, *, accept: bool
-) -> dict[str, tuple[Any, Any]]:
-    """Refuse a ``plan.json`` that something else than hpctrain has changed since the last attempt.
+def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept: bool) -> dict[str, tuple[str, str]]:
+    """Refuse a ``plan.json`` that something else than hpctrain has changed since the last attempt, as a disk can.
 
     Args:
         events: in order, with at least the run's start and plan events.
-        plan: the plan that is in the file now.
         accept: continue with the changed plan.
 
     Returns:
-        The accepted differences: the old and the new value by dotted key; empty if hpctrain wrote the plan.
+        The old and the new hash, by the name of the file, of a changed plan that is accepted; else empty.
 
     Raises:
-        HpctrainError: it was changed; shows the differences from the plan in the newest checkpoint.
+        HpctrainError: it was changed.
     """
     wanted: set[str | None] = set()
     for event in events:
@@ -62,29 +53,18 @@ def require_own_plan(
             wanted = {event.plan}
         elif isinstance(event, PlanEvent):
             wanted.add(event.sha256)
-    found = sha256(directory.plan)[0]
-    # Without a recorded attempt only the checkpoint's recipe is known, and not the whole plan.
-    known = bool(wanted - {None})
-    if found in wanted:
-        return {}
-    place, differences = _differences(directory, plan, whole=known)
-    if not known and not differences:
+    now = sha256(directory.plan)[0]
+    # Without a recorded attempt nothing is known.
+    if now in wanted or not wanted - {None}:
         return {}
     if accept:
-        was = ", ".join(sorted(each[:12] for each in wanted if each))
-        return differences or {directory.plan.name: (was, found[:12])}
-    rows = [f"  {key}: {old} there, {new} here" for key, (old, new) in list(differences.items())[:_SHOWN]]
-    if left := len(differences) - len(rows):
-        rows.append(f"  and {left} more")
-    shown = [f"differences from the plan in {place}:", *rows] if rows else []
+        return {directory.plan.name: (", ".join(sorted(known[:12] for known in wanted if known)), now[:12])}
     raise HpctrainError(
         "HT-run-plan-changed",
-        "{path} was changed by something else than hpctrain since the last attempt{shown}",
+        "{path} was changed by something else than hpctrain since the last attempt",
         f"restore it, or go on with it as it is: {resume_command(directory, '--accept-changes')}; "
         "--set KEY=VALUE --accept-changes changes a value of the recipe deliberately",
         path=directory.plan,
-        shown="".join(f"\n{line}" for line in shown),
-        differences=differences,
     )
 
 
@@ -97,27 +77,3 @@ def replace_plan(directory: RunDirectory, plan: Plan) -> None:
             events.emit(PlanEvent(sha256=new))
             events.synchronise()
     directory.begin_attempt(plan)
-
-
-def _differences(directory: RunDirectory, plan: Plan, *, whole: bool) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """The newest readable checkpoint, and where the plan differs from its plan, ``whole`` or only in the recipe.
-
-    Keys of the recipe are without the prefix ``recipe.``, as on the command line.
-    """
-    for iteration in reversed(iterations(directory.checkpoints)):
-        path = checkpoint_path(directory.checkpoints, iteration)
-        try:
-            before = _values(read_manifest(path).plan, whole=whole)
-        except HpctrainError:
-            continue
-        now = _values(plan.model_dump(mode="json"), whole=whole)
-        return str(path), {
-            key.removeprefix("recipe."): (before.get(key), now.get(key))
-            for key in dict.fromkeys([*before, *now])
-            if before.get(key) != now.get(key)
-        }
-    return "", {}
-
-
-def _values(plan: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    return {key: value for key, value in flat(plan) if whole or key.startswith("recipe.")}

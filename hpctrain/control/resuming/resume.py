@@ -67,13 +67,13 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
     now, changed = changed_work(before, asked, accept=request.accept_changes)
     recorded = run_events(directory, PlanEvent)
     events = [event for event in recorded if not isinstance(event, PlanEvent)]
-    edited = require_own_plan(directory, recorded, before, accept=request.accept_changes)
+    edited = require_own_plan(directory, recorded, accept=request.accept_changes)
     script = changed_script(events, script_sha256(now))
     if (changed or edited) and is_done(events):
         # A changed recipe can continue a finished run, for example with more epochs.
         events.pop()
     if not request.dry_run:
-        require_attempt_ended(directory, events)
+        require_attempt_ended(directory)
     idle_restarts = before.stop.model_copy(update=request.changes["stop"]).idle_restarts
     attempt = next_attempt(directory, events, idle_restarts, script=before.script is not None)
     if attempt is None:

@@ -149,13 +149,12 @@ def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output
     stop = read_model(directory.plan, Plan).stop.model_copy(update=request.changes["stop"])
     with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
-            warning = None if request.dry_run else held.enter_context(hold_run(directory))
-        return _go_on(request, directory, interrupts, output, () if warning is None else (warning,))
+            if not request.dry_run:
+                held.enter_context(hold_run(directory))
+        return _go_on(request, directory, interrupts, output)
 
 
-def _go_on(
-    request: TrainingRequest, directory: RunDirectory, interrupts: Interrupts, output: Output, warnings: tuple[str, ...]
-) -> int:
+def _go_on(request: TrainingRequest, directory: RunDirectory, interrupts: Interrupts, output: Output) -> int:
     # Imported here because only resuming needs it.
     from hpctrain.control.resuming.resume import resumption
 
@@ -166,7 +165,7 @@ def _go_on(
         # A number of ranks that the run already had was checked when it began.
         if request.ranks is not None:
             _require_processors(further.plan, further.machine)
-        _warn(further.plan, further.machine, (*warnings, *further.warnings), output.notice)
+        _warn(further.plan, further.machine, further.warnings, output.notice)
         run = ready(further.plan, further.machine, further.attempt)
     if request.dry_run:
         output.would_start(run, directory)

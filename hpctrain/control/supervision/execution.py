@@ -17,14 +17,14 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Launcher
-from hpctrain.control.launchers.launcher_choice import needs_proof
+from hpctrain.control.launchers.launcher_choice import choose_launcher, needs_proof
 from hpctrain.control.resuming.attempts import Attempt, is_done, run_events
 from hpctrain.control.resuming.proof import replace_plan, script_sha256
 from hpctrain.control.supervision.audience import ReadyRun, Summary
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted
 from hpctrain.control.supervision.run import LiveRun, lost_directory
-from hpctrain.control.supervision.start import prove_launcher, run_attempt
+from hpctrain.control.supervision.start import run_attempt
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
 
 Summarise = Callable[[RunDirectory, Plan, str], Summary]
@@ -103,7 +103,7 @@ class Execution(LiveRun):
         try:
             with self.interrupts.raised():
                 launcher = (
-                    prove_launcher(plan, self.machine, self.directory.path) if found and needs_proof(plan) else found
+                    choose_launcher(plan, self.machine, self.directory.path) if found and needs_proof(plan) else found
                 )
         except HpctrainError as error:
             self._record_error(plan, attempt, error, RESUMABLE)

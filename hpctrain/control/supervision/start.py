@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError
@@ -18,17 +16,14 @@ from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT
 from hpctrain.control.horovod.check import require
-from hpctrain.control.launchers.command import Command, Launcher, Torchrun
-from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of, torchrun_port
+from hpctrain.control.launchers.command import Launcher, Torchrun
+from hpctrain.control.launchers.command_line import torchrun_port
 from hpctrain.control.launchers.launcher_choice import (
-    PROBE_SECONDS,
-    bindable_cores,
-    choose_launcher,
+    command_for,
     first_launcher,
     require_choices,
     require_image,
     require_mitigation,
-    slurm_settings,
 )
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.audience import Audience, ReadyRun
@@ -81,25 +76,6 @@ def require_packages(plan: Plan) -> None:
         if plan.framework:
             extras.append(plan.framework)
     require_extras(*extras)
-
-
-def prove_launcher(
-    plan: Plan,
-    machine: Machine,
-    folder: Path,
-    *,
-    seconds: float = PROBE_SECONDS,
-    say: Callable[[Launcher, Mapping[str, str]], None] | None = None,
-) -> Launcher:
-    """The launcher that is proved to work, for this machine and interpreter.
-
-    See :func:`hpctrain.control.launchers.launcher_choice.choose_launcher`.
-    """
-
-    def command(plan: Plan, directory: RunDirectory, launcher: Launcher, work: Sequence[str]) -> Command:
-        return command_for(plan, directory, machine, launcher, work)
-
-    return choose_launcher(plan, command, folder=folder, seconds=seconds, say=say)
 
 
 def _require_program(plan: Plan, machine: Machine) -> None:
@@ -157,31 +133,6 @@ def require_weights(plan: Plan, machine: Machine) -> None:
             "--set model.init_from=PATH names a run directory, a checkpoint or a .safetensors file",
             path=weights,
         )
-
-
-def command_for(
-    plan: Plan,
-    directory: RunDirectory,
-    machine: Machine,
-    launcher: Launcher | None,
-    work: Sequence[str] | None = None,
-    attempt: int = 1,
-) -> Command:
-    """The command that runs ``plan`` on this machine with this interpreter, or ``work`` on its ranks."""
-    here = all(same_host(host.host, machine.host) for host in plan.hosts)
-    site = LaunchSite(
-        python=Path(sys.executable),
-        cores=bindable_cores(machine.cores),
-        root=os.geteuid() == 0,
-        slurm=slurm_settings(),
-        # Respect a user's own OMPI_MCA_btl.
-        tcp="OMPI_MCA_btl" in os.environ,
-        host_timeout=HOST_TIMEOUT.read(),
-        # Ranks of this machine inherit the settings.
-        settings=() if here else settings_of(os.environ),
-        threads=own_threads(os.environ),
-    )
-    return launch_command(plan, directory.path.absolute(), launcher, site, work=work, attempt=attempt)
 
 
 def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audience()) -> Failure | None:

@@ -323,7 +323,7 @@ def test_a_run_with_values_that_do_not_fit_is_taken_back(
     capfd.readouterr()
     assert main(["run", "--resume", "--run-dir", "run"]) == 2
     said = capfd.readouterr().err
-    assert codes(said) == ["HT-run-plan-changed"] and "epochs: 20" in said
+    assert codes(said) == ["HT-run-plan-changed"]
     assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 2
     command = shlex.split(capfd.readouterr().err.splitlines()[-1])
     assert command[-5:] == ["--accept-changes", "--set", "precision=float32", "--set", "seed=7"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from hpctrain.control.launchers.shortages import shortages, socket_fault
@@ -26,14 +24,6 @@ def test_folders_that_are_full_small_or_missing_are_named(tmp_path: Path) -> Non
     (said,) = shortages({"TMPDIR": str(tmp_path / "none")}, tmp_path)
     assert str(tmp_path / "none") in said.fault
     assert list(tmp_path.iterdir()) == [small], "nothing is left of the look"
-
-
-def test_a_limit_on_files_is_named(tmp_path: Path) -> None:
-    look = "from hpctrain.control.launchers.shortages import shortages"
-    code = f"{look}; print(*(each.remedy for each in shortages()), sep='\\n')"
-    words = ["prlimit", "--fsize=8192", sys.executable, "-B", "-c", code]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    assert "ulimit -f" in ended.stdout.splitlines()[-1]
 
 
 def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
