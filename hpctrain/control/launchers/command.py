@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.mpi import MpiInstallation
@@ -81,8 +81,8 @@ class Command:
         for path, text in self.files.items():
             write_whole(path, text.encode(), private=True)
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the process, in a session of its own, with both of its streams in one pipe.
+    def start(self, output: IO[str] | None = None) -> subprocess.Popen[bytes]:
+        """Start the process, in a session of its own, with both of its streams in ``output`` or else in one pipe.
 
         Raises:
             HpctrainError: the program does not exist or cannot be started.
@@ -96,7 +96,7 @@ class Command:
                     **({STDIN.name: f"{socket.gethostname()}:/proc/{os.getpid()}/fd/0"} if _may_read_stdin() else {}),
                 },
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output or subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )

@@ -39,10 +39,6 @@ _LOST_HOST = re.compile(
 _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
 # The host was lost after it was asked, or its daemon cannot connect to mpirun.
 _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
-# What Open MPI says of a connection over TCP that the other side closed, before it ends the rank that noticed.
-_LOST_PEER = re.compile(
-    r"peer\s+process\s+has\s+unexpectedly\s+disconnected.+?PID:\s+(?P<pid>\d+)\s+Peer\s+host:\s+(?P<host>\S+)", re.S
-)
 # A script ends all ranks so, perhaps with a traceback in its log. Open MPI's and MPICH's words.
 _ABORTED = (
     re.compile(
@@ -167,9 +163,6 @@ def find_failure(
     aborted = None if failed else _aborted(directory, records, output)
     if aborted and first_dead in (None, aborted.rank):
         return aborted
-    # A rank that raised an error closes its connections too, and the launcher ends those beside it.
-    if not failed and (lost := _lost_peer(directory, records, output)):
-        return lost
     if first_dead is not None and first_dead in records:
         return _rank_failure(
             directory,
@@ -262,18 +255,6 @@ def _aborted(directory: RunDirectory, records: Mapping[int, RankRecord], output:
             what = f"ended the run by MPI_Abort, with error code {match['code']}"
             exit_code = RESUMABLE if int(match["code"]) == RESUMABLE else 1
             return _rank_failure(directory, record, "HT-rank-exit", what, exit_code=exit_code)
-    return None
-
-
-def _lost_peer(directory: RunDirectory, records: Mapping[int, RankRecord], output: str) -> Failure | None:
-    """The failure where a rank's MPI ended it because it had lost a rank of another host, if that can be only one."""
-    for match in _LOST_PEER.finditer(output):
-        noticed = [each for each in records.values() if each.pid == int(match["pid"]) and each.host != match["host"]]
-        silent = [each for each in records.values() if each.host == match["host"] and each.status == "running"]
-        if len(noticed) == len(silent) == 1:
-            what = "ended before its work was done, without an error, and rank {} lost its connection to it"
-            what = what.format(noticed[0].rank)
-            return _rank_failure(directory, silent[0], "HT-rank-silent", what, exit_code=RESUMABLE)
     return None
 
 

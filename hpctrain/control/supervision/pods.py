@@ -6,14 +6,10 @@ They communicate by the run directory, which all of them see: an attempt has beg
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-
-import psutil
 
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
@@ -21,7 +17,6 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import Event, parse_event
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE, ask
 from hpctrain.control.launchers.command import Torchrun
 from hpctrain.control.launchers.launcher_choice import command_for, first_launcher
@@ -29,12 +24,11 @@ from hpctrain.control.resuming.attempts import is_done
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.hosts_ready import PODS_SECONDS
 from hpctrain.control.supervision.interrupts import Interrupts
+from hpctrain.control.supervision.running_job import end_processes
 
 _POLL_SECONDS = 0.5
 # The first pod gives its own ranks the same time.
 _FINALIZE_SECONDS = 60.0
-_TERMINATE_SECONDS = 10.0
-_KILL_SECONDS = 5.0
 _UNREAD_SECONDS = 60.0
 _EXIT_CODES = {"done": 0, "failed": 1, "resumable": RESUMABLE}
 
@@ -165,27 +159,10 @@ class _Pod:
         return RESUMABLE
 
     def stop(self) -> None:
-        """End the processes of this pod that are alive, with SIGTERM first and after a time with SIGKILL."""
-        if self._process is None:
-            return
-        # Ranks that have outlived their launcher are found by their records.
-        recorded = (record.own_process(self._directory) for record in read_records(self._directory).values())
-        members = [process for process in recorded if process]
-        with contextlib.suppress(psutil.NoSuchProcess):
-            members += psutil.Process(self._process.pid).children(recursive=True)
-        if self._process.poll() is None:
-            # The launcher ends its ranks in turn.
-            self._process.terminate()
-        _, alive = psutil.wait_procs(members, timeout=_TERMINATE_SECONDS)
-        for member in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.send_signal(signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_KILL_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process, self._since = None, time.monotonic()
+        """End the processes of this pod that are alive."""
+        if self._process:
+            end_processes(self._process, self._directory)
+            self._process, self._since = None, time.monotonic()
 
     def _begin(self, attempt: int) -> None:
         self.stop()
@@ -193,22 +170,8 @@ class _Pod:
         plan = self._plan()
         command = command_for(plan, self._directory, this_machine(), first_launcher(plan), attempt=attempt)
         _say(f"attempt {attempt} starts, and with it the ranks of this pod")
-        try:
-            self._process = subprocess.Popen(
-                command.arguments,
-                env=command.environment_from(os.environ),
-                stdin=subprocess.DEVNULL,
-                # Kubernetes keeps what a pod prints as its log.
-                stdout=sys.stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise HpctrainError(
-                "HT-launcher-not-started",
-                "cannot start {program}: {reason}",
-                program=command.arguments[0],
-                reason=error.strerror,
-            ) from error
+        # Kubernetes keeps what a pod prints as its log.
+        self._process = command.start(output=sys.stderr)
 
     def _may_join(self, events: Sequence[Event]) -> bool:
         """Whether the newest attempt runs, and has had no ranks of a pod that was here before this one."""

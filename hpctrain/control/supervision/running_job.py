@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.common.run.stopping import RESUMABLE
@@ -163,50 +164,68 @@ class RunningJob:
             )
 
     def stop(self) -> None:
-        """End every process that is alive: with SIGTERM first, and after a time or a second interrupt with SIGKILL."""
-        members = self._members()
+        """End every process that is alive; a further interrupt shortens the time that they have."""
         interrupted = len(self._interrupts.received)
-        self._signal(members, signal.SIGTERM)
-        begin = time.monotonic()
-        deadline, again = begin + _TERMINATE_SECONDS, begin + _AGAIN_SECONDS
-        while time.monotonic() < deadline and len(self._interrupts.received) == interrupted:
-            self.output()
-            _, members = psutil.wait_procs(members, timeout=_POLL_SECONDS)
-            if not members and self.process.poll() is not None:
-                break
-            if time.monotonic() > again:
-                # A rank takes the first SIGTERM as a request to end its step. Only ranks get a second one: at the
-                # second, Open MPI's launcher abandons its ranks.
-                again = deadline
-                _send_all(members, signal.SIGTERM)
-        # Again from the start: a launcher may have been starting ranks when it got the signal.
-        members = [*members, *self._members()]
-        self._signal(members, signal.SIGKILL)
-        psutil.wait_procs(members, timeout=_KILL_SECONDS)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=_KILL_SECONDS)
-
-    def _signal(self, members: list[psutil.Process], number: signal.Signals) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, number)
-        _send_all(members, number)
-
-    def _members(self) -> list[psutil.Process]:
-        """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
-        # A damaged record must not spare the other processes, and a forged one must not end any. The directory is
-        # found by its descriptor, because it may have been moved just now.
-        directory = self._held.work
-        recorded = (record.own_process(directory) for record in read_records(directory).values())
-        members = {process for process in recorded if process}
-        if self.process.poll() is None:
-            members.update(psutil.Process(self.process.pid).children(recursive=True))
-        # The process number of an ended launcher is not reused while a process of its session lives.
-        if self.process.poll() is None or not psutil.pid_exists(self.process.pid):
-            members.update(process for process in psutil.process_iter() if _session(process) == self.process.pid)
-        return [process for process in members if process.pid != self.process.pid]
+        # The directory is found by its descriptor, because it may have been moved just now.
+        end_processes(
+            self.process, self._held.work, lambda: len(self._interrupts.received) > interrupted, poll=self.output
+        )
 
 
-def _send_all(members: list[psutil.Process], number: signal.Signals) -> None:
+def end_processes(
+    launcher: subprocess.Popen[bytes],
+    directory: RunDirectory,
+    hurry: Callable[[], bool] = lambda: False,
+    poll: Callable[[], object] = lambda: None,
+) -> None:
+    """End a launcher and all that it started: with SIGTERM first, and after a time, or in a hurry, with SIGKILL.
+
+    Args:
+        directory: its records name ranks that may have outlived the launcher.
+        poll: is called again and again while they end.
+    """
+    members = _members(launcher, directory)
+    _signal(launcher, members, signal.SIGTERM)
+    begin = time.monotonic()
+    deadline, again = begin + _TERMINATE_SECONDS, begin + _AGAIN_SECONDS
+    while time.monotonic() < deadline and not hurry():
+        poll()
+        _, members = psutil.wait_procs(members, timeout=_POLL_SECONDS)
+        if not members and launcher.poll() is not None:
+            break
+        if time.monotonic() > again:
+            # A rank takes the first SIGTERM as a request to end its step. Only ranks get a second one: at the second,
+            # Open MPI's launcher abandons its ranks.
+            again = deadline
+            _send_all(members, signal.SIGTERM)
+    # Again from the start: a launcher may have been starting ranks when it got the signal.
+    members = [*members, *_members(launcher, directory)]
+    _signal(launcher, members, signal.SIGKILL)
+    psutil.wait_procs(members, timeout=_KILL_SECONDS)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        launcher.wait(timeout=_KILL_SECONDS)
+
+
+def _members(launcher: subprocess.Popen[bytes], directory: RunDirectory) -> list[psutil.Process]:
+    """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
+    # A damaged record must not spare the other processes, and a forged one must not end any.
+    recorded = (record.own_process(directory) for record in read_records(directory).values())
+    members = {process for process in recorded if process}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        members.update(psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else ())
+    # The process number of an ended launcher is not reused while a process of its session lives.
+    if launcher.poll() is None or not psutil.pid_exists(launcher.pid):
+        members.update(process for process in psutil.process_iter() if _session(process) == launcher.pid)
+    return [process for process in members if process.pid != launcher.pid]
+
+
+def _signal(launcher: subprocess.Popen[bytes], members: Sequence[psutil.Process], number: signal.Signals) -> None:
+    if launcher.poll() is None:
+        os.killpg(launcher.pid, number)
+    _send_all(members, number)
+
+
+def _send_all(members: Sequence[psutil.Process], number: signal.Signals) -> None:
     for member in members:
         # A script can have started what runs as another user, as sudo does: that ends by itself, or not at all.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

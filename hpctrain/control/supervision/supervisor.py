@@ -20,7 +20,6 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
-from hpctrain.control.resuming.changes import changes_since, revert_command
 from hpctrain.control.resuming.resume import plan_on, plan_without
 from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
@@ -132,8 +131,7 @@ class Supervisor:
                 before, wanted = self._joined
                 if self._new_hosts_failed(failure, attempt, further, before):
                     return self._restart_on_previous_hosts(failure, further, launcher, before, wanted)
-            restart = self._restart(failure, attempt, further, launcher) if further else None
-            return restart or self._with_changed_values(failure, attempt)
+            return (self._restart(failure, attempt, further, launcher) if further else None) or failure
         except HpctrainError as error:
             self._notice(f"the run cannot continue by itself: {error.message}")
             return failure
@@ -171,18 +169,6 @@ class Supervisor:
             return self._worked
         # A script is restarted if the user asked for it; an elastic one must have shown that it can be stopped.
         return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
-
-    def _with_changed_values(self, failure: Failure, attempt: Attempt) -> Failure:
-        """The failure with the values that were changed since the checkpoint, if these may be its cause."""
-        if self._worked or not (failure.refused and attempt.iteration):
-            return failure
-        changes = changes_since(self._directory, attempt.iteration, self._plan)
-        if not changes:
-            return failure
-        values = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in changes.items())
-        command = revert_command(self._directory, changes)
-        message = f"{failure.message}; changed since step {attempt.iteration}: {values}"
-        return replace(failure, message=message, hint=f"to resume without these: {command}")
 
     def _restart(
         self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None

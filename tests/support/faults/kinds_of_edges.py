@@ -294,5 +294,4 @@ def read_only_temporary(scene: Scene) -> Promise:
     folder.mkdir()
     prepare = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
     scene.begin(through=_unshared(prepare), TMPDIR=str(folder))
-    # Open MPI has a folder of its own in shared memory.
-    return Promise(codes=(0,))
+    return Promise(codes=(1, 2, 4), says=("TMPDIR",))

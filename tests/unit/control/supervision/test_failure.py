@@ -39,19 +39,6 @@ srun: launch/slurm: _step_signal: Terminating StepId=3.0
 srun: error: n2: task 1: {name}
 """
 
-LOST_PEER = """\
---------------------------------------------------------------------------
-An MPI communication peer process has unexpectedly disconnected.  This
-usually indicates a failure in the peer process (e.g., a crash or
-otherwise exiting without calling MPI_FINALIZE first).
-
-  Local host: n1
-  Local PID:  1000
-  Peer host:  n2
---------------------------------------------------------------------------
-[n1:00000] *** An error occurred in Socket closed
-"""
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
@@ -164,30 +151,6 @@ def test_a_connection_to_another_rank_that_was_lost(
     failure = find_failure(directory, 3, output="", exit_status=1)
     assert failure is not None
     assert (failure.code, failure.rank, failure.exit_code) == cause
-
-
-@pytest.mark.parametrize("first_dead", [None, 0])
-@pytest.mark.parametrize(("statuses", "blamed"), [(("running", "running"), 1), (("running", "done"), 0)])
-def test_the_rank_that_lost_its_peer_is_not_to_blame(
-    directory: RunDirectory, first_dead: int | None, statuses: tuple[str, str], blamed: int
-) -> None:
-    """Open MPI ended it before mpirun knew of the killed rank of the other host."""
-    for rank, status in enumerate(statuses):
-        record(directory, rank, status)
-    failure = find_failure(directory, 2, output=LOST_PEER, exit_status=14, first_dead=first_dead)
-    assert failure is not None
-    assert failure.exit_code == RESUMABLE
-    if blamed or first_dead is not None:
-        assert (failure.code, failure.rank) == ("HT-rank-silent" if blamed else "HT-rank-died", blamed)
-
-
-def test_a_lost_connection_to_the_host_of_an_error_leaves_the_cause_with_the_error(directory: RunDirectory) -> None:
-    """The launcher has ended a rank beside it, which recorded nothing."""
-    record(directory, 0, "running", host="n1")
-    record(directory, 1, "failed", "not a digit", host="n2", ended=2.0)
-    record(directory, 2, "running", host="n2")
-    failure = find_failure(directory, 3, output=LOST_PEER, exit_status=14)
-    assert failure and (failure.code, failure.rank) == ("HT-rank-exception", 1)
 
 
 def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster.machine import this_machine
-from hpctrain.common.recipes.load import load_recipe, override_recipe
+from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.common.run.events.kinds import StartEvent, StepEvent
@@ -29,7 +29,6 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.supervisor import Reach, Restart, Supervisor, next_restart, wait_seconds
 from support import needs
-from support.golden import check_text
 from support.written_checkpoints import progress_of, write_checkpoint
 
 RESTART = r"in (\d+) s \(restart (\d+)\D+(\d+)\)"
@@ -275,17 +274,15 @@ STEP = StepEvent(
 
 @pytest.fixture
 def supervised() -> tuple[Supervisor, Attempt]:
-    """A second attempt that began at a checkpoint, whose run has other values since."""
+    """A second attempt that began at a checkpoint."""
     directory, machine = RunDirectory(Path("run")), this_machine()
     begun = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single"), machine)
     directory.create(begun)
     with EventWriter(directory.events) as writer:
         writer.emit(StartEvent(attempt=1, iteration=0))
     write_checkpoint(directory.checkpoints, progress_of(10), {}, plan=begun.model_dump(mode="json"))
-    assert begun.recipe is not None
-    now = begun.model_copy(update={"recipe": override_recipe(begun.recipe, ["epochs=30", "guard.every=7"])})
     attempt = Attempt(number=2, iteration=10)
-    supervisor = Supervisor(now, attempt, directory, machine, lambda text: None)
+    supervisor = Supervisor(begun, attempt, directory, machine, lambda text: None)
     supervisor.record(StartEvent(attempt=2, iteration=10))
     return supervisor, attempt
 
@@ -300,17 +297,6 @@ def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attemp
     assert isinstance(supervisor.next_step(RAISED, attempt, None), Restart)
     supervisor.record(StartEvent(attempt=2, iteration=10))
     assert supervisor.next_step(RAISED, attempt, None) == RAISED
-
-
-@needs.pytorch
-def test_changes_that_a_rank_refuses_are_named(supervised: tuple[Supervisor, Attempt]) -> None:
-    supervisor, attempt = supervised
-    told = supervisor.next_step(REFUSED, attempt, None)
-    assert isinstance(told, Failure) and told.refused
-    check_text("failure-changes-refused", str(told))
-    supervisor.record(STEP)
-    # They took it, and it is something else.
-    assert supervisor.next_step(REFUSED, attempt, None) == REFUSED
 
 
 def test_interrupts_end_a_wait() -> None:
