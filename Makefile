@@ -56,7 +56,7 @@ tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && $(BIN)
 
 # 447 runs that are hurt on purpose, five hours on two cores; `make thorough` has a short campaign.
 faults: horovod
-	$(BIN)/python tests/support/faults/campaign.py --seed 0
+	$(BIN)/python tests/fault_campaign/campaign.py --seed 0
 
 # Trainings over every MPI that can be had here, by mpirun and by srun: seven minutes on two cores, and the first time
 # five more for each MPI, whose Horovod is compiled.

@@ -27,7 +27,7 @@ from hpctrain.common.run.events.kinds import EpochEvent, FaultEvent, RecoveredFa
 
 # What starts, hurts and ends runs is the fault campaign's.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from support.faults.faulted_run import OutOfTimeError, Place, Training
+from fault_campaign.faulted_run import OutOfTimeError, Place, Training
 
 RANKS, EPOCHS, STEPS_AN_EPOCH, SAMPLES = 4, 8, 23, 1437
 KINDS = ("one", "one", "two", "in recovery")

@@ -1,6 +1,6 @@
 """Faults of the network at the worst moments, while ranks and what starts them look for each other.
 
-``python tests/support/faults/campaign.py --only hosts`` has all kinds, at all moments.
+``python tests/fault_campaign/campaign.py --only hosts`` has all kinds, at all moments.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from fault_campaign import campaign, kinds_of_hosts
+from fault_campaign.cases import KINDS, Case
+from fault_campaign.references import Library
 
-from support.faults import campaign, kinds_of_hosts
-from support.faults.cases import KINDS, Case
-from support.faults.references import Library
 from support.hosts.local_hosts import LocalHosts
 
 pytest.importorskip("torch")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support.faults.cases import Scene, kind
-from support.faults.kinds_of_signals import RESTARTED
-from support.faults.oracle import Event, Promise
+from fault_campaign.cases import Scene, kind
+from fault_campaign.kinds_of_signals import RESTARTED
+from fault_campaign.oracle import Event, Promise
 
 GUARDED = 5
 # An hour, as when a clock is set by hand or by a time server that was wrong.

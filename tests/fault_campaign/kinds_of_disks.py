@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.faults.cases import NotHereError, Scene, kind
-from support.faults.faulted_run import BIN
-from support.faults.oracle import Event, Promise
+from fault_campaign.cases import NotHereError, Scene, kind
+from fault_campaign.faulted_run import BIN
+from fault_campaign.oracle import Event, Promise
 
 # Room for a run and its checkpoints; and less than what one of them takes.
 _DISK_KB, _LEFT_KB = 8192, 200

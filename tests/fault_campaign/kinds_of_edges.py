@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.faults.cases import NotHereError, Scene, kind
-from support.faults.faulted_run import BIN, Ended, OutOfTimeError, Place, Training
-from support.faults.kinds_of_files import began_at, checkpoints, step_of
-from support.faults.oracle import Event, Promise, read_lines
-from support.faults.references import PACE
+from fault_campaign.cases import NotHereError, Scene, kind
+from fault_campaign.faulted_run import BIN, Ended, OutOfTimeError, Place, Training
+from fault_campaign.kinds_of_files import began_at, checkpoints, step_of
+from fault_campaign.oracle import Event, Promise, read_lines
+from fault_campaign.references import PACE
 
 _SCRIPT = Path(__file__).parent / "forking_script.py"
 

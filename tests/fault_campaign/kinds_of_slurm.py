@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from support.faults.cases import NotHereError, Scene, kind
-from support.faults.faulted_run import Training
-from support.faults.oracle import Event, Promise
+from fault_campaign.cases import NotHereError, Scene, kind
+from fault_campaign.faulted_run import Training
+from fault_campaign.oracle import Event, Promise
 from support.launching import AS_ROOT
 from support.slurm.local_slurm import LocalSlurm, obstacle
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fault_campaign.faulted_run import Ended, Place, Training
+from fault_campaign.oracle import Promise, Verdict, judge
+from fault_campaign.references import PACE, STEPS, Library, Setting, copied, work_on
 from hpctrain.common.recipes.mesh import parse_mesh
-from support.faults.faulted_run import Ended, Place, Training
-from support.faults.oracle import Promise, Verdict, judge
-from support.faults.references import PACE, STEPS, Library, Setting, copied, work_on
 
 
 class NotHereError(Exception):

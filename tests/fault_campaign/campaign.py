@@ -1,6 +1,6 @@
 """Runs that are hurt in all ways that are known, and what becomes of them.
 
-``python tests/support/faults/campaign.py --runs 200 --seed 0``: each case follows from its seed alone, so
+``python tests/fault_campaign/campaign.py --runs 200 --seed 0``: each case follows from its seed alone, so
 ``--seed S --runs 1`` repeats one. Exits 1 if any ends otherwise than promised.
 """
 
@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 # It is a program too.
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[1]))
 
-from support.faults import (  # noqa: F401
+from fault_campaign import (  # noqa: F401
     kinds_of_chains,
     kinds_of_disks,
     kinds_of_edges,
@@ -39,10 +39,10 @@ from support.faults import (  # noqa: F401
     kinds_of_signals,
     kinds_of_slurm,
 )
-from support.faults.cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
-from support.faults.faulted_run import Ended, OutOfTimeError, Place
-from support.faults.oracle import Outcome, Verdict
-from support.faults.references import Library
+from fault_campaign.cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
+from fault_campaign.faulted_run import Ended, OutOfTimeError, Place
+from fault_campaign.oracle import Outcome, Verdict
+from fault_campaign.references import Library
 
 _LIMIT_SECONDS = 120.0
 # Of what a run printed that ended otherwise than promised.
@@ -135,7 +135,7 @@ def _said(ended: Ended) -> list[str]:
 
 
 def command(case: Case) -> str:
-    return f"python tests/support/faults/campaign.py --seed {case.seed} --runs 1"
+    return f"python tests/fault_campaign/campaign.py --seed {case.seed} --runs 1"
 
 
 def table(results: Sequence[Result]) -> Table:

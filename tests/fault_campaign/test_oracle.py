@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from support.faults.cases import case_of, deck
-from support.faults.faulted_run import Ended
-from support.faults.oracle import Promise, foreign_records, judge, other_curve, read_lines, trained_twice, wrong_order
+from fault_campaign.cases import case_of, deck
+from fault_campaign.faulted_run import Ended
+from fault_campaign.oracle import Promise, foreign_records, judge, other_curve, read_lines, trained_twice, wrong_order
 from support.golden import check_text
 
 SAMPLES, BATCH, SEED, EPOCHS = 10, 4, 3, 2
@@ -272,7 +272,7 @@ def test_nobody_can_promise_silence() -> None:
 
 
 def test_a_case_follows_from_its_seed_alone() -> None:
-    from support.faults import campaign  # noqa: F401
+    from fault_campaign import campaign  # noqa: F401
 
     cards = len(deck())
     assert cards >= 200

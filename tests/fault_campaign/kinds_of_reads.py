@@ -18,9 +18,9 @@ from typing import Literal
 
 import psutil
 
-from support.faults.cases import NotHereError, Scene, kind
-from support.faults.faulted_run import INJECTED, Training
-from support.faults.oracle import Event, Promise
+from fault_campaign.cases import NotHereError, Scene, kind
+from fault_campaign.faulted_run import INJECTED, Training
+from fault_campaign.oracle import Event, Promise
 
 _SECONDS = 3.0
 # Enough to show in a launcher's memory, where it is kept as a whole.

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from support.faults.cases import Scene, kind
-from support.faults.oracle import Event, Promise
+from fault_campaign.cases import Scene, kind
+from fault_campaign.oracle import Event, Promise
 
 Damage = Callable[[Path, random.Random], object]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from support.faults import campaign
-from support.faults.cases import KINDS, Case
-from support.faults.oracle import kept_steps, read_lines
-from support.faults.references import EPOCHS, Library, Setting
+from fault_campaign import campaign
+from fault_campaign.cases import KINDS, Case
+from fault_campaign.oracle import kept_steps, read_lines
+from fault_campaign.references import EPOCHS, Library, Setting
 
 # Digits without the fifth that is tested with.
 SAMPLES = 1437

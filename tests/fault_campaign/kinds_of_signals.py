@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import psutil
 
-from support.faults.cases import Scene, kind
-from support.faults.oracle import Event, Promise
+from fault_campaign.cases import Scene, kind
+from fault_campaign.oracle import Event, Promise
 
 # What a run does by itself where nothing but a process was lost: it begins again from its newest checkpoint.
 RESTARTED = (0,)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 
-from support.faults.cases import Scene, kind
-from support.faults.faulted_run import Ended, OutOfTimeError, Training
-from support.faults.oracle import Event, Promise
-from support.faults.references import PACE
+from fault_campaign.cases import Scene, kind
+from fault_campaign.faulted_run import Ended, OutOfTimeError, Training
+from fault_campaign.oracle import Event, Promise
+from fault_campaign.references import PACE
 
 # Long enough for twenty interruptions at points of their own.
 _LONG = 24

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from support.faults.faulted_run import Ended
-from support.faults.final_states import final_state, torn
+from fault_campaign.faulted_run import Ended
+from fault_campaign.final_states import final_state, torn
 
 Event = dict[str, Any]
 Check = Callable[[list[Event]], Sequence[str]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.faults.faulted_run import Ended, Place, Training
+from fault_campaign.faulted_run import Ended, Place, Training
 
 # Four epochs of 23 steps, of which each writes a checkpoint.
 EPOCHS, STEPS = 4, 92

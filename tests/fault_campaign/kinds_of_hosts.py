@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from support.faults.cases import NotHereError, Scene, kind
-from support.faults.faulted_run import OutOfTimeError, Training
-from support.faults.oracle import Event, Promise, foreign_records, trained_twice
-from support.faults.references import STEPS
+from fault_campaign.cases import NotHereError, Scene, kind
+from fault_campaign.faulted_run import OutOfTimeError, Training
+from fault_campaign.oracle import Event, Promise, foreign_records, trained_twice
+from fault_campaign.references import STEPS
 from support.hosts.local_hosts import LocalHosts, obstacle
 from support.launching import AS_ROOT
 
@@ -47,7 +47,7 @@ def local_hosts(scene: Scene) -> LocalHosts:
         raise NotHereError(reason)
     folder = Path(tempfile.gettempdir(), f"hpctrain-hosts-{secrets.token_hex(4)}")
     # What links point to too: the environment may be one.
-    shared = sorted({scene.library.folder.parent, Path(__file__).parents[3], Path(sys.prefix).resolve()})
+    shared = sorted({scene.library.folder.parent, Path(__file__).parents[2], Path(sys.prefix).resolve()})
     hosts: LocalHosts = scene.library.kept("hosts", lambda: LocalHosts(folder, shared=shared, variables=AS_ROOT))
     scene.place.undone.callback(hosts.restore)
     scene.place.hosts, scene.place.limit = hosts, LIMIT

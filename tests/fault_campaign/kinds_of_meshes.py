@@ -6,14 +6,14 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from support.faults import kinds_of_disks as disks
-from support.faults import kinds_of_files as files
-from support.faults import kinds_of_numbers as numbers
-from support.faults import kinds_of_signals as signals
-from support.faults.cases import Scene, kind, ranks_of
-from support.faults.faulted_run import OutOfTimeError, Training
-from support.faults.oracle import Event, Promise
-from support.faults.references import PACE
+from fault_campaign import kinds_of_disks as disks
+from fault_campaign import kinds_of_files as files
+from fault_campaign import kinds_of_numbers as numbers
+from fault_campaign import kinds_of_signals as signals
+from fault_campaign.cases import Scene, kind, ranks_of
+from fault_campaign.faulted_run import OutOfTimeError, Training
+from fault_campaign.oracle import Event, Promise
+from fault_campaign.references import PACE
 
 _FSDP, _HSDP, _TP, _PP, _TP_FSDP = "dp_shard=2", "dp_replicate=2,dp_shard=2", "tp=2", "pp=2", "dp_shard=2,tp=2"
 
