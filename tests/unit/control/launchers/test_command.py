@@ -24,8 +24,9 @@ from hpctrain.common.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.run.plan import Plan, Slots, Start
+from hpctrain.common.run.plan import HostOptions, Plan, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import (
     LaunchSite,
@@ -303,6 +304,23 @@ def test_open_mpi_is_told_which_settings_to_pass_on(flavour: Flavour) -> None:
     given = [words[number + 1] for number, word in enumerate(words) if word == "-x"]
     assert [name for name in given if "=" not in name] == ["TOKEN", "HPCTRAIN_STALL"]
     assert len({name.partition("=")[0] for name in given}) == len(given)
+
+
+@pytest.mark.parametrize("flavour", get_args(Flavour))
+def test_interfaces_reach_the_ranks_and_nothing_of_the_shell_does(
+    flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BASH_FUNC_module%%", "OLDPWD", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "leaked")
+    arranged, _ = arrange(HostOptions(hosts="n1:1", interface="eth0,eth1"), MACHINE.host, None, {})
+    plan = make_plan(TrainingRequest(work=load_recipe("digits"), backend="mpi"), MACHINE, arranged)
+    site = LaunchSite(python=Path("python"), cores=MACHINE.cores, root=True)
+    words = launch_command(plan, Path("/run"), mpi(flavour), site).launcher
+    passed = {"NCCL_SOCKET_IFNAME": "=eth0,eth1", "OMPI_MCA_btl_tcp_if_include": "eth0,eth1"}
+    for name, value in passed.items():
+        option = ("-x", f"{name}={value}") if flavour.startswith("open-mpi") else ("-genv", name, value)
+        assert option in {words[start : start + len(option)] for start in range(len(words))}
+    assert not any("leaked" in word for word in words)
 
 
 @pytest.mark.parametrize("launcher", ["mpich-hydra", "intel-mpi", SRUN])

@@ -197,6 +197,20 @@ def test_the_tasks_of_a_job(programs: Path, ranks: int | None, environment: dict
     assert [host.slots for host in hosts.slots] == slots
 
 
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "assigned"),
+    [
+        ("n1:2,n2:2", 4, [("n1", 2), ("n2", 2)]),
+        ("n1:2,n2:2", 3, [("n1", 2), ("n2", 1)]),
+        ("n1:2,n2:2", 2, [("n1", 2)]),
+        ("n1:1,n2:2", 3, [("n1", 1), ("n2", 2)]),
+    ],
+)
+def test_ranks_fill_the_slots_in_order(hosts: str, ranks: int, assigned: list[tuple[str, int]]) -> None:
+    arranged, _ = arrange(HostOptions(hosts=hosts), "here", ranks, {})
+    assert [(host.host, host.slots) for host in arranged.slots] == assigned
+
+
 def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) -> None:
     hosts, _ = arrange(HostOptions(hosts="n1:3,n2"), "here", None, JOB)
     assert [(host.host, host.slots) for host in hosts.slots] == [("n1", 3), ("n2", 1)]
