@@ -27,17 +27,6 @@ def test_a_loop_that_ends_early_on_one_rank(mpirun, backend):
         assert re.search(place, result.stdout)
 
 
-@pytest.mark.long
-def test_a_loop_that_one_rank_leaves(mpirun):
-    result = mpirun(PROGRAM, 2, "mpi", "break", check=False)
-    assert result.returncode != 0
-    assert "HT-ranks-in-different-places" in codes(result.stdout)
-    line = 1 + PROGRAM.read_text().splitlines().index("            break")
-    assert re.search(
-        rf"rank 1 on \S+ at the end of its script, .*pass 2\b.* left its loop .*py:{line}\b", result.stdout
-    )
-
-
 def test_a_collective_of_one_rank_alone(mpirun):
     result = mpirun(PROGRAM, 2, "mpi", "stop", check=False)
     assert result.returncode != 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.worker.comm.timeout import END, REDUCTION
@@ -14,7 +14,7 @@ _AGAIN, _AGAIN_BLOCKED = 2, 5
 _NAMED = 8
 
 _HINTS = {
-    True: "give every rank the same number of batches, as ht.shard does",
+    True: "give every rank the same number of batches, as ht.shard does, and leave a loop over them on all ranks alike",
     False: "call backward() the same number of times on every rank, and collective calls (comm.barrier(), "
     "ht.should_stop(), saving by all ranks, …) at the same places",
 }
@@ -30,10 +30,6 @@ _BATCH_HINT = (
     "all ranks compute together what follows from a batch: take it out of the condition, such as `if comm.rank == 0:`, "
     "and leave there what prints or saves its numbers; only rank 0's output is shown anyway"
 )
-_LOOP_HINT = (
-    "leave a loop over batches on all ranks at the same batch: under a condition of what all of them have, such as a "
-    "loss of the whole batch, ht.mean() or ht.should_stop()"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +40,6 @@ class WaitPlace:
         passes: how many backward passes the rank has begun.
         line: file and line of the script, "" if unknown.
         left: where the script ended before its last line, as a clause.
-        loop: where the script last left a loop over batches.
         blocked: whether it waits inside a call of a library.
     """
 
@@ -53,13 +48,11 @@ class WaitPlace:
     passes: int
     line: str = ""
     left: str = ""
-    loop: str = ""
     blocked: bool = False
 
     def __str__(self) -> str:
         # Those of DistributedDataParallel are not counted.
         after = f", after backward pass {self.passes}" if self.passes else ""
-        after += f", and after it left its loop over batches at {self.loop}" if self.loop else ""
         if self.kind == END:
             return f"at the end of its script{self.left}{after}"
         at = f" at {self.line}" if self.line else ""
@@ -72,12 +65,9 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
     """The error for ranks whose waits cannot end; None if all wait in the same place."""
     if len({place.kind for place in places.values()}) == 1:
         return None
-    together = len({place.loop for place in places.values()}) == 1
-    named = {names(rank): replace(each, loop="") if together else each for rank, each in sorted(places.items())}
+    named = {names(rank): place for rank, place in sorted(places.items())}
     hint = _HINTS[any(place.kind == END for place in places.values())]
-    if not together:
-        hint = _LOOP_HINT
-    elif any(WHOLE_BATCH in place.what for place in places.values()):
+    if any(WHOLE_BATCH in place.what for place in places.values()):
         hint = _BATCH_HINT
     return HpctrainError(
         "HT-ranks-in-different-places",

@@ -15,7 +15,14 @@ from hpctrain.worker.comm.after_import import change_after_import
 # A script that imports one of these knows of the other ranks without hpctrain.
 _OTHERS = ["mpi4py.MPI", "horovod.torch", "horovod.tensorflow", "horovod.keras", "deepspeed"]
 
-_watching = _trained = _has_own_group = False
+
+class _Signs:
+    """What was seen of the script so far."""
+
+    watching = trained = has_own_group = False
+
+
+_signs = _Signs()
 
 
 @dataclass(frozen=True)
@@ -43,15 +50,13 @@ def ignore_import(name: str) -> None:
 
 def note_own_group() -> None:
     """Note that the script has made a process group of its own, which it may have destroyed at its end."""
-    global _has_own_group
-    _has_own_group = True
+    _signs.has_own_group = True
 
 
 def watch() -> None:
     """Note from now on whether an optimizer of PyTorch or Keras makes a step. Idempotent."""
-    global _watching
-    if not _watching:
-        _watching = True
+    if not _signs.watching:
+        _signs.watching = True
         change_after_import(
             {
                 "torch.optim.optimizer": lambda module: module.register_optimizer_step_post_hook(_note_step),
@@ -72,8 +77,7 @@ def _watch_keras(module: ModuleType) -> None:
 
 
 def _note_step(*_: object) -> None:
-    global _trained
-    _trained = True
+    _signs.trained = True
 
 
 def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten | None:
@@ -91,8 +95,8 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten
             "rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all. Updates "
             "without an optimizer need one, or gradients that comm.allreduce has averaged"
         )
-        return Forgotten(text, alone=True) if _trained else None
-    if _has_own_group or _has_group() or others_imported() or "TF_CONFIG" in os.environ:
+        return Forgotten(text, alone=True) if _signs.trained else None
+    if _signs.has_own_group or _has_group() or others_imported() or "TF_CONFIG" in os.environ:
         return None
     strategy = " Strategies of tf.distribute need --backend multi_worker." if "tensorflow" in sys.modules else ""
     if "lightning.pytorch" in sys.modules:
@@ -102,7 +106,7 @@ def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten
         f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "
         f"it one training run.{strategy}"
     )
-    return Forgotten(text, alone=_trained)
+    return Forgotten(text, alone=_signs.trained)
 
 
 def _has_group() -> bool:

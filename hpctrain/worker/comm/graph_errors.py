@@ -16,20 +16,33 @@ from hpctrain.common.errors import HpctrainError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The last error. A graph runs in threads of TensorFlow, from which no exception reaches the caller.
-_preserved: HpctrainError | None = None
+
+class _Preserved:
+    """The last error of these functions. A graph runs in threads of TensorFlow, from which none reaches the caller."""
+
+    def __init__(self) -> None:
+        self.error: HpctrainError | None = None
+
+    def take(self, text: str) -> HpctrainError | None:
+        """The error whose message is in ``text``, once."""
+        if self.error is None or self.error.message not in text:
+            return None
+        error, self.error = self.error, None
+        return error
+
+
+_preserved = _Preserved()
 
 
 def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap ``function`` for a graph or a future, so that :func:`original_error` finds its errors."""
 
     def preserving(*arguments: P.args, **settings: P.kwargs) -> R:
-        global _preserved
         try:
             return function(*arguments, **settings)
         except HpctrainError as error:
             # A copy: the frames and causes of the error itself hold every gradient.
-            _preserved = copy.copy(error)
+            _preserved.error = copy.copy(error)
             raise
 
     return preserving
@@ -37,12 +50,8 @@ def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 def original_error(error: BaseException) -> BaseException:
     """The error raised inside the graph or future that ended with ``error``, once; another one is returned as it is."""
-    global _preserved
     of_library = type(error) is RuntimeError or type(error).__module__.startswith("tensorflow.")
-    if not (of_library and _preserved and _preserved.message in str(error)):
-        return error
-    found, _preserved = _preserved, None
-    return found
+    return (of_library and _preserved.take(str(error))) or error
 
 
 @contextlib.contextmanager
@@ -51,7 +60,7 @@ def original_errors_raised() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = original_error(error)
-        if found is error:
+        original = original_error(error)
+        if original is error:
             raise
-        raise found from None
+        raise original from None

@@ -28,7 +28,7 @@ from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace, deadlock_error
-from hpctrain.worker.comm.script_location import left_at, loop_left, script_line
+from hpctrain.worker.comm.script_location import left_at, script_line
 from hpctrain.worker.comm.stacks import Process, look_at
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.comm.timeout import COLLECTIVE, END, Timeout, Wait
@@ -255,7 +255,6 @@ class LivenessWatch:
             passes=self._passes(),
             line=script_line(),
             left=left_at(),
-            loop=loop_left(),
             blocked=wait.blocked,
         )
 

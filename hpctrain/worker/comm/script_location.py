@@ -16,7 +16,8 @@ OWN = "hpctrain."
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-_left = _loop = ""
+# Where the script ended by sys.exit or an exception, as its file and line.
+_left: list[str] = []
 
 # Names for collectives that hpctrain starts by itself, by the function that starts them.
 PURPOSES = {
@@ -45,27 +46,15 @@ def script_place(operation: str = "") -> str:
 
 def note_exit(trace: TracebackType | None) -> None:
     """Note where the script ended by ``sys.exit`` or an exception: its innermost line in this traceback."""
-    global _left
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
         if is_of_script(file):
-            _left = f"{_short(file)}:{line}"
+            _left[:] = [f"{_short(file)}:{line}"]
 
 
 def left_at() -> str:
     """A clause that says where the script ended; "" if it reached its last line, or has not ended."""
-    return f", which it left at {_left}" if _left else ""
-
-
-def note_loop(*, left: bool) -> None:
-    """Note where the script leaves a loop over batches before their end, or that it has begun another one."""
-    global _loop
-    _loop = script_line() if left else ""
-
-
-def loop_left() -> str:
-    """The file and line at which the script left its last loop over batches before their end; "" if it did not."""
-    return _loop
+    return f", which it left at {_left[0]}" if _left else ""
 
 
 def is_of_script(file: str) -> bool:
@@ -89,12 +78,12 @@ def _public(callers: list[str], operation: str) -> str:
 def _divide(frame: FrameType | None) -> tuple[list[str], str]:
     """The functions of hpctrain above the script's innermost frame, and that frame's file and line."""
     own: list[str] = []
-    for each in _frames(frame):
-        file = each.f_code.co_filename
+    for called in _frames(frame):
+        file = called.f_code.co_filename
         if file.startswith(_PACKAGE):
-            own.append(f"{each.f_globals.get('__name__')}.{each.f_code.co_qualname}")
+            own.append(f"{called.f_globals.get('__name__')}.{called.f_code.co_qualname}")
         elif is_of_script(file):
-            return own, f"{_short(file)}:{each.f_lineno}"
+            return own, f"{_short(file)}:{called.f_lineno}"
     return own, ""
 
 

@@ -42,9 +42,17 @@ _ELEMENTS = (
     "for x, y, sample_weight, share in ht.shard(data); fit() and evaluate() take the dataset as it is"
 )
 
-_script: Script | None = None
-_interrupted = False
-_over = threading.Event()
+
+class _Program:
+    """The script that this rank runs, whether Ctrl-C was passed on to it, and whether it is over."""
+
+    def __init__(self) -> None:
+        self.script: Script | None = None
+        self.interrupted = False
+        self.over = threading.Event()
+
+
+_program = _Program()
 
 
 def begin(script: Script, stop: Path, ranks: int) -> None:
@@ -53,8 +61,7 @@ def begin(script: Script, stop: Path, ranks: int) -> None:
     Args:
         stop: the file that asks the ranks to stop, by which Ctrl-C in the launcher's terminal reaches them.
     """
-    global _script
-    _script = script
+    _program.script = script
     seconds = max(1.0, ranks / _LOOKS)
     threading.Thread(target=_pass_on_interrupt, args=(stop, seconds), name="hpctrain-interrupt", daemon=True).start()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -96,12 +103,11 @@ def show(error: BaseException) -> None:
 
 def _pass_on_interrupt(stop: Path, seconds: float) -> None:
     """Raise KeyboardInterrupt in the main thread once Ctrl-C was pressed, unless the script asks for stops itself."""
-    global _interrupted
-    while not _over.wait(seconds):
+    while not _program.over.wait(seconds):
         with contextlib.suppress(OSError):
             if stopping.reason_in(stop) == signal.SIGINT.name and not stopping.this_process.listens():
                 # Leaving the run waits for ranks that are where this one left them.
-                _interrupted = True
+                _program.interrupted = True
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     # Until the handler below runs.
                     Timeout.interrupted = time.monotonic()
@@ -126,17 +132,17 @@ def _interrupted_handler(default: Callable[[int, FrameType | None], Any]) -> Cal
 
 def was_interrupted() -> bool:
     """Whether Ctrl-C was passed on to the script."""
-    return _interrupted
+    return _program.interrupted
 
 
 def end() -> None:
     """Pass on no interrupt from here on."""
-    _over.set()
+    _program.over.set()
 
 
 def finish() -> None:
     """Do what Python does at the end of a program: wait for threads, and run exit handlers, which close files."""
-    if _script is None:
+    if _program.script is None:
         return
     run.leave_no_more()
     with contextlib.suppress(BaseException):
@@ -176,10 +182,11 @@ def explanation(error: BaseException) -> str:
 
 def from_script(error: BaseException) -> TracebackType | None:
     """The part of an error's traceback that begins in the user's script, without hpctrain's frames above it."""
-    if _script and isinstance(error, SyntaxError) and error.filename == str(_script.path):
+    script = _program.script
+    if script and isinstance(error, SyntaxError) and error.filename == str(script.path):
         # A syntax error names its place itself, and nothing of the script was executed.
         return None
     start = error.__traceback__
-    while _script and start and start.tb_frame.f_code.co_filename != str(_script.path):
+    while script and start and start.tb_frame.f_code.co_filename != str(script.path):
         start = start.tb_next
     return start or error.__traceback__

@@ -27,12 +27,6 @@ def step() -> None:
 if case == "early":
     for _ in range(5 if last else 6):
         step()
-elif case == "break":
-    rows = torch.utils.data.TensorDataset(torch.ones(8, 300))
-    for number, _ in enumerate(ht.shard(torch.utils.data.DataLoader(rows, batch_size=2))):
-        if last and number == 2:
-            break
-        step()
 elif case == "stop":
     step()
     if last:

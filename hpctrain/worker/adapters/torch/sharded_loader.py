@@ -24,7 +24,7 @@ from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.comm.deadlocks import mismatch_error
-from hpctrain.worker.comm.script_location import note_loop, script_line
+from hpctrain.worker.comm.script_location import script_line
 
 # Of a tensor that is compared with another one, so many elements at its begin and at its end.
 _FEW = 64
@@ -214,7 +214,6 @@ class ShardedLoader:
         self._next = self._handed_out = Place(state["epoch"], state["batches"], state.get("order", 0.0))
 
     def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
-        note_loop(left=False)
         for drawn_batch, after in drawn:
             if self._loader.persistent_workers and started != self._started:
                 raise HpctrainError(
@@ -225,12 +224,7 @@ class ShardedLoader:
                 )
             if started == self._started:
                 self._handed_out = after
-            try:
-                yield drawn_batch
-            except GeneratorExit:
-                # Other ranks may go on, and wait for this one.
-                note_loop(left=True)
-                raise
+            yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
 

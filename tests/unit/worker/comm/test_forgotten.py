@@ -49,8 +49,8 @@ def groups(*, size: int) -> types.SimpleNamespace:
 @pytest.mark.parametrize("sign", ["group", "own group", "library", "TF_CONFIG", "meant"])
 def test_who_knows_the_other_ranks_is_told_nothing(monkeypatch, sign):
     # Other tests of this process may have made groups.
-    monkeypatch.setattr(forgotten, "_trained", True)
-    monkeypatch.setattr(forgotten, "_has_own_group", False)
+    monkeypatch.setattr(forgotten._signs, "trained", True)
+    monkeypatch.setattr(forgotten._signs, "has_own_group", False)
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("HPCTRAIN_RANKS_ALONE", raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", groups(size=0))
@@ -61,7 +61,7 @@ def test_who_knows_the_other_ranks_is_told_nothing(monkeypatch, sign):
     if sign == "group":
         monkeypatch.setitem(sys.modules, "torch.distributed", groups(size=2))
     elif sign == "own group":
-        monkeypatch.setattr(forgotten, "_has_own_group", True)
+        monkeypatch.setattr(forgotten._signs, "has_own_group", True)
     elif sign == "library":
         monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     elif sign == "TF_CONFIG":

@@ -13,7 +13,7 @@ def test_a_script_may_have_removed_the_folder_in_which_it_ends(tmp_path: Path, m
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(script_location, "_left", "")
+    monkeypatch.setattr(script_location, "_left", [])
     folder.rmdir()
     trace = None
     try:
