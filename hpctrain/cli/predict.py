@@ -27,7 +27,7 @@ from hpctrain.control.predict.training import Training, require_data_parallel, r
 from hpctrain.control.predict.transformers.language_prediction import LanguageTraining, recipe_language_training
 from hpctrain.control.predict.transformers.network import transformer
 from hpctrain.control.predict.transformers.settings import parse_settings
-from hpctrain.control.programs.trace import trace_script
+from hpctrain.control.programs.traced_script import trace_script
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.topology.node_file import node_map_of
 from hpctrain.control.topology.records import LANE_GBIT

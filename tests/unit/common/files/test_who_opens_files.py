@@ -42,7 +42,7 @@ _ALLOWED = {
         "worker.bench.sweep",
         "control.doctor.diagnosis",
         "control.programs.bench",
-        "control.programs.trace",
+        "control.programs.traced_script",
         "worker.programs.links",
     },
     "written where the user says": {"cli.output_files"},

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.programs.trace import trace_script
+from hpctrain.control.programs.traced_script import trace_script
 from support import needs
 from support.refusals import refused
 
