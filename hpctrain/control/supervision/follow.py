@@ -47,9 +47,6 @@ class Tail:
         self._longest = longest
         # Ends behind the last complete line, because the next attempt may remove an incomplete one.
         self.offset = path.stat().st_size if not whole and path.exists() else 0
-        self._file: tuple[int, int] | None = None
-        # Whether another file has taken its place, where the writer's further lines do not appear.
-        self.replaced = False
 
     def lines(self, *, last: bool = False, at_most: int | None = None) -> list[bytes]:
         """The complete lines since the last call; with ``last`` also an incomplete one.
@@ -84,10 +81,7 @@ class Tail:
         except FileNotFoundError:
             return b"", True
         with file:
-            found = os.fstat(file.fileno())
-            before, self._file = self._file, (found.st_dev, found.st_ino)
-            self.replaced = self.replaced or before not in (None, self._file)
-            if found.st_size < self.offset:
+            if os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0
             file.seek(self.offset)
             return file.read(-1 if at_most is None else at_most), not file.read(1)
@@ -127,10 +121,6 @@ class Follower:
                 self._pass_on(line)
             if not last:
                 break
-        if self._events.replaced:
-            self._say_once(
-                "another file", f"it took the place of {self._path}, and further steps are not recorded there"
-            )
 
     def _pass_on(self, line: bytes) -> None:
         self._number += 1
