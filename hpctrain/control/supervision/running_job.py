@@ -99,7 +99,8 @@ class RunningJob:
             follower.advance()
             self.output()
             if deadline is None and turn % max(_POLLS_A_LOOK, self._ranks // 10) == 0:
-                if not self.lost and self._held.lost():
+                if not self.lost and (fate := self._held.lost()):
+                    self.lost = fate
                     self.find_directory(follower)
                     return True
                 grace = self._grace()
