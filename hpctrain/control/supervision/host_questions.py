@@ -61,9 +61,10 @@ _PROGRAM = f"""\
 import json, socket, sys, time
 import hpctrain
 answer = {{"version": hpctrain.__version__}}
-def reaches(address):
+def reaches(way):
+    address, _, port = way.rpartition(":")
     try:
-        socket.create_connection((address, int(sys.argv[2])), timeout=3).close()
+        socket.create_connection((address, int(port)), timeout=3).close()
         return True
     except OSError:
         return False
@@ -76,7 +77,7 @@ if hpctrain.__version__ == {hpctrain.__version__!r}:
     end = time.monotonic() + 8
     while (busy := processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else []) and time.monotonic() < end:
         time.sleep(0.2)
-    answer.update(busy=busy, cut_off=bool(sys.argv[3:]) and not any(map(reaches, sys.argv[3:])))
+    answer.update(busy=busy, cut_off=bool(sys.argv[2:]) and not any(map(reaches, sys.argv[2:])))
 print({_MARK!r} + json.dumps(answer))
 """
 
@@ -128,7 +129,7 @@ def ask_hosts(
 
     def ask(host: str) -> Answer:
         # This host is not asked for busy ranks: they are seen without a question, and its launcher may be among them.
-        words = ["", port] if hosts[host] else [str(folder.absolute()), port, *own]
+        words = [""] if hosts[host] else [str(folder.absolute()), *ways]
         command = ["sh"] if hosts[host] else ["ssh", *_SSH_OPTIONS, host, "sh"]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -146,8 +147,8 @@ def ask_hosts(
 
     with contextlib.ExitStack() as opened:
         # The kernel itself answers connections that nobody accepts.
-        listener = opened.enter_context(_listener()) if own else None
-        port = str(listener.getsockname()[1]) if listener else "0"
+        listeners = [opened.enter_context(_listener(address)) for address in own]
+        ways = [f"{address}:{one.getsockname()[1]}" for address, one in zip(own, listeners, strict=True)]
         pool = opened.enter_context(ThreadPoolExecutor(min(_AT_ONCE, len(hosts))))
         try:
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
@@ -158,10 +159,9 @@ def ask_hosts(
             raise
 
 
-def _listener() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-    return socket.create_server(("", 0), backlog=4096)
+def _listener(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=4096)
 
 
 def silent_hosts(

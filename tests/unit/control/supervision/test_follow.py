@@ -83,22 +83,6 @@ def test_a_file_that_was_emptied_is_read_from_its_beginning(tmp_path):
     assert tail.lines() == [b"five"]
 
 
-def test_another_file_in_place_of_the_events_is_told_once(tmp_path):
-    """An editor saves so: rank 0 writes on into a file that has no name any more."""
-    directory = RunDirectory(tmp_path)
-    directory.events.write_bytes(b'{"time": 1, "event": "mark"}\n')
-    said: list[str] = []
-    follower = Follower(directory, Audience(notice=said.append))
-    for _ in range(2):
-        follower.advance()
-    assert said == []
-    (tmp_path / "new").write_bytes(directory.events.read_bytes())
-    (tmp_path / "new").rename(directory.events)
-    for _ in range(2):
-        follower.advance()
-    assert len(said) == 1
-
-
 def test_a_line_without_an_end_is_passed_on_in_parts_and_read_once(tmp_path):
     path = tmp_path / "log"
     tail = Tail(path, longest=1000)

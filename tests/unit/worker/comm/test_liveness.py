@@ -177,7 +177,7 @@ def test_a_rank_that_is_stopped_in_its_wait_is_named_at_the_first_look(capsys, m
 def test_short_waits_are_told_to_rank_0_alone():
     queue = deque[tuple[int, int, object]]()
     board = Queue(1, 4, queue, near_seconds=50.0)
-    place = WaitPlace(kind=CONTROL, what="barrier", passes=0, line="", left="", loop="", blocked=False)
+    place = WaitPlace(kind=CONTROL, what="barrier", passes=0, line="", left="", blocked=False)
     wait = Announced(number=1, times=0, place=place, seconds=2.0, leads=True)
     for told in (wait, None, replace(wait, seconds=60.0), None, wait):
         board.announce(told)
