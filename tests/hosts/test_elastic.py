@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_campaign.oracle import kept_steps, read_lines, wrong_order
 
+from fault_campaign.oracle import kept_steps, read_lines, wrong_order
 from support.hosts.local_hosts import LocalHosts
 
 torch = pytest.importorskip("torch")

@@ -9,10 +9,10 @@ import contextlib
 from pathlib import Path
 
 import pytest
+
 from fault_campaign import campaign, kinds_of_hosts
 from fault_campaign.cases import KINDS, Case
 from fault_campaign.references import Library
-
 from support.hosts.local_hosts import LocalHosts
 
 pytest.importorskip("torch")
