@@ -150,9 +150,9 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
     Args:
         failed: gets the launchers that do not work here. Whether Horovod fits is a check of its own.
     """
-    from hpctrain.control.launchers.launcher_choice import require_image
+    from hpctrain.control.launchers.launcher_choice import choose_launcher, require_image
     from hpctrain.control.supervision.audience import ReadyRun
-    from hpctrain.control.supervision.start import prove_launcher, run_plan
+    from hpctrain.control.supervision.start import run_plan
 
     remedy = "start them by hand: mpirun -np 2 hostname"
     try:
@@ -161,7 +161,7 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
             require_image(plan)
             if plan.start.container is None and plan.start.python is None:
                 require("train")
-            launcher = prove_launcher(
+            launcher = choose_launcher(
                 plan, machine, directory.parent, seconds=_PROBE_SECONDS, say=lambda _, reasons: failed.update(reasons)
             )
             failure = run_plan(ReadyRun(plan=plan, machine=machine, launcher=launcher), RunDirectory(directory))
