@@ -14,9 +14,9 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
+from stored_outputs import comparable, tidied
 
 from hpctrain.common.recipes.load import load_recipe
-from support.stored_outputs import comparable, tidied
 
 _NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 _CELL_TIMEOUT_SECONDS = 240

@@ -32,7 +32,6 @@ from support.gpu_sections import GPUS, launch, on_gpus
 from support.imported_programs import imported
 from support.interrupted_runs import assert_same_bits, interrupted
 from support.launching import Launch
-from support.refused_patterns import wrong_patterns
 
 PROGRAMS = Path(__file__).with_name("programs")
 OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"
@@ -127,23 +126,6 @@ def test_scripts_equal_one_process_on_a_cpu(mpirun, tmp_path, note, backend, ran
     note(**{name: f"{each:.1e}" for name, each in apart.items()})
     assert all(np.array_equal(each[name], results[0][name]) for each in results for name in cases)
     assert not {name: each for name, each in apart.items() if not each <= program.TOLERANCE.get(name, 1e-10)}
-
-
-@on_gpus
-def test_patterns_of_scripts_equal_one_process_or_are_refused(mpirun, tmp_path, note):
-    """As in tests/mpi/test_torch_patterns.py; worker processes cannot use the GPU of the process that started them."""
-    program = imported(OF_RANKS / "torch_patterns.py")
-    names = [name for name in program.PATTERNS if name != "worker_processes"]
-    scripts_on_a_gpu(mpirun, "torch_patterns.py", 2, "mpi", str(tmp_path / "out"), *names)
-    results = [json.loads((tmp_path / f"out-mpi-{rank}.json").read_text()) for rank in range(2)]
-    wrong = wrong_patterns(results)
-    refused = {
-        kind: {name for name, each in results[0].items() if each[kind]["refused"]} for kind in ("even", "uneven")
-    }
-    note(patterns=len(names), wrong=wrong, refused=sorted(refused["uneven"]))
-    assert len(results[0]) == len(names) > 50
-    assert not wrong
-    assert refused == {"even": set(), "uneven": set()}
 
 
 @on_gpus

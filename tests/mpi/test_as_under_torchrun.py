@@ -81,11 +81,7 @@ def lines_of(text: str, folder: Path) -> Counter[str]:
         *(["endings.py", way] for way in ("status_3", "left_early", "chained_error", "error_in_handler", "killed")),
         *(
             pytest.param(["endings.py", way], marks=THOROUGH, id=way)
-            for way in (
-                *("text", "no_status", "left_by_hand", "left_by_hand_with_3", "error"),
-                *("interrupt", "missing_module", "aborted", "terminated", "error_in_thread", "error_in_hook"),
-                *("own_hook", "closed_output"),
-            )
+            for way in ("text", "left_by_hand_with_3", "error", "error_in_hook", "own_hook", "closed_output")
         ),
     ],
     ids=lambda words: words[-1] if words[0] == "endings.py" else words[0],
@@ -172,7 +168,7 @@ for step in range(20):
     [
         # Known long before the limit.
         ("break", 1, "HT-ranks-in-different-places", r"rank 1 on \S+ at the end of its script"),
-        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 40 s for rank 1"),
+        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 12 s for rank 1"),
     ],
 )
 def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
@@ -180,7 +176,7 @@ def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
 ) -> None:
     """DDP waits in C++, where an error of a collective has to arrive too."""
     (tmp_path / "script.py").write_text(LOOP.format(halt=halt))
-    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="40")
+    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="12")
     assert (result.returncode, code in codes(result.stdout)) == (status, True), result.stdout
     assert re.search(named, result.stdout)
 

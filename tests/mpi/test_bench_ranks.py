@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpctrain.common.recipes.gpt import GptSettings
-from hpctrain.common.recipes.load import load_recipe
 from hpctrain.control.planning.mesh_plan import SHARDING
-from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.rank_memory import memory
 from support.launching import Launch
 
 
@@ -103,52 +98,6 @@ def test_memory_of_four_ranks_is_that_of_the_formulas(hpctrain: Launch):
     assert rows["replicas"]["state"] == pytest.approx(4 * parameters, rel=0.01)
     for name in ("tp 4", "tp 2, ZeRO 3"):
         assert rows[name]["ratio_to_formula"] == pytest.approx(1, rel=0.1)
-
-
-@pytest.mark.thorough
-def test_memory_of_two_ranks_is_that_of_the_closed_forms(hpctrain: Launch):
-    network = GptSettings(layers=6, heads=8, width=384, context=64, vocabulary=2048).transformer
-    variants = {
-        "replicas": [],
-        "replicas, recompute": ["sharding.recompute=true"],
-        "ZeRO 1": ["mesh.dp_shard=2", "sharding.zero=1"],
-        "ZeRO 2": ["mesh.dp_shard=2", "sharding.zero=2"],
-        "ZeRO 3": ["mesh.dp_shard=2"],
-        "ZeRO 3, recompute": ["mesh.dp_shard=2", "sharding.recompute=true"],
-        "tp 2": ["mesh.tp=2"],
-    }
-    for row in printed(hpctrain, "rank_memory.py", 2, "gpt", "4"):
-        recipe = load_recipe("gpt2-124m", ["precision=float32", *variants.pop(row["variant"])])
-        layout = replace(Layout.of_recipe(recipe, 2), micro_batch=4, micro_batches=1)
-        # Resident memory, of which libraries take some, and an update on CPUs that takes one parameter after the other.
-        peak = row["state"] + row["rest_of_peak"]
-        assert memory(network, layout).allocated / peak == pytest.approx(1, abs=0.2), row
-    assert not variants
-
-
-@pytest.mark.thorough
-def test_a_step_under_meshes(hpctrain: Launch):
-    rows = printed(hpctrain, "mesh_steps.py", 2, "gpt", "1", "1", "dp_shard=2", "tp=2", "pp=2")
-    assert [row["variant"] for row in rows] == ["no communication", "data parallel", "dp_shard 2", "tp 2", "pp 2"]
-    for row in rows:
-        assert row["samples_per_s"] == pytest.approx(2 / row["median_s"])
-        assert row["ratio_to_data_parallel"] > 0
-
-
-@pytest.mark.thorough
-def test_collectives_over_both_groups(hpctrain: Launch):
-    rows = printed(hpctrain, "process_groups.py", 2, "1024", "1", "1")
-    names = {(row["collective"], row["group"]) for row in rows}
-    collectives = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "FSDP2 step")
-    assert names == {(collective, group) for collective in collectives for group in ("gloo", "hpctrain")}
-    assert all((row["ratio_to_gloo"] == 1) == (row["group"] == "gloo") for row in rows)
-
-
-@pytest.mark.thorough
-def test_what_the_training_loop_adds_to_a_step(hpctrain: Launch):
-    rows = printed(hpctrain, "supervision.py", 2, "digits", "1", "1")
-    assert [row["variant"] for row in rows] == ["no communication", "supervision", "guard's check"]
-    assert all(row["ratio_to_limit"] > 0 for row in rows)
 
 
 def test_bench_loader_counts_the_stages_of_its_own_processes(hpctrain):

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from support.comers import cells
-from support.comers.cells import NAMES, Launcher
+from support.comers.cells import NAMES
 from support.launching import Launch
 from support.refusals import codes
 
 PROGRAM = Path(__file__).parent / "programs" / "horovod_keras_scripts.py"
-MPIRUN = Launcher(options=("-np", "2", "--launcher", "mpirun"), run=cells.on_this_machine)
 
 
 @pytest.mark.long
@@ -62,7 +61,7 @@ def test_processes_that_a_rank_spawns_are_no_ranks(hpctrain: Launch, tmp_path: P
 )
 def test_a_killed_rank_is_named_and_the_run_resumed(tmp_path: Path, script: str) -> None:
     cells.require(script)
-    cell = cells.killed(script, MPIRUN, tmp_path, cells.alone(cells.framework(script)))
+    cell = cells.killed(script, tmp_path, cells.alone(cells.framework(script)))
     assert cell.right, cell.output
     assert cell.code == "HT-rank-killed" and cell.named_seconds is not None, cell.output
 
@@ -75,12 +74,7 @@ def test_horovods_functions_for_keras_reduce_on_keras_3(hpctrain: Launch, tmp_pa
     for rank in range(2):
         said = json.loads((tmp_path / f"said-{rank}.json").read_text())
         refused = said.pop("refused")
-        assert refused == [
-            "HT-horovod-keras-not-supported",
-            "HT-horovod-keras-not-supported",
-            "HT-horovod-keras-not-supported",
-            "HT-horovod-keras-not-supported",
-        ]
+        assert refused == 4 * ["HT-horovod-keras-not-supported"]
         # Both ranks are told the mean, and the warm-up of two epochs is over.
         assert said.pop("rate") == pytest.approx(0.2)
         assert said.pop("loss") > 0

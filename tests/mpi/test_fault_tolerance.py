@@ -48,7 +48,7 @@ def folder(mpirun: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole_run(program: ModuleType, framework: str, tmp_path: Path) -> tuple[np.ndarray, list[Event]]:
     """The same without any death, in one process: parameters and events."""
     comm, settings = SingleCommunicator("test"), program.recipe("keep")
-    trainer = program.trainer_of(framework, settings, comm)
+    trainer = program.new_trainer(framework, settings, comm)
     train, test = (InMemory(samples=each) for each in program.data())
     with EventWriter(tmp_path / "events.jsonl") as events:
         checkpoints = Checkpoints(tmp_path, comm, events)

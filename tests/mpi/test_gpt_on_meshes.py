@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,9 @@ def _same_where_held_twice(tmp_path: Path, name: str, ranks: int) -> int:
     for rank in range(ranks):
         with np.load(tmp_path / f"out-{name}-{rank}.npz") as pieces:
             for key, value in pieces.items():
-                count += key in held
-                assert held.setdefault(f"{key} {value.shape}", value.tobytes()) == value.tobytes(), f"{name}: {key}"
+                piece = f"{key} {value.shape}"
+                count += piece in held
+                assert held.setdefault(piece, value.tobytes()) == value.tobytes(), f"{name}: {piece}"
     return count
 
 
@@ -97,6 +99,30 @@ def test_every_mesh_has_the_losses_of_one_process(plain, mpirun, tmp_path, ranks
             continue
         bound = {"bf16": 0.02, "fp16": 0.005}.get(name, 1e-5)
         np.testing.assert_allclose(_losses(tmp_path, name), losses, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.long
+def test_replicas_equal_a_plain_loop_and_resume_with_the_same_bits(plain, mpirun, tmp_path):
+    mesh = "dp_replicate=2"
+    cases = [f"{case}:{mesh}:{ALL}" for case in plain.CASES]
+    cases += [f"{case}-resumed:{mesh}:{steps}" for case in ("micro", "untied") for steps in (LATER, ALL)]
+    mpirun(PROGRAM, 2, str(tmp_path / "out"), *cases)
+    for case in plain.CASES:
+        _, losses, test_loss = plain.reference(case)
+        # bf16 keeps 8 bits of what is between the layers.
+        bound = 0.02 if case == "bf16" else 1e-5
+        found = _losses(tmp_path, case)
+        np.testing.assert_allclose(found, losses, rtol=0, atol=bound, err_msg=case)
+        assert found[-1] < found[0] - 0.1
+        assert _same_where_held_twice(tmp_path, case, 2) > 0
+        last = [event for event in read_events(tmp_path / f"out-{case}.jsonl") if event.event == "epoch"][-1]
+        assert last.test_loss == pytest.approx(test_loss, abs=bound) and 0 < last.test_accuracy < 1
+        # Of a processor nobody states a peak.
+        assert last.tokens_per_s == pytest.approx(last.samples_per_s * 24) and last.flops_utilisation is None
+    for case in ("micro", "untied"):
+        with np.load(tmp_path / f"out-{case}-0.npz") as whole, np.load(tmp_path / f"out-{case}-resumed-0.npz") as again:
+            for name in whole.files:
+                np.testing.assert_array_equal(again[name], whole[name], err_msg=f"{case}, resumed: {name}")
 
 
 @pytest.mark.thorough
@@ -138,3 +164,25 @@ def test_compiled_meshes_have_the_losses_of_one_process_and_each_others_checkpoi
 def test_a_norm_that_overflows_over_all_ranks_is_not_clipped_by(mpirun):
     done = mpirun(FOLDER / "clipped_meshes.py", 2, "dp_shard=2", "tp=2", HPCTRAIN_BACKEND="gloo")
     assert done.stdout.count("is through") == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ["mpi", "horovod"])
+def test_a_small_run_learns_more_than_how_often_each_byte_comes(hpctrain, tmp_path, backend):
+    result = hpctrain("run", "gpt2-124m", "--smoke", "-np", "2", "--backend", backend, "--run-dir", "run")
+    assert result.returncode == 0, result.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["backend"]) == ("done", 300, backend)
+    # What a model that knew the frequencies of the validation text itself, and no order, would lose at the least.
+    from pydoc_data.topics import topics
+
+    held_out = "".join(topics[name] + "\0" for name in sorted(topics)[::20]).encode()
+    counts = np.bincount(np.frombuffer(held_out, np.uint8))
+    shares = counts[counts > 0] / counts.sum()
+    entropy = -(shares * np.log(shares)).sum()
+    assert 3.0 < entropy < 3.6
+    assert summary["metrics"]["test_loss"] < entropy - 0.3
+    assert summary["tokens_per_s"] == pytest.approx(64 * summary["samples_per_s"])
+    assert "flops_utilisation" not in summary
+    assert summary["communication_bytes"] % (300 * 4) == 0 < summary["communication_bytes"]
+    assert " tokens/s" in result.stdout

@@ -181,7 +181,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals)
     """Rank 1 ignores SIGTERM."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     program = str(Path(sys.executable).parent / "hpctrain")
-    command = [program, "run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "wait"]
+    command = [program, "run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--stop-seconds", "3", "--", "wait"]
     with subprocess.Popen(
         command,
         cwd=tmp_path,

@@ -46,17 +46,6 @@ def assert_learned(run: Path, *, broken: int) -> None:
 
 
 @pytest.mark.thorough
-def test_resnet50_learns(hpctrain: Launch, tmp_path: Path, shards: Path) -> None:
-    pytest.importorskip("torch")
-    arguments = [*options(shards, "data.limit=64", "epochs=2"), "--framework", "torch", "--run-dir", "run"]
-    result = hpctrain("run", "you2017-lars", *arguments)
-    assert result.returncode == 0, result.stdout
-    assert "23,528,522 parameters" in result.stdout
-    # The other one is not among the first 64.
-    assert_learned(tmp_path / "run", broken=1)
-
-
-@pytest.mark.thorough
 def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
     hpctrain: Launch, tmp_path: Path, shards: Path
 ) -> None:

@@ -17,29 +17,16 @@ if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow", allow_module_level=True)
 
 PROGRAM = Path(__file__).parent / "programs" / "keras_patterns.py"
-# Where the engines differ: what travels in the middle of a step, and rows of embeddings.
-ENGINES = (
-    "two_outputs_with_loss_weights",
-    "train_step_of_the_guide",
-    "gan_of_the_guide",
-    "loop_over_a_list",
-    "loop_clipped_by_hand",
-    "accumulation_by_the_optimizer",
-    "tokens_behind_a_mask",
-    "function_that_is_no_mean",
-    "synchronized_batch_norm",
-    "embedding_with_adam",
-    "embedding_with_adagrad_clipped",
-    "a_generator_on_each_rank",
-    "evaluation_of_sharded_data",
-    "metrics_of_ones_own",
-    "gradients_of_gradients",
-    "class_weights_in_a_compute_loss",
-    "train_step_of_whole_tensors",
-    "numbers_that_a_step_returns",
-)
-
-# Of each of them the hardest: a step of one's own, loops, a mask, statistics and rows of the batch, own data.
+# How far arithmetic of fewer digits than float64's may be off.
+TOLERANCE = {
+    "float32": 1e-5,
+    "overflow": 2e-3,
+    "overflow_in_a_graph": 2e-3,
+    "bfloat16": 0.02,
+    "narrowed_to_fp16": 2e-3,
+    "narrowed_to_bf16": 1e-2,
+}
+# The hardest: a step of one's own, loops, a mask, statistics and rows of the batch, own data.
 HARDEST = (
     "train_step_of_the_guide",
     "loop_over_a_list",
@@ -51,17 +38,31 @@ HARDEST = (
     "gradients_of_gradients",
     "train_step_of_whole_tensors",
 )
+# Where the engines differ: what travels in the middle of a step, and rows of embeddings.
+ENGINES = (
+    *HARDEST,
+    "two_outputs_with_loss_weights",
+    "gan_of_the_guide",
+    "accumulation_by_the_optimizer",
+    "function_that_is_no_mean",
+    "evaluation_of_sharded_data",
+    "metrics_of_ones_own",
+    "class_weights_in_a_compute_loss",
+    "numbers_that_a_step_returns",
+)
+# On three ranks, of which one gets nothing of the last batch.
+UNEVEN = ("built_in_the_first_step", "clipped_in_a_graph", "accumulated_in_a_graph", "overflow", "narrowed_to_fp16")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[str, ...]], dict[str, np.ndarray]]:
-    """What one process that imports no hpctrain comes to, on even batches by these patterns or uneven ones by all."""
+    """What one process that imports no hpctrain comes to, on even or uneven batches, by these patterns or all."""
     out = tmp_path_factory.mktemp("plain") / "out"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
     @functools.cache
     def values(kind: str, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-        part = f"plain.even={','.join(names)}" if kind == "even" else "plain.uneven"
+        part = f"plain.{kind}={','.join(names)}" if names else f"plain.{kind}"
         subprocess.run([sys.executable, str(PROGRAM), str(out), part], check=True, env=env, timeout=400)
         with np.load(f"{out}-plain.{kind}-0.npz") as found:
             return dict(found)
@@ -71,26 +72,22 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[str,
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("ranks", "backends"),
+    ("ranks", "backend", "names"),
     [
-        pytest.param(2, {"mpi.uneven": ()}, marks=pytest.mark.thorough),
-        pytest.param(3, {"horovod.uneven": ENGINES}, marks=pytest.mark.thorough),
-        (2, {"horovod.even": HARDEST}),
-        pytest.param(2, {"horovod.even": ENGINES}, marks=pytest.mark.thorough),
-        pytest.param(3, {"mpi.even": ENGINES}, marks=pytest.mark.thorough),
+        (2, "horovod.even", HARDEST),
+        (3, "mpi.uneven", UNEVEN),
+        pytest.param(2, "mpi.uneven", (), marks=pytest.mark.thorough),
+        pytest.param(3, "horovod.uneven", (*ENGINES, *TOLERANCE), marks=pytest.mark.thorough),
+        pytest.param(3, "mpi.even", ENGINES, marks=pytest.mark.thorough),
     ],
 )
-def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, plain, ranks, backends):
-    parts = [f"{backend}={','.join(names)}" for backend, names in backends.items()]
-    mpirun(PROGRAM, ranks, str(tmp_path / "out"), *parts, timeout=500)
-    for backend, names in backends.items():
-        results = [dict(np.load(tmp_path / f"out-{backend}-{rank}.npz")) for rank in range(ranks)]
-        expected = plain(backend.partition(".")[2], names)
-        wrong = {key: why for key in results[0] if (why := _wrong(key, results, expected))}
-        assert not wrong, f"{backend} on {ranks} ranks: {wrong}"
-        assert {key.partition(".")[0] for key in results[0]} == set(
-            names or {key.partition(".")[0] for key in expected}
-        )
+def test_equals_one_process_on_the_full_batch(mpirun, tmp_path, plain, ranks, backend, names):
+    mpirun(PROGRAM, ranks, str(tmp_path / "out"), f"{backend}={','.join(names)}", timeout=500)
+    results = [dict(np.load(tmp_path / f"out-{backend}-{rank}.npz")) for rank in range(ranks)]
+    expected = plain(backend.partition(".")[2], names)
+    wrong = {key: why for key in results[0] if (why := _wrong(key, results, expected))}
+    assert not wrong
+    assert results[0].keys() == expected.keys()
 
 
 def _wrong(key: str, results: list[dict[str, np.ndarray]], plain: dict[str, np.ndarray]) -> str:
@@ -99,4 +96,4 @@ def _wrong(key: str, results: list[dict[str, np.ndarray]], plain: dict[str, np.n
     if any(not np.array_equal(result[key], results[0][key]) for result in results):
         return "ranks differ"
     error = np.abs(results[0][key] - plain[key]).max()
-    return "" if error <= 1e-10 else f"{error:.1e} off"
+    return "" if error <= TOLERANCE.get(key.partition(".")[0], 1e-10) else f"{error:.1e} off"

@@ -63,15 +63,3 @@ def test_a_run_from_a_server_that_fails_equals_one_from_disk(
     assert server.requests == _OBJECTS + 1 + server.failed
     told = [path for path in (tmp_path / "remote").rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
     assert told == [] and "hush" not in remote.stdout
-
-
-@pytest.mark.thorough
-def test_a_run_whose_server_hangs_ends_with_the_name_of_the_object(
-    hpctrain: Launch, tmp_path: Path, server: S3Server
-) -> None:
-    server.fault = lambda name, number: "hang" if name == "train-000005.tar" else None
-    limits = {"HPCTRAIN_OBJECT_TIMEOUT": "0.5", "HPCTRAIN_TIMEOUT": "40"}
-    environment = {**server.environment, **limits, "HPCTRAIN_CACHE": str(tmp_path / "cache")}
-    result = hpctrain("run", *options(server.url), "--run-dir", "run", **environment)
-    assert result.returncode == 1, result.stdout
-    assert f"{server.url}/train-000005.tar: " in result.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,17 @@ TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 0.05}
 _references: dict[tuple, dict[str, np.ndarray]] = {}
 
 
-FEATURES = ("_sgd", "_clip", "_accumulate", "_recompute", "_tied", "_frozen", "_float32", "_scaler")
-FSDP = ["fsdp", *(f"fsdp{feature}" for feature in FEATURES), "fsdp_all", "fsdp_zero2", "fsdp_bare", "fsdp_bfloat16"]
-FSDP += ["fsdp_zero1", "fsdp_zero1_tied", "replicas_recompute"]
-TP = ["tp", *(f"tp{feature}" for feature in FEATURES), "tp_all", "tp_bare", "tp_sequence"]
-PP = [f"pp_{schedule}" for schedule in program.PIPELINES] + [f"pp_{schedule}_all" for schedule in program.PIPELINES]
-PP += ["pp_sgd", "pp_recompute", "pp_recompute_zbv", "pp_frozen", "pp_frozen_zbv", "pp_float32", "pp_scaler"]
+FEATURES = ("", "_all", "_frozen", "_float32", "_scaler", "_bare")
+FSDP = [f"fsdp{feature}" for feature in FEATURES]
+FSDP += ["fsdp_zero2", "fsdp_bfloat16", "fsdp_zero1", "fsdp_zero1_tied", "replicas_recompute"]
+TP = [*(f"tp{feature}" for feature in FEATURES), "tp_sequence"]
+PP = [f"pp_{schedule}{feature}" for schedule in program.PIPELINES for feature in ("", "_all")]
+PP += ["pp_recompute", "pp_frozen", "pp_frozen_zbv", "pp_scaler"]
+
+HSDP = [*("fsdp", "fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1"), *("tp_fsdp", "tp_fsdp_all")]
+HSDP += ["tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"]
+PP_ON_4 = ["pp_fsdp_1f1b", "pp_fsdp_zbv_all", "pp_fsdp_interleaved_zero_bubble_all", "pp_fsdp_frozen", "pp_fsdp_scaler"]
+PP_ON_4 += ["pp_replicas_1f1b_all", "pp_tp_1f1b_all", "pp4"]
 
 ENGINES = {"fsdp", "fsdp_all", "fsdp_zero1", "fsdp_bfloat16", "tp", "tp_all", "tp_sequence", "hsdp", "hsdp_all"}
 ENGINES |= {"tp_fsdp_all", "pp_fsdp_zbv_all", "pp_tp_1f1b_all", "tp_pp_fsdp_1f1b", "tp_pp_replicas_zbv_all"}
@@ -36,31 +42,13 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        pytest.param(2, FSDP, id="fsdp"),
+        pytest.param(2, ["fsdp", "fsdp_all", "fsdp_zero1", "fsdp_scaler", "fsdp_bfloat16"], id="some"),
+        pytest.param(2, FSDP, id="fsdp", marks=pytest.mark.thorough),
         pytest.param(2, TP, id="tp", marks=pytest.mark.thorough),
         pytest.param(2, PP, id="pp", marks=pytest.mark.thorough),
         pytest.param(3, ["fsdp", "fsdp_all", "fsdp_zero1"], id="fsdp on 3", marks=pytest.mark.thorough),
-        pytest.param(
-            4,
-            ["fsdp", "fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1"],
-            id="hsdp",
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            4,
-            ["tp_fsdp", "tp_fsdp_all", "tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"],
-            id="tp fsdp",
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            4,
-            [
-                *("pp_fsdp_1f1b", "pp_fsdp_zbv_all", "pp_fsdp_interleaved_zero_bubble_all", "pp_fsdp_frozen"),
-                *("pp_fsdp_scaler", "pp_replicas_1f1b_all", "pp_tp_1f1b_all", "pp4"),
-            ],
-            id="pp fsdp",
-            marks=pytest.mark.thorough,
-        ),
+        pytest.param(4, HSDP, id="hsdp", marks=pytest.mark.thorough),
+        pytest.param(4, PP_ON_4, id="pp fsdp", marks=pytest.mark.thorough),
         pytest.param(8, ["tp_pp_fsdp_1f1b", "tp_pp_replicas_zbv_all"], id="tp pp fsdp", marks=pytest.mark.thorough),
     ],
 )
@@ -91,3 +79,15 @@ def _compare(name, results):
         for key, value in expected.items():
             error = np.abs(found[key] - value).max()
             assert error <= tolerance, f"{name}, {key}: {error}"
+
+
+@pytest.mark.slow
+def test_copies_are_those_of_one_process(mpirun):
+    mpirun(PROGRAM.with_name("divided_copies.py"), 2)
+
+
+@pytest.mark.slow
+def test_norms_of_recipes_rules_are_of_whole_parameters(mpirun):
+    differences = json.loads(mpirun(PROGRAM.with_name("divided_updates.py"), 4).stdout.splitlines()[-1])
+    assert sorted(differences) == ["lamb", "lars", "rmsprop_to_sgd", "sgd"]
+    assert all(difference < 1e-13 for difference in differences.values()), differences

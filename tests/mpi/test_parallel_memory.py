@@ -1,4 +1,4 @@
-"""What a rank holds of parameters, gradients and optimizer state is what ZeRO's formulas say (arXiv 1910.02054, 3)."""
+"""A model that does not fit into one rank's memory trains on four."""
 
 from __future__ import annotations
 
@@ -9,27 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-PROGRAM = Path(__file__).parent / "programs" / "parallel_memory.py"
-LIMITED = PROGRAM.with_name("parallel_limit.py")
-
-
-@pytest.mark.thorough
-def test_memory_is_that_of_the_formulas(mpirun, tmp_path):
-    ranks = 4
-    mpirun(PROGRAM, ranks, str(tmp_path / "out"), "gloo", MALLOC_MMAP_THRESHOLD_="131072")
-    for rank in range(ranks):
-        found = json.loads((tmp_path / f"out-{rank}.json").read_text())
-        parameters = gradients = found["sizes"]["parameters"]
-        state = 2 * parameters
-        for key in ("at_rest", "resident"):
-            assert found["zero1"][key] == pytest.approx(parameters + gradients + state / ranks, rel=0.1)
-            assert found["zero2"][key] == pytest.approx((parameters + gradients + state) / ranks, rel=0.1)
-            assert found["zero3"][key] == pytest.approx((parameters + gradients + state) / ranks, rel=0.1)
-        # FSDP2 keeps whole parameters from the forward to the backward pass, beside this rank's part of them; between
-        # two steps it has the parts alone, which is less than the formula.
-        whole = parameters + (gradients + state) / ranks
-        assert found["zero2"]["after_forward"] == pytest.approx(whole - gradients / ranks + parameters / ranks, rel=0.1)
-        assert found["zero3"]["after_forward"] < found["zero2"]["after_forward"] / 2
+LIMITED = Path(__file__).parent / "programs" / "parallel_limit.py"
 
 
 @pytest.mark.long

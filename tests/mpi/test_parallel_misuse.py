@@ -47,6 +47,7 @@ REFUSED = {
         "HT-parameters-differ",
         {"step": 1, "name": "blocks.0.attention_norm.weight"},
     ),
+    "parts_that_ranks_gather_alone": ("HT-plan-parts-differ", {}),
     "a_clip_of_one_stage": ("HT-pipeline-gradients-changed", {}),
 }
 # PyTorch's own errors, and what to write instead.

@@ -10,7 +10,7 @@ import pytest
 from support.refusals import codes
 
 PROGRAM = Path(__file__).parent / "programs" / "process_group.py"
-CHECKS = ("layouts", "misuse", "growth", "different_calls")
+CHECKS = ("layouts", "misuse", "different_calls")
 
 
 @pytest.mark.long
@@ -24,7 +24,6 @@ STALLS = {
     # rank 0 is elsewhere too, and is not of the group
     "stall": r"rank 2 .*all_reduce \(SUM\) of 50000",
     "functional_stall": r"rank 1 .*all_gather_single of 5\b",
-    "message_stall": r"rank 1 .*receive of 20 bytes",
 }
 
 
@@ -53,10 +52,3 @@ def test_a_rank_that_dies_ends_the_run(mpirun):
 
 def test_a_script_that_just_ends_gives_everything_back(mpirun):
     assert mpirun(PROGRAM, 2, "exit").stdout.count("exit agrees") == 2
-
-
-@pytest.mark.long
-def test_what_torch_builds_on_process_groups_equals_one_process(mpirun):
-    output = mpirun(PROGRAM.with_name("parallel_over_group.py"), 4).stdout
-    for what in ("ddp", "joined", "fsdp", "hsdp", "narrow", "tensor parallel", "gpipe", "1f1b"):
-        assert output.count(f"{what} agrees") == 4, output

@@ -33,16 +33,41 @@ import os, signal
 import torch
 import hpctrain as ht
 comm = ht.init()
-model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+step = 0
+
+class Layer(torch.nn.Linear):
+    def forward(self, x):
+        if step == 1 and comm.rank == STOPPED:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().forward(x)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleDict({str(number): Layer(8, 8) for number in range(6)})
+
+    def forward(self, x):
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
 if KIND == "fsdp":
-    ht.distribute(model, torch.optim.SGD(model.parameters(), 0.1), mesh=ht.mesh(dp_shard=comm.size))
-else:
+    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=comm.size))
+elif KIND == "ddp":
     torch.distributed.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(model)
+else:
+    mesh, loss_of = ht.mesh(pp=comm.size), torch.nn.functional.mse_loss
+    pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=mesh, schedule=KIND, micro_batches=4)
 for step in range(3):
-    if step == 1 and comm.rank == STOPPED:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    model(torch.ones(2, 8)).sum().backward()
+    if KIND in ("fsdp", "ddp"):
+        model(torch.ones(2, 8)).sum().backward()
+    else:
+        pipeline.step(torch.ones(8, 8), torch.ones(8, 8))
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 
@@ -128,7 +153,10 @@ def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun, ranks,
         assert each["values"]["what"] == "bucket" and each["after"] > 3.5
 
 
-@pytest.mark.parametrize(("kind", "stopped"), [("fsdp", 0), pytest.param("ddp", 1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("kind", "stopped"),
+    [("fsdp", 0), ("1f1b", 1), *(pytest.param(kind, 1, marks=pytest.mark.thorough) for kind in ("ddp", "zbv"))],
+)
 @pytest.mark.long
 def test_a_rank_that_is_stopped_is_named_in_calls_of_pytorchs_own_over_gloo(hpctrain, tmp_path, kind, stopped):
     """Rank 0 keeps the store through which the others would learn of each other."""

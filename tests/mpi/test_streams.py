@@ -46,5 +46,4 @@ def test_datasets_and_torchdata_give_the_batches_of_one_process(mpirun, tmp_path
     mpirun(PROGRAMS / "hub_streams.py", ranks, "mpi", str(tmp_path / "out"), timeout=300, **variables)
     for rank in range(ranks):
         found = json.loads((tmp_path / f"out-{rank}.json").read_text())
-        assert found.pop("weights_of_a_stream_of_datasets") < 1e-12
-        assert len(found) > 5 and not any(found.values()), found
+        assert len(found) > 4 and not any(found.values()), found

@@ -134,6 +134,14 @@ def test_what_differs_is_named_with_its_cause(hpctrain: Launch, tmp_path: Path, 
         assert loss["ranks"] == pytest.approx(2 * loss["one_process"])
 
 
+@pytest.mark.thorough
+def test_a_sum_over_the_ranks_of_a_mesh_is_named(hpctrain: Launch, tmp_path: Path) -> None:
+    script = SCRIPT.replace("(model, optimizer)", "(model, optimizer, mesh=ht.mesh(dp_shard=-1))", 1)
+    done = _verify(hpctrain, tmp_path, script=script.replace(*WRONG["sum"][:2], 1))
+    assert done.returncode == 3, done.stdout
+    assert "2 times" in done.stdout
+
+
 @pytest.mark.long
 def test_gradients_of_ddp_are_compared_with_the_means_of_the_ranks(hpctrain: Launch, tmp_path: Path) -> None:
     done = _verify(hpctrain, tmp_path, script=DDP)

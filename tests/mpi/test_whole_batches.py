@@ -2,47 +2,132 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.imported_programs import imported
 from support.refusals import codes
 
 pytest.importorskip("torch")
 
 PROGRAM = Path(__file__).parent / "programs" / "whole_batches.py"
-# What PyTorch does not tell of, by the code of its refusal.
-REFUSED: dict[str, str] = {}
+OF_EACH_RANK = "optimizer_of_plateau_of_each_rank"
+PARTED = {OF_EACH_RANK: "HT-parameters-differ"}
+# What would need whole parameters or another division of them; and a pass that an error ended.
+DIVIDED = {
+    **PARTED,
+    "called_by_parameters": "explained",
+    "errors_within_backward": "HT-backward-ended-early",
+    "optimizers_made_anew": "HT-model-divided",
+}
+# Each layer is gathered by itself.
+UNITS = {**DIVIDED, "gradients_asked_for": "explained"}
+THOROUGH = pytest.mark.thorough
+# How many scripts are composed at random.
+SEEDS = int(os.environ.get("COMPOSED", "20"))
 
 
+ALL = "losses,models,loops,draws,calls,updates"
+# Those that a mesh may divide too.
+SOME = "draws,calls,updates"
+SCHEDULES = ("1f1b", "zbv")
+
+
+@pytest.fixture(scope="module")
+def alone(mpirun, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """What programs of these pools, all or some, compute on one process."""
+
+    @functools.cache
+    def values(pools: str, names: tuple[str, ...]) -> dict[str, Any]:
+        out = tmp_path_factory.mktemp("alone") / "one"
+        mpirun(PROGRAM, 1, str(out), pools, *names)
+        found: dict[str, Any] = json.loads(Path(f"{out}-0.json").read_text())
+        assert not [name for name, each in found.items() if each["refused"]]
+        return found
+
+    return values
+
+
+@pytest.fixture
+def equal(mpirun, alone: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., None]:
+    """``equal(ranks, backend, pools, names, refused, **variables)`` compares programs on ranks with one process."""
+
+    def compare(
+        ranks: int, backend: str, pools: str, names: tuple[str, ...], refused: dict[str, str], **variables: str
+    ) -> None:
+        variables |= {"HPCTRAIN_TIMEOUT": "120", "HPCTRAIN_BACKEND": backend}
+        mpirun(PROGRAM, ranks, str(tmp_path / "out"), pools, *names, timeout=500, **variables)
+        expected = alone(ALL if pools == SOME else pools, names)
+        for rank in range(ranks):
+            found = json.loads((tmp_path / f"out-{rank}.json").read_text())
+            said = {name: each["refused"] for name, each in found.items() if each["refused"]}
+            others = {name: found[name].get("trace") for name in said if said[name] != refused.get(name)}
+            assert said == refused, others
+            for name in found.keys() - refused:
+                assert found[name]["values"] == pytest.approx(expected[name]["values"], rel=1e-9, abs=1e-9), name
+
+    return compare
+
+
+def composed(first: int, last: int) -> tuple[str, ...]:
+    return tuple(f"composed_{seed}" for seed in range(first, last))
+
+
+def pipelines(*schedules: str) -> tuple[str, ...]:
+    shapes = imported(PROGRAM.with_name("whole_batch_pipelines.py")).SHAPES
+    return tuple(f"pipeline_{schedule}_{shape}" for schedule in schedules for shape in shapes)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("ranks", "backend"),
+    ("ranks", "backend", "mesh", "pools", "names", "refused"),
     [
-        pytest.param(2, "mpi", marks=pytest.mark.long),
-        pytest.param(3, "gloo", marks=pytest.mark.long),
+        (3, "gloo", "", ALL, (), PARTED),
+        (3, "mpi", "dp_shard=-1,units", SOME, (), UNITS),
+        (2, "gloo", "dp_shard=-1,zero=1", SOME, (), PARTED),
+        (2, "mpi", "", "composed", composed(0, SEEDS), {}),
+        (4, "gloo", "", "composed", composed(20, 28), {}),
+        pytest.param(2, "mpi", "", ALL, (), PARTED, marks=THOROUGH),
+        pytest.param(2, "horovod", "", ALL, (), PARTED, marks=THOROUGH),
+        pytest.param(2, "gloo", "dp_shard=-1", SOME, (), DIVIDED, marks=THOROUGH),
+        pytest.param(4, "gloo", "dp_shard=2,dp_replicate=2,units", SOME, (), UNITS, marks=THOROUGH),
+        pytest.param(3, "gloo", "", "composed", composed(28, 60), {}, marks=THOROUGH),
+        pytest.param(4, "mpi", "", "composed", composed(60, 100), {}, marks=THOROUGH),
     ],
 )
-def test_each_program_equals_one_process(mpirun, tmp_path, ranks, backend):
-    # One start of the ranks serves all programs.
-    mpirun(PROGRAM, 1, str(tmp_path / "one"))
-    mpirun(PROGRAM, ranks, str(tmp_path / "out"), HPCTRAIN_TIMEOUT="120", HPCTRAIN_BACKEND=backend)
-    whole = json.loads((tmp_path / "one-0.json").read_text())
-    results = [json.loads((tmp_path / f"out-{rank}.json").read_text()) for rank in range(ranks)]
-    assert len(whole) > 80
-    for name, one in whole.items():
-        assert not one["refused"], name
-        for result in results:
-            assert result[name]["refused"] == REFUSED.get(name, ""), result[name].get("trace")
-            if name not in REFUSED:
-                assert result[name]["values"] == pytest.approx(one["values"], rel=1e-9, abs=1e-9), name
+def test_each_program_equals_one_process(
+    equal, ranks: int, backend: str, mesh: str, pools: str, names: tuple[str, ...], refused: dict[str, str]
+) -> None:
+    equal(ranks, backend, pools, names, refused, MESH=mesh)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "backend", "schedules"),
+    [
+        (2, "mpi", SCHEDULES),
+        pytest.param(2, "gloo", ("gpipe", *SCHEDULES), marks=THOROUGH),
+        pytest.param(2, "mpi", ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"), marks=THOROUGH),
+        pytest.param(4, "gloo", SCHEDULES, marks=THOROUGH),
+    ],
+)
+def test_pipelines_whose_batches_change_equal_one_process(
+    equal, ranks: int, backend: str, schedules: tuple[str, ...]
+) -> None:
+    equal(ranks, backend, "pipelines", pipelines(*schedules), {})
 
 
 @pytest.mark.parametrize(
     ("other", "code"), [("calls", "HT-ranks-in-different-calls"), ("waits", "HT-ranks-in-different-places")]
 )
-def test_what_one_rank_alone_computes_of_a_batch_is_named_with_both_lines(mpirun, other, code):
+def test_what_one_rank_alone_computes_of_a_batch_is_named_with_both_lines(mpirun, other: str, code: str) -> None:
     program = PROGRAM.with_name("whole_batch_on_one_rank.py")
     lines = program.read_text().splitlines()
     median, elsewhere = (

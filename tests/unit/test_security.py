@@ -33,7 +33,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/comm/control.py": "objects between the ranks of one run",
         "hpctrain/worker/comm/mpi_collectives.py": "objects between the ranks of one run",
         "hpctrain/worker/adapters/torch/generators.py": "states of random generators are compared, and never loaded",
-        "tests/mpi/programs/patterns_of_computing.py": "that a model's copy is a plain one",
         "tests/mpi/programs/as_under_torchrun/finds.py": "that a rank can pickle what its script defines",
         "tests/unit/worker/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
         "tests/unit/test_error_codes.py": "that an error reaches another process whole",
@@ -69,9 +68,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/unit/control/schedulers/test_job_control_flow.py": "that a command that is shown can be pasted",
         "tests/unit/common/shards/test_sharding.py": "that a command that is shown can be pasted",
         "tests/unit/control/launchers/test_command.py": "that a command that is shown can be pasted",
-    },
-    "torch.load without weights_only=True": {
-        "tests/mpi/programs/torch_misuse.py": "that a model's copy is a plain one"
     },
     "listening on all interfaces": {"tests/unit/test_security.py": "what the rule looks for"},
 }

@@ -9,21 +9,20 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from local_steps import MOMENTUM, SGD, data, new_trainer, parameters, recipe, told
+from local_steps import MOMENTUM, SGD
 from mpi4py import MPI
+from recipe_runs import data, new_trainer, parameters, recipe, told
+from recipe_runs import train as trained
 
 import hpctrain as ht
-from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.parameter_server import ParameterServer
-from hpctrain.worker.data.samples import InMemory, Samples
+from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import epoch_order
 from hpctrain.worker.train.asynchronous import AsynchronousLoop, Downpour
-from hpctrain.worker.train.checkpoint import Checkpoints
 
 CASES: dict[str, dict[str, Any]] = {
     "downpour": {"optimizer": MOMENTUM, "sync": {"mode": "async"}},
@@ -95,30 +94,15 @@ def staleness(comm: Communicator, server: ParameterServer) -> dict[str, np.ndarr
 
 
 def train(case: str, comm: Communicator, trainer: Any, output: str, **settings: Any) -> AsynchronousLoop:
-    given, test = data()
-    samples = settings.get("samples", given)
     chosen = recipe(**CASES[case.partition(" ")[0]])
-    stop_at, resume_from = settings.get("stop_at"), settings.get("resume_from", 0)
-    with EventWriter(Path(f"{output}-{case}.jsonl") if comm.rank == 0 else None) as events:
-        loop = AsynchronousLoop(
-            chosen,
-            comm,
-            trainer,
-            InMemory(samples=samples),
-            InMemory(samples=test),
-            events,
-            checkpoints=Checkpoints(Path(f"{output}-{case}"), comm, events),
-            dumps=Path(f"{output}-{case}-dumps"),
-            asked=lambda: "told to" if stop_at is not None and loop.iteration >= stop_at else None,
-        )
-        if settings.get("held_up") and comm.rank == 0:
-            hold_up(loop, trainer)
-        loop.run(resume_from)
+    loop: AsynchronousLoop = trained(case, chosen, comm, trainer, output, kind=AsynchronousLoop, **settings)
     return loop
 
 
 def hold_up(loop: AsynchronousLoop, trainer: Any) -> None:
-    """Each step of this rank lasts until the others have taken all further ones of the epoch."""
+    """Each step of rank 0 lasts until the others have taken all further ones of the epoch."""
+    if loop._comm.rank:
+        return
     step: Callable[..., float] = trainer.step
 
     def until_all_are_taken(*arguments: Any) -> float:
@@ -175,7 +159,7 @@ def main(framework: str, output: str) -> None:
     results["non-finite"] = told(lambda: faulty(framework, comm, output))
     if comm.size > 1:
         trainer = new_trainer(framework, recipe(**CASES["easgd"]), comm)
-        train("easgd held up", comm, trainer, output, held_up=True)
+        train("easgd held up", comm, trainer, output, begin=lambda loop: hold_up(loop, trainer))
         results["held up updates"] = np.array(trainer.updates)
     else:
         trainer = new_trainer(framework, recipe(**CASES["downpour"]), comm)

@@ -19,9 +19,8 @@ from situations import refused
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.distributed.tensor.placement_types import _StridedShard
 
 import hpctrain as ht
 from hpctrain.common.checkpoints.manifest import SavedProgress
@@ -236,45 +235,7 @@ def another_model_is_refused(name: str) -> None:
     assert all(each in reason for each in ("model.blocks.1.up.weight", "[10, 6]", "[8, 6]")), reason
 
 
-def pieces_are_what_pytorch_has_there() -> None:
-    """Of every placement on every mesh, with sizes that do not divide: each piece is at its place in the whole."""
-    random = np.random.default_rng(0)
-    meshes = [init_device_mesh("cpu", (ranks,))]
-    if ranks == 4:
-        meshes.append(init_device_mesh("cpu", (2, 2)))
-    known = (Shard(0), Shard(1), Replicate(), _StridedShard(0, split_factor=2), _StridedShard(1, split_factor=3))
-    for mesh, shape in itertools.product(meshes, [(4, 6), (5, 3), (1, 7), (9, 2), (12, 12)]):
-        for placements in itertools.product(known, repeat=mesh.ndim):
-            if mesh.ndim == 2 and placements[0] == known[3] and placements[1] == Shard(0) and shape[0] % 2:
-                # From right to left, in which PyTorch itself puts nothing together: see the next function.
-                continue
-            whole = random.normal(size=shape)
-            tensor = distribute_tensor(torch.from_numpy(whole), mesh, placements, src_data_rank=None)
-            pieces = pieces_of(tensor)
-            assert sum(piece.box.size for piece in pieces) == tensor.to_local().numel()
-            for piece in pieces:
-                wanted = whole[tuple(slice(b, e) for b, e in zip(piece.box.offsets, piece.box.ends, strict=True))]
-                assert np.array_equal(piece.array(), wanted), (shape, placements, piece.box)
-
-
-def uneven_tensor_parallelism_within_sharding() -> None:
-    """9 rows over 2 ranks of tensor parallelism, whose 5 and 4 are sharded over two: 3, 2, 2 and 2."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    torch.manual_seed(0)
-    layer = nn.Linear(3, 9, bias=False)
-    whole = layer.weight.detach().clone()
-    parallelize_module(layer, mesh["tp"], ColwiseParallel())
-    fully_shard(layer, mesh=mesh["dp"])
-    (piece,) = pieces_of(layer.weight)
-    begin, end = [(0, 3), (5, 7), (3, 5), (7, 9)][comm.rank]
-    assert (piece.box.offsets, piece.box.ends) == ((begin, 0), (end, 3)), piece.box
-    assert np.array_equal(piece.array(), whole[begin:end].numpy())
-
-
 LAYOUTS = {2: [fsdp, tp, stages], 3: [fsdp], 4: [fsdp, hsdp, tp_fsdp, stages]}[ranks]
-pieces_are_what_pytorch_has_there()
-if ranks == 4:
-    uneven_tensor_parallelism_within_sharding()
 if WHAT == "save":
     for layout in LAYOUTS:
         save_and_resume(layout)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import recipe_runs
+from recipe_runs import data, new_trainer
 
 import hpctrain as ht
 from hpctrain.common.recipes.schema import Recipe
@@ -24,25 +26,18 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.worker.comm.base import RanksLostError
-from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
 from hpctrain.worker.train.checkpoint import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.worker.train.state import GUARD_STEPS
 
-SAMPLES, BATCH, EPOCHS, RATE = 61, 20, 3, 0.005
+BATCH, EPOCHS, RATE = 20, 3, 0.005
 BASE = {
-    "name": "test",
-    "source": "none",
-    "reported": [{"metric": "test_accuracy", "value": 1.0}],
-    "model": {"name": "digits_cnn"},
-    "data": {"name": "digits"},
     "batch": {"size": BATCH},
     "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3},
     "schedule": {"name": "cosine", "base_batch": 10, "warmup_epochs": 1},
     "epochs": EPOCHS,
-    "seed": 3,
 }
 
 
@@ -67,20 +62,7 @@ CASES = {
 
 
 def recipe(case: str) -> Recipe:
-    return Recipe.model_validate_json(json.dumps({**BASE, "fault_tolerance": CASES[case].tolerance}))
-
-
-def data() -> tuple[Samples, Samples]:
-    train, test = load_digits(test_fraction=0.2, seed=3)
-    return train[:SAMPLES], test[:50]
-
-
-def trainer_of(framework: str, settings: Recipe, comm: ht.Communicator):
-    if framework == "keras":
-        from hpctrain.worker.train.keras_trainer import KerasTrainer as Trainer
-    else:
-        from hpctrain.worker.train.torch_trainer import TorchTrainer as Trainer
-    return Trainer(settings, comm)
+    return recipe_runs.recipe(**BASE, fault_tolerance=CASES[case].tolerance)
 
 
 def parameters(trainer) -> np.ndarray:
@@ -204,7 +186,7 @@ def run(folder: Path, framework: str, name: str, comm: ht.Communicator, first: i
     record = RankRecord(rank=first, host=comm.host, pid=os.getpid(), started=time.time(), status="running")
     write_record(directory, record)
     account = directory.path / f"trained-{first}.jsonl"
-    trainer = Mortal(trainer_of(framework, settings, comm), comm, first, case, account)
+    trainer = Mortal(new_trainer(framework, settings, comm), comm, first, case, account)
     done = train(settings, comm, trainer, first, directory)
     np.savez(directory.path / f"end-{first}.npz", parameters=parameters(trainer), place=[comm.rank, comm.size])
     return done

@@ -15,7 +15,7 @@ import torch
 import torchdata.nodes
 from datasets.distributed import split_dataset_by_node
 from situations import Named, refused, run
-from streams import SAMPLES, as_one_process, as_record, begin, difference, drawn, numbers, once, own_of, resumes
+from streams import SAMPLES, as_one_process, as_record, begin, drawn, numbers, once, resumes
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -83,53 +83,11 @@ def streams_of_datasets(comm):
         resumes(lambda m=make, w=workers, k=kind: loader(m(), w, k), 3)
 
 
-class TellsEpochs(DataLoader):
-    """Tells its stream which epoch begins, as loops for one process do."""
-
-    epochs = 0
-
-    def __iter__(self):
-        self.dataset.set_epoch(self.epochs)
-        self.epochs += 1
-        return super().__iter__()
-
-
-@situation
-def weights_of_a_stream_of_datasets(comm):
-    def pairs(samples):
-        return tuple(torch.stack([each[name].double() for each in samples]) for name in ("x", "y"))
-
-    return difference(lambda: TellsEpochs(shuffled(), batch_size=6, collate_fn=pairs))
-
-
 @situation
 def a_shuffle_without_a_seed(comm):
     sharded = ht.shard(loader(streamed().shuffle(buffer_size=10)))
     if comm.size > 1:
         refused(lambda: list(sharded), "HT-shard-different-data")
-
-
-@situation
-def a_state_that_the_script_has_loaded_into_its_stream(comm):
-    """It counts in its own epoch, which the script has told the stream."""
-    first = streamed()
-    first.set_epoch(3)
-    read = iter(first)
-    seen = [next(read)["number"] for _ in range(12)]
-    state = first.state_dict()
-
-    def make():
-        again = streamed()
-        again.set_epoch(3)
-        again.load_state_dict(state)
-        return loader(again)
-
-    plain = drawn(make())
-    assert sorted(seen + sum(plain, [])) == list(range(SAMPLES))
-    sharded = ht.shard(make())
-    assert drawn(sharded) == [own_of(batch) for batch in plain]
-    assert sharded.state_dict()["epoch"] == 4
-    assert sum(map(len, drawn(sharded))) > sum(map(len, [own_of(batch) for batch in plain]))  # a whole epoch
 
 
 @situation

@@ -8,26 +8,8 @@ from keras_runs import adam, dense, fitted, pattern, sgd
 
 
 @pattern
-def sequential(run):
-    model, optimizer = run.distribute(dense(), sgd())
-    model.compile(optimizer, "mse", metrics=["mae"])
-    return run.fit(model, run.data(run.normal(4), run.normal(1))), model.get_weights()
-
-
-@pattern
-def eagerly(run):
-    return fitted(run, dense(), sgd(), "mse", run.normal(4), run.normal(1), run_eagerly=True)
-
-
-@pattern
 def several_steps_an_execution(run):
     return fitted(run, dense(), sgd(), "mse", run.normal(4), run.normal(1), steps_per_execution=2)
-
-
-@pattern
-def without_callbacks(run):
-    settings = {"callbacks": [], "validation_data": run.data(run.normal(4), run.normal(1))}
-    return fitted(run, dense(), sgd(), "mse", run.normal(4), run.normal(1), fit=settings)
 
 
 def two_headed() -> keras.Model:
@@ -46,37 +28,9 @@ def two_outputs_with_loss_weights(run):
 
 
 @pattern
-def two_outputs_with_a_list_of_losses(run):
-    data = (run.normal(4), (run.normal(1), run.labels(3)), run.random.random(run.samples))
-    loss = [losses.Huber(), losses.SparseCategoricalCrossentropy()]
-    return fitted(run, two_headed(), adam(), loss, *data, loss_weights=[1.0, 0.5])
-
-
-@pattern
-def inputs_by_name(run):
-    given = {name: keras.Input((4,), name=name) for name in ("left", "right")}
-    model = keras.Model(given, layers.Dense(1)(layers.Concatenate()([given["left"], given["right"]])))
-    return fitted(run, model, adam(), "mse", {"left": run.normal(4), "right": run.normal(4)}, run.normal(1))
-
-
-@pattern
 def accumulation_by_the_optimizer(run):
     optimizer = adam(gradient_accumulation_steps=3, global_clipnorm=0.5)
     return fitted(run, dense(), optimizer, "mse", run.normal(4), run.normal(1), fit={"epochs": 3})
-
-
-@pattern
-def averaged_weights_and_decay(run):
-    optimizer = keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.9, clipnorm=0.2)
-    return fitted(run, dense(), optimizer, "mse", run.normal(4), run.normal(1))
-
-
-@pattern
-def cosine_decay(run):
-    optimizer = sgd()
-    optimizer.learning_rate = 0.1
-    optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 5), momentum=0.9, nesterov=True)
-    return fitted(run, dense(), optimizer, "mse", run.normal(4), run.normal(1))
 
 
 @pattern
@@ -137,12 +91,6 @@ def class_weights(run):
 
 
 @pattern
-def sample_weights(run):
-    data = run.normal(4), run.normal(1), run.random.random(run.samples)
-    return fitted(run, dense(), adam(), "mae", *data, weighted_metrics=["mse"])
-
-
-@pattern
 def tokens_behind_a_mask(run):
     tokens = run.labels(9, 5)
     tokens[:, 3:] *= run.labels(2, 2)
@@ -153,37 +101,13 @@ def tokens_behind_a_mask(run):
     return fitted(run, model, adam(), loss, tokens, run.labels(9, 5))
 
 
-@pattern
-def classes_to_ignore(run):
-    loss = losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
-    return fitted(run, dense(3), adam(), loss, run.normal(4), run.labels(3))
-
-
-def summed_loss(y_true, y_pred):
-    return ops.sum(ops.square(y_true - y_pred)) / 20
-
-
 def root_loss(y_true, y_pred):
     return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
-
-
-def losses_by_sample(y_true, y_pred):
-    return ops.mean(ops.abs(y_true - y_pred), axis=-1)
-
-
-@pattern
-def function_that_sums(run):
-    return fitted(run, dense(), adam(), summed_loss, run.normal(4), run.normal(1))
 
 
 @pattern
 def function_that_is_no_mean(run):
     return fitted(run, dense(), sgd(), root_loss, run.normal(4), run.normal(1), metrics=["mae"])
-
-
-@pattern
-def function_of_each_sample(run):
-    return fitted(run, dense(), adam(), losses_by_sample, run.normal(4), run.normal(1))
 
 
 @pattern
@@ -216,20 +140,6 @@ def synchronized_batch_norm(run):
     return fitted(run, model, adam(), "mse", run.normal(4), run.normal(1))
 
 
-@pattern
-def synchronized_batch_norm_of_images(run):
-    model = keras.Sequential(
-        [
-            keras.Input((4, 4, 2)),
-            layers.Conv2D(3, 2),
-            layers.BatchNormalization(synchronized=True),
-            layers.Flatten(),
-            layers.Dense(1),
-        ]
-    )
-    return fitted(run, model, adam(), "mse", run.normal(4, 4, 2), run.normal(1), run.random.random(run.samples))
-
-
 def words(run, optimizer, **settings):
     model = keras.Sequential(
         [
@@ -243,18 +153,8 @@ def words(run, optimizer, **settings):
 
 
 @pattern
-def embedding_with_adam(run):
-    return words(run, adam())
-
-
-@pattern
 def embedding_with_adagrad_clipped(run):
     return words(run, keras.optimizers.Adagrad(0.1, global_clipnorm=0.1))
-
-
-@pattern
-def embedding_accumulated(run):
-    return words(run, keras.optimizers.RMSprop(0.01, gradient_accumulation_steps=2))
 
 
 @pattern

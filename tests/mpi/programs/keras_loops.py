@@ -32,18 +32,8 @@ def taped(run, batches: Callable, graph: bool = True):
 
 
 @pattern
-def loop_from_scratch(run):
-    return taped(run, lambda data: data)
-
-
-@pattern
 def loop_over_a_list(run):
     return taped(run, lambda data: list(data)[::-1], graph=False)
-
-
-@pattern
-def loop_over_one_batch_five_times(run):
-    return taped(run, lambda data: [list(data)[-1]] * 5)
 
 
 @pattern
@@ -54,11 +44,6 @@ def loop_over_a_cycle(run):
 @pattern
 def loop_over_a_dataset_of_a_dataset(run):
     return taped(run, lambda data: data.skip(1).repeat(3).take(7).prefetch(2))
-
-
-@pattern
-def loop_over_two_iterators(run):
-    return taped(run, lambda data: itertools.chain.from_iterable(zip(iter(data), iter(data.skip(2)), strict=False)))
 
 
 @pattern
@@ -99,21 +84,6 @@ def loop_with_validation_before_backward(run):
     return model.get_weights()
 
 
-@pattern
-def loop_with_several_forwards_an_update(run):
-    model, optimizer = run.distribute(dense(), adam())
-    loss, total = losses.MeanSquaredError(), None
-    for number, (x, y, *rest) in enumerate(run.data(run.normal(4), run.normal(1)).repeat(3)):
-        with tf.GradientTape() as tape:
-            value = (loss(y, model(x)) + loss(y, model(-x))) * (rest[-1] if rest else 1.0)
-        gradients = tape.gradient(value, model.trainable_variables)
-        total = gradients if total is None else [a + b for a, b in zip(total, gradients, strict=True)]
-        if number % 3 == 2:
-            optimizer.apply_gradients(zip(total, model.trainable_variables, strict=True))
-            total = None
-    return model.get_weights()
-
-
 def own_batches(run, *arrays):
     """Whole batches on one process; on each rank as many rows of its own."""
     rank, size = (run.comm.rank, run.comm.size) if run.comm else (0, 1)
@@ -137,15 +107,6 @@ def train_on_batch_of_each_rank(run):
     model.compile(optimizer, "mse")
     for x, y in own_batches(run, run.normal(4), run.normal(1)):
         model.train_on_batch(x, y)
-    return model.get_weights()
-
-
-@pattern
-def train_on_batch_of_sharded_parts(run):
-    model, optimizer = run.distribute(dense(), adam())
-    model.compile(optimizer, "mse")
-    for x, y, *weight_and_share in run.data(run.normal(4), run.normal(1)):
-        model.train_on_batch(x, y, *weight_and_share[:1])
     return model.get_weights()
 
 

@@ -10,10 +10,10 @@ import itertools
 import sys
 
 import keras
-import keras_counted  # noqa: F401  # each of the five adds its patterns
-import keras_fits  # noqa: F401
-import keras_guides  # noqa: F401
+import keras_fits  # noqa: F401  # each of the five adds its patterns
 import keras_loops  # noqa: F401
+import keras_steps  # noqa: F401
+import keras_types  # noqa: F401
 import keras_whole  # noqa: F401
 import numpy as np
 import tensorflow as tf

@@ -89,65 +89,6 @@ def a_shuffle_under_one_seed(comm):
 
 
 @alike
-def a_generator_that_counts_its_passes(comm):
-    def make():
-        passes = []
-
-        def generate():
-            passes.append(1)
-            order = np.random.default_rng(len(passes)).permutation(16)
-            x, y = numbers()
-            yield from ((x[i], y[i]) for i in order)
-
-        signature = tf.TensorSpec((4,), tf.float64), tf.TensorSpec((), tf.int64)
-        return Dataset.from_generator(generate, output_signature=signature).batch(BATCH)
-
-    return trained(make)
-
-
-@alike
-def a_generator_that_gives_everything_once(comm):
-    def make():
-        once = iter([*zip(*numbers(), strict=True)] * 2)
-        signature = tf.TensorSpec((4,), tf.float64), tf.TensorSpec((), tf.int64)
-        return Dataset.from_generator(lambda: (next(once) for _ in range(16)), output_signature=signature).batch(BATCH)
-
-    return trained(make)
-
-
-@alike
-def dictionaries_and_texts(comm):
-    x, y = numbers()
-    data = Dataset.from_tensor_slices(({"x": x, "path": [f"/tmp/{i}.png" for i in range(16)]}, y)).batch(BATCH)
-    return float(sum(len(batch[0]["path"]) for batch in ht.shard(data)) < 4)
-
-
-@alike
-def two_datasets_joined(comm):
-    x, y = numbers()
-    return trained(lambda: Dataset.zip(slices(x).map(lambda x: x), slices(y).map(lambda y: y)).batch(BATCH))
-
-
-@alike
-def augmentation_that_nobody_seeded(comm):
-    tf.random.set_seed(comm.rank)
-    data = slices().map(lambda x, y: (x + tf.random.uniform((4,), dtype=tf.float64), y)).batch(BATCH)
-    fitted(data, loop)
-    return 0.0
-
-
-@alike
-def augmentation_by_numpy_that_nobody_seeded(comm):
-    coins = np.random.default_rng()
-
-    def change(x, y):
-        return tf.ensure_shape(tf.numpy_function(lambda x: x + coins.random(4), [x], tf.float64), (4,)), y
-
-    fitted(slices().map(change).batch(BATCH), loop)
-    return 0.0
-
-
-@alike
 def a_look_of_rank_0_at_the_first_batch(comm):
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     data = ht.shard(slices().batch(BATCH))
@@ -157,45 +98,12 @@ def a_look_of_rank_0_at_the_first_batch(comm):
     return 0.0
 
 
-@alike
-def a_tape_in_a_graph(comm):
-    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
-
-    @tf.function
-    def step(x, y, share):
-        with tf.GradientTape() as tape:
-            value = LOSS(y, model(x)) * share
-        optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-
-    for _ in range(EPOCHS):
-        for x, y, _, share in ht.shard(slices().batch(BATCH)):
-            step(x, y, share)
-    alone = loop(network(), keras.optimizers.SGD(0.1), slices().batch(BATCH))
-    return max(float(np.abs(one - other).max()) for one, other in zip(alone, model.get_weights(), strict=True))
-
-
 # Data that differ.
 
 
 @differ
 def lengths_of_arrays(comm):
     ht.shard(numbers(16 - 3 * (comm.rank == 1)), batch_size=BATCH)
-
-
-@differ
-def seeds_of_arrays(comm):
-    ht.shard(numbers(), batch_size=BATCH, seed=comm.rank)
-
-
-@differ
-def batch_sizes_of_arrays(comm):
-    ht.shard(numbers(), batch_size=BATCH - (comm.rank == 1))
-
-
-@differ
-def an_unseeded_split(comm):
-    chosen = np.random.default_rng().permutation(16)[:12]
-    ht.shard(tuple(each[chosen] for each in numbers()), batch_size=BATCH)
 
 
 @differ
@@ -225,17 +133,6 @@ def ranks_that_are_seeded_apart(comm):
 @differ
 def a_shard_of_each_rank(comm):
     ht.shard(slices().shard(comm.size, comm.rank).batch(BATCH))
-
-
-@differ
-def numbers_of_batches(comm):
-    ht.shard(slices().batch(BATCH).take(2 if comm.rank == 1 else 3))
-
-
-@differ
-def steps_that_differ(comm):
-    data = slices()
-    ht.shard((data if comm.rank == 0 else data.shuffle(16, seed=0)).batch(BATCH))
 
 
 @differ
@@ -278,21 +175,6 @@ def masks_of_a_seed_of_the_layers_own(comm):
     ht.distribute(model, keras.optimizers.SGD(0.1))
     found = masks(comm, model)
     return {"apart": found, "alone": np.asarray(alone.layers[0](np.ones((1, 64)), training=True))[0].tolist()}
-
-
-@stream
-def masks_after_fit_and_loading(comm):
-    keras.utils.set_random_seed(0)
-    model, optimizer = ht.distribute(dropping(), keras.optimizers.SGD(0.1))
-    model.compile(optimizer, "mse")
-    data = ht.shard((np.ones((8, 64)), np.ones((8, 2))), batch_size=4)
-    model.fit(data, epochs=2, verbose=0)
-    first = masks(comm, model)
-    for variable in model.variables:
-        if variable.path.endswith("seed_generator_state"):
-            variable.assign([3, 0])
-    model.fit(data, epochs=1, verbose=0)
-    return {"apart": first, "apart, later": masks(comm, model)}
 
 
 if __name__ == "__main__":

@@ -12,46 +12,6 @@ def _whole(run, *values, **share):
     return run.ht.keras.whole(*values, **share) if run.distributed else values
 
 
-def _shown(run, number):
-    """What a script prints on its first rank alone."""
-    if not run.distributed or run.comm.rank == 0:
-        tf.print(tf.linalg.global_norm(number))
-
-
-@pattern
-def gradients_that_are_plain_tensors(run):
-    """Added up over batches, normed on one rank, clipped, and punished for their size, eagerly and in a graph."""
-    weights, norms = [], []
-    for graph in (False, True):
-        keras.utils.set_random_seed(2)
-        model, optimizer = run.distribute(dense(), adam(global_clipnorm=0.5))
-        optimizer.build(model.trainable_variables)
-        sums = [tf.Variable(tf.zeros_like(each.value), trainable=False) for each in model.trainable_variables]
-
-        def collect(x, y, share, model=model, sums=sums):
-            with tf.GradientTape() as tape:
-                value = tf.reduce_mean(tf.square(y - model(x, training=True))) * share
-            gradients = tape.gradient(value, model.trainable_variables)
-            _shown(run, gradients)
-            kernel, bias, *others = gradients
-            kernel = keras.ops.clip(tf.clip_by_value(kernel, -0.2, 0.2), -0.1, 0.1)
-            together, norm = tf.clip_by_global_norm([tf.clip_by_norm(bias, 0.1), *others], 0.3)
-            for total, each in zip(sums, (kernel, *together), strict=True):
-                total.assign_add(each / (1.0 + tf.norm(each)))
-            return norm
-
-        step = tf.function(collect, reduce_retracing=True) if graph else collect
-        for number, (x, y, *rest) in enumerate(run.data(run.normal(4), run.normal(1)).repeat(3)):
-            share = tf.cast(rest[-1], tf.float64) if rest else tf.constant(1.0, tf.float64)
-            norms.append(step(x, y, share))
-            if number % 2:
-                optimizer.apply_gradients(zip(map(tf.identity, sums), model.trainable_variables, strict=True))
-                for total in sums:
-                    total.assign(tf.zeros_like(total))
-        weights += model.get_weights()
-    return norms, weights
-
-
 class Punished(keras.Sequential):
     """Its loss holds the size of its own gradients, which a second tape differentiates."""
 
@@ -98,13 +58,6 @@ def weighted() -> Weighted:
 @pattern
 def class_weights_in_a_compute_loss(run):
     return fitted(run, weighted(), adam(), None, run.normal(4), run.labels(3))
-
-
-@pattern
-def compute_loss_with_weights_of_samples_and_classes(run):
-    data = run.normal(4), run.labels(3), run.random.random(run.samples)
-    first = fitted(run, weighted(), sgd(), None, *data[:2], fit={"class_weight": {0: 1.0, 1: 0.3, 2: 2.0}})
-    return first, fitted(run, weighted(), adam(gradient_accumulation_steps=2), None, *data, run_eagerly=True)
 
 
 def standardised(y, y_pred):
@@ -222,17 +175,3 @@ def numbers_that_a_step_returns(run):
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(sorted(logs.items())))
     found = fitted(run, model, adam(), None, run.normal(4), run.normal(1), fit={"callbacks": [note]})
     return found, [[value for _, value in logs] for logs in seen]
-
-
-@pattern
-def a_rate_that_follows_the_losses_of_batches(run):
-    class Follows(keras.callbacks.Callback):
-        last = 1e9
-
-        def on_train_batch_end(self, batch, logs=None):
-            if logs["loss"] > self.last:
-                self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.7
-            self.last = logs["loss"]
-
-    found = fitted(run, dense(), sgd(), "mse", run.normal(4), run.normal(1), fit={"callbacks": [Follows()]})
-    return found, Follows.last

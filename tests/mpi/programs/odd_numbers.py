@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recipe_runs
 
 import hpctrain as ht
 from hpctrain.common.checkpoints.keep import Policy
@@ -33,37 +34,16 @@ BAD_STEP, FLIPPED, EVERY = 3, 5, 3
 
 
 def recipe(**values: Any) -> Recipe:
-    base = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": SIZE},
-        "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-        "guard": {"every": EVERY},
-        "epochs": 2,
-    }
-    return Recipe.model_validate_json(json.dumps({**base, **values}))
+    optimizer = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
+    return recipe_runs.recipe(
+        **{"batch": {"size": SIZE}, "optimizer": optimizer, "guard": {"every": EVERY}, "seed": 0, **values}
+    )
 
 
 def bad_sample(ranks: int) -> int:
     """In the last rank's share of the batch."""
     batch = epoch_order(SAMPLES, seed=0, epoch=0)[(BAD_STEP - 1) * SIZE : BAD_STEP * SIZE]
     return int(share(batch, ranks - 1, ranks).indices[0])
-
-
-def trainer_of(framework: str, settings: Recipe, comm: Communicator) -> Any:
-    if framework == "torch":
-        from hpctrain.worker.train.torch_trainer import TorchTrainer
-
-        return TorchTrainer(settings, comm)
-    import keras
-
-    from hpctrain.worker.train.keras_trainer import KerasTrainer
-
-    keras.utils.clear_session()
-    return KerasTrainer(settings, comm)
 
 
 def flip(trainer: Any) -> str:
@@ -102,7 +82,7 @@ class Runs:
     ) -> dict[str, Any]:
         comm, folder = self.comm, self.folder / name
         settings = settings.at(comm.size)
-        trainer = trainer_of(self.framework, settings, comm)
+        trainer = recipe_runs.new_trainer(self.framework, settings, comm)
         prepare(trainer)
         if comm.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)

@@ -146,15 +146,8 @@ def _on(mesh: dict[str, int], prefix: str) -> dict[str, Case]:
     plain = Case(mesh)
     return {
         prefix: plain,
-        f"{prefix}_sgd": replace(plain, optimizer=_sgd),
-        f"{prefix}_clip": replace(plain, clip=0.05),
-        f"{prefix}_accumulate": replace(plain, accumulate=2),
-        f"{prefix}_recompute": replace(plain, recompute=True),
-        f"{prefix}_tied": replace(plain, network={"tied": True}),
         f"{prefix}_frozen": replace(plain, network={"frozen": True}, optimizer=_sgd),
-        f"{prefix}_all": replace(
-            plain, network={"tied": True, "frozen": False}, clip=0.05, accumulate=2, recompute=True
-        ),
+        f"{prefix}_all": replace(plain, network={"tied": True}, clip=0.05, accumulate=2, recompute=True),
         f"{prefix}_float32": replace(plain, dtype=torch.float32, optimizer=_sgd),
         f"{prefix}_scaler": replace(plain, dtype=torch.float32, optimizer=_sgd, overflow_at=3, clip=0.05),
     }
@@ -186,15 +179,13 @@ def _pipelines(mesh: dict[str, int], prefix: str) -> dict[str, Case]:
     """The features of a mesh with a pipeline."""
     plain = Case(mesh, schedule="1f1b")
     every = replace(plain, network={"tied": True}, clip=0.05, accumulate=2)
+    frozen = replace(plain, network={"frozen": True}, optimizer=_sgd)
     return {
         **{f"{prefix}_{name}": replace(plain, schedule=name) for name in PIPELINES},
         **{f"{prefix}_{name}_all": replace(every, schedule=name) for name in PIPELINES},
-        f"{prefix}_sgd": replace(plain, optimizer=_sgd, micro_batches=4),
         f"{prefix}_recompute": replace(plain, recompute=True),
-        f"{prefix}_recompute_zbv": replace(plain, recompute=True, schedule="zbv"),
-        f"{prefix}_frozen": replace(plain, network={"frozen": True}, optimizer=_sgd),
-        f"{prefix}_frozen_zbv": replace(plain, network={"frozen": True}, optimizer=_sgd, schedule="zbv"),
-        f"{prefix}_float32": replace(plain, dtype=torch.float32, optimizer=_sgd),
+        f"{prefix}_frozen": frozen,
+        f"{prefix}_frozen_zbv": replace(frozen, schedule="zbv"),
         f"{prefix}_scaler": replace(plain, dtype=torch.float32, optimizer=_sgd, overflow_at=3, clip=0.05),
     }
 

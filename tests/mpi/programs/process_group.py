@@ -25,7 +25,6 @@ from situations import refusal, refused
 
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
 from hpctrain.worker.comm.process_group import require_default_group
-from hpctrain.worker.comm.process_group import staging as staging_module
 
 WORLD = MPI.COMM_WORLD
 # Nothing, less than a cache line, more than all that is added up at once, and several turns of the shared memory.
@@ -426,17 +425,6 @@ def check_different_calls() -> None:
     comm.shutdown()
 
 
-def check_growth() -> None:
-    """Shared memory grows with what is moved, up to a limit, whatever the order of sizes."""
-    with ranks_on("two nodes"):
-        for numel in (1, 100_000, 10, 3_000_000, 5):
-            found = torch.full((numel,), float(dist.get_rank()))
-            dist.all_reduce(found)
-            same(found, np.full(numel, 6))
-        staging = dist.group.WORLD._engine._staging
-        assert staging._half <= staging_module._MOST_BYTES
-
-
 def check_stall() -> None:
     """Rank 2 does not come to a collective of its group; the others say so and end."""
     import hpctrain as ht
@@ -464,16 +452,6 @@ def check_functional_stall() -> None:
     if comm.rank == 1:
         time.sleep(600)
     DTensor.from_local(torch.ones(5), mesh, [Shard(0)]).redistribute(placements=[Replicate()]).to_local()
-
-
-def check_message_stall() -> None:
-    import hpctrain as ht
-
-    comm = ht.init("mpi")
-    require_default_group(comm)
-    if comm.rank == 1:
-        time.sleep(600)
-    dist.recv(torch.ones(5), 1)
 
 
 def check_death() -> None:

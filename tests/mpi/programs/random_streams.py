@@ -5,21 +5,16 @@ Each returns the first draw of every rank at some places of a script, in rank or
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import torch
 from situations import Named
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
-from train_loop import recipe
 
 import hpctrain as ht
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import current
-from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 STREAMS = stream = Named()
 
@@ -99,39 +94,12 @@ def a_model_without_random_numbers_leaves_the_stream(comm):
 
 
 @stream
-def generators_of_python_and_numpy(comm):
-    distributed()
-    sharded()
-    return {"equal": comm.allgather_object([random.random(), float(np.random.rand())])}
-
-
-@stream
-def samples_that_draw_by_themselves(comm):
-    class Noisy(torch.utils.data.Dataset):
-        def __len__(self):
-            return 7
-
-        def __getitem__(self, index):
-            return torch.rand(2) + random.random() + np.random.rand()
-
-    for _ in ht.shard(DataLoader(Noisy(), batch_size=3)):
-        pass
-    return {"equal": drawn()}
-
-
-@stream
 def ranks_that_the_script_seeded_apart(comm):
     distributed()
     torch.manual_seed(40 + comm.rank)
     sharded()
     own = [torch.rand(4, generator=torch.Generator().manual_seed(40 + rank)).tolist() for rank in range(comm.size)]
     return {"apart": drawn(), "own": own}
-
-
-@stream
-def a_recipe(comm):
-    trainer = TorchTrainer(recipe("uneven"), comm)
-    return {"apart": drawn(), "alive": [trainer.updates]}
 
 
 # Meshes, which stay for what comes after.

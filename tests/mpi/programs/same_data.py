@@ -14,7 +14,7 @@ import torch
 from random_streams import STREAMS, as_of_a_new_run
 from situations import Named, run
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
 import hpctrain as ht
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -93,26 +93,10 @@ def tensors(comm):
 
 
 @alike
-def a_list_of_pairs(comm):
-    return trained(loader(list(zip(*numbers(), strict=True))))
-
-
-@alike
-def a_seeded_split(comm):
-    return trained(loader(random_split(TensorDataset(*numbers()), [20, 9])[0]))
-
-
-@alike
 def a_split_with_a_generator_on_ranks_that_are_seeded_apart(comm):
     torch.manual_seed(comm.rank)
     parts = random_split(TensorDataset(*numbers()), [20, 9], generator=torch.Generator().manual_seed(1))
     return trained(loader(parts[0]))
-
-
-@alike
-def parts_of_parts_joined(comm):
-    data = TensorDataset(*numbers())
-    return trained(loader(ConcatDataset([Subset(Subset(data, range(0, 29, 2)), range(9)), data])))
 
 
 @alike
@@ -125,45 +109,6 @@ def the_same_data_for_each_fold(comm):
 def a_data_set_of_dictionaries(comm):
     named = Own(lambda sample, i: {"x": sample[0], "y": sample[1], "path": f"/tmp/of-{comm.rank}/{i}.png", "id": i})
     return trained(loader(named))
-
-
-@alike
-def a_broken_sample_that_nobody_is_given(comm):
-    def change(sample, index):
-        if index == 14 and comm.rank == 1:
-            raise OSError("this file lies on another host")
-        return sample
-
-    try:
-        return float(sum(len(x.local) for x, _ in ht.shard(DataLoader(Own(change), batch_size=BATCH))) < 0)
-    except OSError:
-        return 0.0
-
-
-@alike
-def worker_processes_that_open_a_file_each(comm):
-    import os
-
-    home = os.getpid()
-
-    def change(sample, _):
-        assert os.getpid() != home, "opened in the main process"
-        return sample
-
-    data = Own(change)
-    model = network()
-    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for x, y in ht.shard(loader(data, num_workers=2), seed=SEED):
-        step(model, optimizer, x, y)
-    return 0.0
-
-
-@alike
-def a_collate_function_that_pads_and_counts_along_the_second_dimension(comm):
-    def collate(samples):
-        return torch.stack([x for x, _ in samples], 1).T, torch.stack([y for _, y in samples])
-
-    return trained(loader(Own(), collate_fn=collate))
 
 
 @alike
@@ -187,12 +132,6 @@ def moved(noise):
 def random_transforms(comm):
     torch.manual_seed(comm.rank)
     return moved(lambda _: torch.rand(FEATURES) * (random.random() < 0.5) * (np.random.rand() < 0.5))
-
-
-@alike
-def random_transforms_with_generators_of_their_own(comm):
-    coins = np.random.default_rng()
-    return moved(lambda _: float(coins.random() < 0.5))
 
 
 @alike
@@ -225,11 +164,6 @@ def a_loader_for_each_epoch(comm):
 
 def without_none(samples):
     return torch.utils.data.default_collate([each for each in samples if each is not None])
-
-
-@alike
-def a_collate_function_that_drops_samples(comm):
-    return trained(loader(Own(lambda sample, i: None if i % 7 == 0 else sample), collate_fn=without_none))
 
 
 @alike
@@ -298,11 +232,6 @@ def random_numbers_and_texts_of_samples(comm):
 
 
 @alike
-def random_numbers_of_a_collate_function_that_pads(comm):
-    return as_one_process(comm, lambda: loader(Drawing(), collate_fn=padded, num_workers=1))
-
-
-@alike
 def batches_with_fewer_samples_than_ranks(comm):
     return as_one_process(comm, lambda: loader(Drawing(), batch_size=1)) + as_one_process(
         comm, lambda: loader(Drawing(), batch_size=2, collate_fn=padded)
@@ -344,25 +273,6 @@ def an_unseeded_split(comm):
 
 
 @differ
-def ranks_that_are_seeded_apart(comm):
-    torch.manual_seed(comm.rank)
-    ht.shard(loader(Subset(TensorDataset(*numbers()), torch.randperm(29)[:20])))
-
-
-@differ
-def an_unseeded_train_test_split(comm):
-    chosen = np.random.default_rng().permutation(29)[:20]
-    next(iter(ht.shard(loader(TensorDataset(*(each[chosen] for each in numbers()))))))
-
-
-@differ
-def a_permutation_of_the_scripts_own(comm):
-    data, order = list(zip(*numbers(), strict=True)), list(range(29))
-    random.Random().shuffle(order)
-    next(iter(ht.shard(loader([data[i] for i in order]))))
-
-
-@differ
 def files_in_the_order_of_the_directory(comm):
     names = [f"/data/{i}.png" for i in range(29)]
     next(iter(ht.shard(loader(names[::-1] if comm.rank else names))))
@@ -374,46 +284,14 @@ def files_that_differ(comm):
 
 
 @differ
-def labels_that_differ_under_random_transforms(comm):
-    coins = np.random.default_rng()
-    next(iter(ht.shard(loader(Own(lambda sample, i: (sample[0] + coins.random(), sample[1] + (comm.rank == 1)))))))
-
-
-@differ
 def files_that_differ_in_worker_processes(comm):
     data = Own(lambda sample, i: {"x": sample[0], "y": i * (1 + (comm.rank == 1))})
     next(iter(ht.shard(loader(data, num_workers=2))))
 
 
 @differ
-def a_data_set_of_each_rank(comm):
-    next(iter(ht.shard(loader(TensorDataset(*numbers(seed=comm.rank))))))
-
-
-@differ
-def types_that_differ(comm):
-    x, y = numbers()
-    next(iter(ht.shard(loader(TensorDataset(x, y.int() if comm.rank else y)))))
-
-
-@differ
 def batch_sizes(comm):
     ht.shard(loader(TensorDataset(*numbers()), batch_size=8 - 2 * (comm.rank == 1)))
-
-
-@differ
-def samplers(comm):
-    ht.shard(DataLoader(TensorDataset(*numbers()), batch_size=8, shuffle=comm.rank == 0))
-
-
-@differ
-def seeds(comm):
-    ht.shard(loader(TensorDataset(*numbers())), seed=comm.rank)
-
-
-@differ
-def drop_last(comm):
-    ht.shard(loader(TensorDataset(*numbers()), drop_last=comm.rank == 0))
 
 
 @differ
@@ -430,12 +308,6 @@ def an_epoch_of_each_rank(comm):
     sharded = ht.shard(loader(TensorDataset(*numbers())))
     sharded.set_epoch(comm.rank)
     next(iter(sharded))
-
-
-@differ
-def test_samples_of_an_evaluation(comm):
-    data = TensorDataset(torch.randperm(29, generator=torch.Generator().manual_seed(comm.rank)))
-    next(iter(ht.shard(DataLoader(data), evaluation=True)))
 
 
 def begin(comm):

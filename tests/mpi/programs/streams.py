@@ -6,7 +6,6 @@ Each rank compares its parts with the batches of one process, which is the same 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import itertools
 import random
@@ -29,7 +28,6 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -172,12 +170,6 @@ def weights_of_a_linear_model(comm):
     return max(found)
 
 
-@situation
-def weights_with_batches_of_a_sampler(comm):
-    batches = [[0, 1, 2, 3, 4], [5], [6, 7], list(range(8, SAMPLES)), [3, 3, 3, 3]]
-    return difference(lambda: DataLoader(TensorDataset(*numbers()), batch_sampler=batches))
-
-
 # Streams.
 
 
@@ -201,14 +193,6 @@ def a_stream_that_shuffles_with_the_processs_generators(comm):
         resumes(make, 5 if settings else 3)
 
 
-@situation
-def an_evaluation_of_a_stream(comm):
-    sharded = ht.shard(DataLoader(Stream(range(SAMPLES)), batch_size=7), evaluation=True)
-    seen = comm.allgather_object(drawn(sharded))
-    assert sorted(sum(sum(seen, []), [])) == list(range(SAMPLES))
-    assert len(seen[-1]) == 5
-
-
 def tar(folder: Path) -> list[str]:
     names = []
     for shard in range(5):
@@ -219,34 +203,6 @@ def tar(folder: Path) -> list[str]:
                 member.size = 2
                 file.addfile(member, io.BytesIO(b"%02d" % number))
     return names
-
-
-@situation
-def two_iterators_of_a_stream(comm):
-    loader = ht.shard(DataLoader(Stream(range(SAMPLES), shuffled), batch_size=6, num_workers=1))
-    first, second = drawn(loader), drawn(loader)
-    loader.set_epoch(0)
-    assert [(own(a), own(b)) for a, b in zip(loader, loader, strict=True)] == list(zip(first, second, strict=True))
-
-
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    number: int
-
-
-@situation
-def a_collate_fn_that_changes_its_samples(comm):
-    class Dicts(Stream):
-        def __iter__(self):
-            yield from ({"x": Slotted(number)} for number in self.samples)
-
-    def popped(samples):
-        return [sample.pop("x").number for sample in samples]
-
-    for length in (SAMPLES, 1):
-        sharded = ht.shard(DataLoader(Dicts(range(length)), batch_size=6, collate_fn=popped))
-        batches = [list(range(at, min(at + 6, length))) for at in range(0, length, 6)]
-        assert drawn(sharded) == batches
 
 
 @situation
@@ -268,37 +224,6 @@ def webdatasets(comm):
         loader = ht.shard(DataLoader(unseeded.map(lambda each: int(each["txt"])), batch_size=6))
         if comm.size > 1:
             refused(lambda: list(loader), "HT-shard-different-data")
-
-
-class HubStream(IterableDataset):
-    """By the protocol of Hugging Face's IterableDataset: shards, of which a worker reads some, and ``set_epoch``."""
-
-    num_shards = 5
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self):
-        worker = get_worker_info()
-        shards = np.random.default_rng((7, self.epoch)).permutation(self.num_shards)
-        for shard in shards[worker.id :: worker.num_workers] if worker else shards:
-            yield from ({"number": number} for number in range(shard, SAMPLES, self.num_shards))
-
-
-def hub_loader(workers):
-    return DataLoader(HubStream(), batch_size=6, num_workers=workers, collate_fn=lambda s: [x["number"] for x in s])
-
-
-@situation
-def streams_by_the_protocol_of_datasets(comm):
-    for workers in (0, 2):
-        found = as_one_process(lambda n=workers: hub_loader(n), own_of=list)
-        once(found)
-        assert found[0] != found[1]
-        resumes(lambda n=workers: hub_loader(n), 2, own_of=list)
 
 
 @situation
@@ -337,18 +262,6 @@ def streams_that_differ(comm):
     refused(lambda: list(ht.shard(DataLoader(divided, batch_size=9))), "HT-shard-different-data")
     other = DataLoader(Stream(range(9)), batch_size=3, num_workers=comm.rank)
     refused(lambda: ht.shard(other), "HT-shard-different-data", where="num_workers")
-
-
-@situation
-def streams_that_are_shorter_than_they_were(comm):
-    first = ht.shard(DataLoader(Stream(range(SAMPLES)), batch_size=9))
-    next(iter(first))
-    fewer = ht.shard(DataLoader(Stream(range(9)), batch_size=9))
-    state = {**first.state_dict(), "batches": 3}
-    fewer.load_state_dict(state)
-    refused(lambda: list(fewer), "HT-loader-order-not-kept")
-    state["workers"] = 2
-    refused(lambda: fewer.load_state_dict(state), "HT-loader-order-not-kept", differ="workers was 2 and is 0")
 
 
 # Samplers.
@@ -403,22 +316,6 @@ def samplers(comm):
 
 
 @situation
-def seeds_of_a_samplers_generator(comm):
-    def make(seed):
-        own = torch.Generator().manual_seed(seed)
-        loader = DataLoader(Numbered(), sampler=SubsetRandomSampler(range(SAMPLES), own), batch_size=6, generator=own)
-        return loader, own
-
-    (one, own), (other, _) = make(1), make(2)
-    before = own.get_state()
-    assert drawn(ht.shard(one)) != drawn(ht.shard(other))
-    workers = torch.Generator()
-    workers.set_state(before)
-    torch.empty((), dtype=torch.int64).random_(generator=workers)  # the loader's, for its workers
-    assert torch.equal(own.get_state(), workers.get_state())
-
-
-@situation
 def an_order_that_no_seed_reaches(comm):
     loader = ht.shard(DataLoader(Numbered(), sampler=OwnSampler(), batch_size=6))
     parts = comm.allgather_object(drawn(loader))
@@ -441,12 +338,6 @@ def an_endless_sampler(comm):
 
 
 @situation
-def an_evaluation_in_a_samplers_order(comm):
-    sharded = ht.shard(DataLoader(Numbered(), batch_sampler=[[5, 4, 3, 2], [1], [0]]), evaluation=True)
-    assert sorted(sum(sum(comm.allgather_object(drawn(sharded)), []), [])) == list(range(6))
-
-
-@situation
 def epochs_that_a_script_tells_its_sampler(comm):
     def make(sampler):
         return DataLoader(Numbered(), batch_size=3, sampler=sampler)
@@ -466,13 +357,6 @@ def epochs_that_a_script_tells_its_sampler(comm):
     own.set_epoch(10)
     alike.set_epoch(10)
     assert drawn(again) == [own_of(batch) for batch in drawn(make(alike))][2:]
-    data = HubStream()
-    data.set_epoch(4)
-    streams = ht.shard(DataLoader(data, batch_size=6, collate_fn=lambda s: [each["number"] for each in s]))
-    reference = HubStream()
-    reference.set_epoch(4)
-    numbers = [each["number"] for each in reference]
-    assert drawn(streams) == [numbers[at : at + 6] for at in range(0, SAMPLES, 6)]
 
 
 class Failing(Sampler):

@@ -25,27 +25,6 @@ from hpctrain.worker.adapters.torch import statistics
 CHECKS = check = Named()
 
 
-def deep() -> nn.Module:
-    return nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(200, 200), nn.Tanh())])
-
-
-@check
-def overlap():
-    model, _ = ht.distribute(deep(), torch.optim.SGD([torch.zeros(1)], lr=0.1), bucket_mb=0.2)
-    for _ in range(2):
-        model(torch.rand(64, 200)).sum().backward()
-    moments = statistics(model).timeline
-    seconds = [moment[0] for moment in moments]
-    return {
-        "first_launch": min(at for at, what, _ in moments if what == "launched"),
-        "last_gradient": max(at for at, what, _ in moments if what == "gradient"),
-        "gradients": sum(what == "gradient" for _, what, _ in moments),
-        "launched": [bucket for _, what, bucket in moments if what == "launched"],
-        "in_order_of_time": seconds == sorted(seconds),
-        "waited": statistics(model).communication_seconds,
-    }
-
-
 @check
 def start_from_rank_0():
     torch.manual_seed(comm.rank)
@@ -73,16 +52,6 @@ def guard_names_the_parameter():
     model, optimizer = ht.distribute(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.SGD([torch.zeros(1)]))
     model[1].bias.data.view(torch.int32)[1] ^= 1 if comm.rank == comm.size - 1 else 0  # one flipped bit
     return refusal(optimizer.step)
-
-
-@check
-def unfrozen_later():
-    model = nn.Linear(2, 2)
-    model.weight.requires_grad_(False)
-    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model.weight.requires_grad_(True)
-    model(torch.full((1, 2), 1.0 + comm.rank)).sum().backward()
-    return model.weight.grad.tolist()
 
 
 class Failing(torch.autograd.Function):
@@ -135,19 +104,6 @@ class Checkpointed(nn.Module):
     def forward(self, x):
         x = checkpoint(self.first, x, use_reentrant=True)
         return self.head(checkpoint(self.second, x, use_reentrant=True))
-
-
-@check
-def reentrant_checkpoint_works():
-    torch.manual_seed(0)
-    model = Checkpointed(shared=False)
-    model, _ = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), bucket_mb=1e-6)
-    model(torch.full((1, 4), 1.0 + comm.rank, requires_grad=True)).sum().backward()
-    torch.manual_seed(0)
-    alone = Checkpointed(shared=False)
-    (sum(alone(torch.full((1, 4), 1.0 + rank, requires_grad=True)).sum() for rank in range(2)) / 2).backward()
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
 
 
 @check

@@ -6,7 +6,6 @@ Each check gets the communicator and returns what the tests compare.
 from __future__ import annotations
 
 import copy
-import io
 
 import torch
 from situations import Named, refusal
@@ -150,26 +149,6 @@ def replaced_parameters(comm):
 
 
 @check
-def replaced_and_distributed_again(comm):
-    """Equal on every rank, and the mean over them, when ``ht.distribute`` gets the changed model once more."""
-    torch.manual_seed(comm.rank)
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model(torch.ones(1, 3)).sum().backward()
-    model[1] = nn.Linear(3, 1, bias=False)
-    model.double()
-    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    alone = copy.deepcopy(model)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.full((1, 3), 1.0 + comm.rank).double()).square().sum().backward()
-    sum(alone(torch.full((1, 3), 1.0 + r).double()).square().sum() / comm.size for r in range(comm.size)).backward()
-    optimizer.step()
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
-
-
-@check
 def an_optimizer_made_anew(comm):
     """Works, and its steps are looked at."""
     model, optimizer = distributed(guard_every=2)
@@ -233,39 +212,6 @@ def refused_parts(comm):
 
 
 @check
-def a_gradient_penalty(comm):
-    """The way that the error about ``create_graph`` recommends, against one process."""
-    model, _ = distributed()
-    alone = copy.deepcopy(model)
-
-    def loss(used, scale):
-        x = torch.full((2, 3), scale, requires_grad=True)
-        (inner,) = torch.autograd.grad(used(x).square().sum(), x, create_graph=True)
-        return inner.square().sum()
-
-    loss(model, 1.0 + comm.rank).backward()
-    sum(loss(alone, 1.0 + rank) / comm.size for rank in range(comm.size)).backward()
-    # the bias has a gradient by the inner derivative, too
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
-
-
-@check
-def the_models_own_copies(comm):
-    """A copy of the model, in memory or saved, is a plain one."""
-    model, _ = distributed()
-    plain = nn.Linear(3, 3)
-    plain.load_state_dict(model.state_dict())
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    used = [plain, copy.deepcopy(model), torch.load(file, weights_only=False)]
-    for each in used:
-        loss_of(each, 1.0 + comm.rank).backward()
-    return [(each.weight.grad - plain.weight.grad).abs().max().item() for each in used]
-
-
-@check
 def an_end_before_the_next_check(comm):
     """What differs after the first step is found at the end, also of a model that is gone by then."""
     said = []
@@ -287,64 +233,8 @@ def an_end_before_the_next_check(comm):
     return said
 
 
-class Wave(nn.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(size, 3, dtype=torch.complex64))
-        self.bias = nn.Parameter(torch.randn(size, dtype=torch.complex64))
-
-    def forward(self, x):
-        return (x.to(torch.complex64) @ self.weight.T + self.bias).abs().square()
-
-
-@check
-def complex_parameters(comm):
-    off = []
-    for size in (4, 400_000):
-        torch.manual_seed(3)
-        model = Wave(size)
-        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        alone = copy.deepcopy(model)
-        model(torch.full((2, 3), 1.0 + comm.rank)).mean().backward()
-        sum(alone(torch.full((2, 3), 1.0 + rank)).mean() / comm.size for rank in range(comm.size)).backward()
-        pairs = zip(model.parameters(), alone.parameters(), strict=True)
-        off.append(max(((ours.grad - its.grad).abs().max() / its.grad.abs().max()).item() for ours, its in pairs))
-        optimizer.step()
-    return off
-
-
 @check
 def a_sparse_embedding_that_is_used_densely_too(comm):
     model = nn.Embedding(5, 3, sparse=True)
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return refusal(lambda: nn.functional.linear(model(torch.tensor([1])), model.weight).sum().backward())
-
-
-# Last: a loader whose batches do not divide evenly is remembered to the end of a run, and data of no loader refused.
-@check
-def synchronised_batch_norm(comm):
-    """Outputs, gradients and running statistics against plain batch norm in one process, batches that divide or not."""
-    off = []
-    for batch, momentum, affine in ((8, 0.1, True), (7, None, True), (9, 0.3, False)):
-        torch.manual_seed(4)
-        model = nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=momentum, affine=affine), nn.Conv2d(4, 2, 3)
-        )
-        model.append(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 3)))
-        alone = copy.deepcopy(model)
-        data = torch.utils.data.TensorDataset(torch.rand(2 * batch, 2, 4, 4), torch.rand(2 * batch, 3))
-        loader = torch.utils.data.DataLoader(data, batch_size=batch)
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        own = torch.optim.SGD(alone.parameters(), lr=0.1)
-        for used, update, batches in ((model, optimizer, ht.shard(loader)), (alone, own, loader)):
-            for x, y in batches:
-                update.zero_grad()
-                nn.functional.mse_loss(used(x), y).backward()
-                update.step()
-        theirs = alone.state_dict()
-        pairs = [(ours.double(), theirs[name].double()) for name, ours in model.state_dict().items()]
-        off.append(max((ours - other).abs().max().item() for ours, other in pairs))
-        model.eval(), alone.eval()
-        off.append((model(data.tensors[0]) - alone(data.tensors[0])).abs().max().item())
-    return off

@@ -5,36 +5,24 @@ Usage: train_loop.py OUTPUT, which gets ``OUTPUT-RANK.npz`` and rank 0's ``OUTPU
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 
 import numpy as np
+import recipe_runs
 import torch
+from recipe_runs import data
 
 import hpctrain as ht
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
-from hpctrain.common.run.events import EventWriter
 from hpctrain.worker import models
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data import load_digits
-from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order
-from hpctrain.worker.train.checkpoint import Checkpoints
-from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 BASE = {
-    "name": "test",
-    "source": "none",
-    "reported": [{"metric": "test_accuracy", "value": 1.0}],
-    "model": {"name": "digits_cnn"},
-    "data": {"name": "digits"},
     "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-3},
     "schedule": {"name": "cosine", "base_batch": 8, "warmup_epochs": 1},
-    "epochs": 2,
-    "seed": 3,
 }
 # 61 samples in batches of 20 end with a single one: on several ranks, some have none
 CASES = {
@@ -45,12 +33,7 @@ CASES = {
 
 
 def recipe(case: str) -> Recipe:
-    return Recipe.model_validate_json(json.dumps({**BASE, **CASES[case]}))
-
-
-def data() -> tuple[Samples, Samples]:
-    train, test = load_digits(test_fraction=0.2, seed=3)
-    return train[:61], test[:50]
+    return recipe_runs.recipe(**{**BASE, **CASES[case]})
 
 
 def reference(case: str) -> tuple[list[np.ndarray], float, int]:
@@ -82,8 +65,8 @@ def reference(case: str) -> tuple[list[np.ndarray], float, int]:
 def overflow(comm: Communicator) -> dict[str, np.ndarray]:
     """Steps in fp16: a good one, one whose gradient is infinite on the last rank alone, and a good one again."""
     train, _ = data()
-    values = {**BASE, "batch": {"size": 8}, "precision": "fp16"}
-    trainer = TorchTrainer(Recipe.model_validate_json(json.dumps(values)).at(comm.size), comm)
+    settings = recipe_runs.recipe(**BASE, batch={"size": 8}, precision="fp16")
+    trainer = TorchTrainer(settings.at(comm.size), comm)
     results = {}
     for number, factor in enumerate([1.0, np.inf if comm.rank == comm.size - 1 else 1.0, 1.0]):
         own = train[np.arange(8) + 8 * comm.rank]
@@ -96,24 +79,11 @@ def overflow(comm: Communicator) -> dict[str, np.ndarray]:
 
 def main(output: str) -> None:
     comm = ht.init()
-    train, test = data()
     results = {}
     for case in CASES:
         trainer = TorchTrainer(recipe(case), comm)
-        with EventWriter(Path(f"{output}-{case}.jsonl") if comm.rank == 0 else None) as events:
-            checkpoints = Checkpoints(Path(f"{output}-{case}"), comm, events)
-            Loop(
-                recipe(case),
-                comm,
-                trainer,
-                InMemory(samples=train),
-                InMemory(samples=test),
-                events,
-                checkpoints=checkpoints,
-                dumps=Path(f"{output}-{case}-dumps"),
-            ).run()
-        flat = [parameter.detach().numpy().ravel() for parameter in trainer.model.parameters()]
-        results[case] = np.concatenate(flat)
+        recipe_runs.train(case, recipe(case), comm, trainer, output)
+        results[case] = recipe_runs.parameters(trainer)
     results |= overflow(comm)
     np.savez(f"{output}-{comm.rank}.npz", **results)
 

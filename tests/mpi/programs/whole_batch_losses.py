@@ -1,13 +1,11 @@
-"""Losses that are no sums over samples, of many fields."""
+"""Losses that are no sums over samples, and what scripts read of a model or a batch beside its values."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from whole_batches import CLASSES, FEATURES, Numbers, batches, case, labels, network, samples, step, trained
-
-import hpctrain as ht
+from whole_batches import CLASSES, FEATURES, Numbers, batches, case, labels, network, samples, trained
 
 
 @case
@@ -18,39 +16,6 @@ def survival_of_cox() -> Numbers:
         return -((risk - risk.logcumsumexp(0)) * event).sum() / event.sum().clamp(min=1)
 
     return trained(network(outputs=1), loss, batches(samples(), samples(1, seed=7)[:, 0].exp(), labels(2).double()))
-
-
-@case
-def listwise_ranking() -> Numbers:
-    def loss(model, x, relevance):
-        scores = model(x).squeeze(-1)  # lists of documents
-        found = scores.argsort(dim=1, descending=True)
-        gains = (2.0 ** relevance.gather(1, found) - 1) / torch.log2(torch.arange(4) + 2.0)
-        return -(relevance.double().softmax(1) * scores.log_softmax(1)).sum(1).mean() * (1 + gains.mean().item())
-
-    return trained(network(outputs=1), loss, batches(samples(4, FEATURES), labels(3, 4)))
-
-
-@case
-def pairwise_ranking_over_the_batch() -> Numbers:
-    def loss(model, x, y):
-        scores = model(x).squeeze(1)
-        better = (y[:, None] > y[None]).double()
-        return (F.softplus(scores[None] - scores[:, None]) * better).sum() / better.sum().clamp(min=1)
-
-    return trained(network(outputs=1), loss)
-
-
-@case
-def supervised_contrastive() -> Numbers:
-    def loss(model, x, y):
-        z = F.normalize(model(x), dim=1)
-        similar = z @ z.T / 0.3 - 1e9 * torch.eye(len(z))
-        same = (y[:, None] == y[None]) & ~torch.eye(len(y), dtype=torch.bool)
-        logs = similar.log_softmax(1)
-        return -(logs * same).sum(1).div(same.sum(1).clamp(min=1)).mean()
-
-    return trained(network(), loss)
 
 
 @case
@@ -65,136 +30,12 @@ def simclr_of_two_views() -> Numbers:
 
 
 @case
-def barlow_twins() -> Numbers:
-    def loss(model, x, _):
-        a, b = (model(x + 0.1 * torch.randn(x.shape)) for _ in range(2))
-        a, b = ((z - z.mean(0)) / (z.std(0) + 1e-3) for z in (a, b))
-        c = a.T @ b / x.size(0)
-        on, off = (c.diagonal() - 1).square().sum(), (c - torch.diag(c.diagonal())).square().sum()
-        return on + 0.05 * off
-
-    return trained(network(), loss, rate=0.01)
-
-
-@case
-def vicreg() -> Numbers:
-    def loss(model, x, _):
-        a, b = model(x), model(x.flip(1))
-        spread = sum(F.relu(1 - torch.sqrt(z.var(dim=0) + 1e-4)).mean() for z in (a, b))
-        a, b = a - a.mean(dim=0), b - b.mean(dim=0)
-        crossed = sum(((z.T @ z / (len(x) - 1)).fill_diagonal_(0) ** 2).sum() / CLASSES for z in (a, b))
-        return 25 * F.mse_loss(a, b) + 25 * spread + crossed
-
-    return trained(network(), loss, rate=0.002)
-
-
-@case
-def clip_of_two_towers() -> Numbers:
-    towers = nn.ModuleDict({"image": network(), "text": network(4)})
-    towers.scale = nn.Parameter(torch.tensor(1.0))
-    towers, optimizer = ht.distribute(towers, torch.optim.AdamW(towers.parameters(), lr=0.01))
-    numbers = []
-    for image, text in batches(samples(), samples(4, seed=8)):
-        a, b = F.normalize(towers["image"](image), dim=-1), F.normalize(towers["text"](text), dim=-1)
-        logits = towers.scale.exp() * a @ b.t()
-        target = torch.arange(logits.shape[0], device=logits.device)
-        numbers.append(step(optimizer, (F.cross_entropy(logits, target) + F.cross_entropy(logits.t(), target)) / 2))
-    return [*numbers, towers]
-
-
-@case
-def triplets_of_hard_negatives() -> Numbers:
-    def loss(model, x, y):
-        z = model(x)
-        far = torch.cdist(z, z)
-        same = y.unsqueeze(0) == y.unsqueeze(1)
-        positive = far.masked_fill(~same, 0.0).amax(1)
-        negative = far.masked_fill(same, 1e9).amin(1)
-        return F.relu(positive - negative + 1.0).mean()
-
-    return trained(network(), loss, rate=0.02)
-
-
-@case
-def triplets_given_by_the_data() -> Numbers:
-    margin = nn.TripletMarginLoss(margin=0.5)
-    data = batches(samples(), samples(seed=7), samples(seed=8))
-    return trained(network(), lambda model, a, p, n: margin(model(a), model(p), model(n)), data)
-
-
-@case
 def prototypes() -> Numbers:
     def loss(model, x, y):
         z = model(x)
         present = y.unique()
         centres = torch.stack([z[y == c].mean(0) for c in present])
         return F.cross_entropy(-torch.cdist(z, centres), torch.searchsorted(present, y))
-
-    return trained(network(), loss)
-
-
-@case
-def dice_and_intersection_of_segments() -> Numbers:
-    def loss(model, x, y):
-        p, t = model(x).sigmoid().squeeze(1), (y > 2).double()
-        dice = 1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1)
-        iou = ((p > 0.5) & (t > 0.5)).sum() / ((p > 0.5) | (t > 0.5)).sum().clamp(min=1)
-        return dice * (2 - iou.item())
-
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 1, 1))
-    return trained(model, loss, batches(samples(2, 5, 5), labels(5, 5, 5)))
-
-
-@case
-def segments_with_ignored_pixels() -> Numbers:
-    def loss(model, x, y):
-        return F.cross_entropy(model(x), y.masked_fill(y > 3, 255), ignore_index=255, weight=torch.linspace(1, 2, 5))
-
-    return trained(nn.Conv2d(2, CLASSES, 3, padding=1), loss, batches(samples(2, 5, 5), labels(5, 5, 5)))
-
-
-@case
-def class_weights_of_each_batch() -> Numbers:
-    def loss(model, x, y):
-        counts = torch.bincount(y, minlength=CLASSES).clamp(min=1)
-        return F.cross_entropy(model(x), y, weight=len(y) / (CLASSES * counts.double()))
-
-    return trained(network(), loss)
-
-
-@case
-def curriculum_by_the_smallest_losses() -> Numbers:
-    def loss(model, x, y):
-        each = F.cross_entropy(model(x), y, reduction="none")
-        kept = each.detach() <= each.detach().quantile(0.7)
-        return each[kept].mean()
-
-    return trained(network(), loss)
-
-
-@case
-def co_teaching_with_label_noise() -> Numbers:
-    a, b = network(), network()
-    (a, one), (b, two) = (ht.distribute(m, torch.optim.SGD(m.parameters(), lr=0.1)) for m in (a, b))
-    numbers = []
-    for x, y in batches():
-        y = torch.where(torch.rand(y.shape) < 0.2, torch.randint_like(y, CLASSES), y)
-        out_a, out_b = a(x), b(x)
-        keep = max(1, int(0.6 * len(y)))
-        easy_a = F.cross_entropy(out_a, y, reduction="none").argsort()[:keep]
-        easy_b = F.cross_entropy(out_b, y, reduction="none").argsort()[:keep]
-        numbers.append(step(one, F.cross_entropy(out_a[easy_b], y[easy_b])))
-        numbers.append(step(two, F.cross_entropy(out_b[easy_a], y[easy_a])))
-    return [*numbers, a, b]
-
-
-@case
-def mixup_by_a_permutation() -> Numbers:
-    def loss(model, x, y):
-        share = torch.distributions.Beta(0.4, 0.4).sample().item()
-        other = torch.randperm(x.size(0))
-        out = model(share * x + (1 - share) * x[other])
-        return share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[other])
 
     return trained(network(), loss)
 
@@ -214,30 +55,6 @@ def cutmix_in_place() -> Numbers:
 
 
 @case
-def distillation_with_a_frozen_teacher() -> Numbers:
-    teacher = network().eval().requires_grad_(False)
-
-    def loss(model, x, y):
-        with torch.no_grad():
-            soft = (teacher(x) / 2).softmax(-1)
-        out = model(x)
-        return F.kl_div((out / 2).log_softmax(-1), soft, reduction="batchmean") * 4 + F.cross_entropy(out, y)
-
-    return trained(network(), loss)
-
-
-@case
-def relations_distilled() -> Numbers:
-    teacher = network()
-
-    def loss(model, x, _):
-        a, b = torch.pdist(model(x)), torch.pdist(teacher(x).detach())
-        return F.smooth_l1_loss(a / a[a > 0].mean(), b / b[b > 0].mean())
-
-    return trained(network(), loss)
-
-
-@case
 def assignments_of_sinkhorn() -> Numbers:
     @torch.no_grad()
     def sinkhorn(scores):
@@ -253,39 +70,6 @@ def assignments_of_sinkhorn() -> Numbers:
         return -(sinkhorn(a) * b.log_softmax(1)).sum(1).mean() - (sinkhorn(b) * a.log_softmax(1)).sum(1).mean()
 
     return trained(network(), loss)
-
-
-@case
-def connectionist_classification() -> Numbers:
-    def loss(model, x, y, lengths):
-        logs = model(x).log_softmax(-1).transpose(0, 1)
-        return F.ctc_loss(logs, y + 1, torch.full((len(x),), 9), lengths, zero_infinity=True)
-
-    data = batches(samples(9, FEATURES), labels(CLASSES, 3), labels(3) + 1)
-    return trained(network(outputs=CLASSES + 1), loss, data)
-
-
-@case
-def spectral_convergence_of_sounds() -> Numbers:
-    def magnitude(sound):
-        return torch.stft(sound, 16, hop_length=8, window=torch.hann_window(16), return_complex=True).abs() + 1e-5
-
-    def loss(model, x):
-        made, wanted = magnitude(model(x)), magnitude(x)
-        return (wanted - made).norm() / wanted.norm() + (wanted.log() - made.log()).abs().mean()
-
-    return trained(network(32, 32), loss, batches(samples(32)))
-
-
-@case
-def scale_invariant_sounds() -> Numbers:
-    def loss(model, x, y):
-        a = model(x)
-        a, b = a - a.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
-        part = (a * b).sum(-1, keepdim=True) / b.square().sum(-1, keepdim=True) * b
-        return -10 * torch.log10(part.square().sum(-1) / (a - part).square().sum(-1)).mean()
-
-    return trained(network(outputs=7), loss, batches(samples(), samples(7, seed=9)), rate=0.01)
 
 
 @case
@@ -308,36 +92,132 @@ def boxes_of_different_numbers() -> Numbers:
     return trained(network(), loss, batches(samples(), labels(), collate_fn=collate))
 
 
-@case
-def concordance_and_correlation() -> Numbers:
-    def loss(model, x, y):
-        a, b = model(x).squeeze(1), y.double()
-        cov = ((a - a.mean()) * (b - b.mean())).mean()
-        ccc = 2 * cov / (a.var(unbiased=False) + b.var(unbiased=False) + (a.mean() - b.mean()) ** 2)
-        return 1 - ccc + (1 - torch.corrcoef(torch.stack([a, b]))[0, 1])
+class Keeping(nn.Module):
+    """A network that keeps what it has computed, in one way or another."""
 
-    return trained(network(outputs=1), loss, batches(samples(), labels().double() + samples(1)[:, 0], batch=14))
+    def __init__(self, keep):
+        super().__init__()
+        self.net, self.keep = network(), keep
+        self.kept, self.parts, self.calls = {}, [], 0
 
-
-@case
-def maximum_mean_discrepancy() -> Numbers:
-    def kernel(a, b):
-        return torch.exp(-torch.cdist(a, b).pow(2) / 2).mean()
-
-    def loss(model, x, y):
-        a, b = model(x), torch.randn(len(x), CLASSES)
-        return kernel(a, a) + kernel(b, b) - 2 * kernel(a, b) + a.logsumexp(0).mean() * 0.1
-
-    return trained(network(), loss)
+    def forward(self, x, y=None):
+        self.calls += 1
+        z = self.net(x)
+        self.keep(self, z)
+        return z if y is None else F.cross_entropy(z, y) / self.calls
 
 
 @case
-def quantiles_and_worst_groups() -> Numbers:
-    def loss(model, x, y):
-        error = y.double()[:, None] - model(x)
-        q = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9])
-        each = torch.maximum(q * error, (q - 1) * error).sum(1)
-        groups = torch.stack([each[y == c].mean() for c in range(CLASSES) if (y == c).any()])
-        return groups.max() + 0.5 * torch.logsumexp(groups, 0)
+def features_by_hooks() -> Numbers:
+    model, seen = network(), {}
+    model[0].register_forward_hook(lambda module, given, result: seen.update(hidden=result, given=given[0]))
+    model[1].register_forward_hook(lambda module, given, result: result * 0.5)
+    model[2].register_forward_pre_hook(lambda module, given: (given[0] - seen["hidden"].mean(0),))
+    model.register_forward_hook(lambda module, given, result: seen.update(logits=result))
 
-    return trained(network(), loss)
+    def loss(model, x, y):
+        model(x)
+        return F.cross_entropy(seen["logits"], y) + seen["hidden"].std() + seen["given"].var()
+
+    return trained(model, loss)
+
+
+@case
+def tensors_kept_in_containers() -> Numbers:
+    def keep(model, z):
+        model.kept["variance"], model.parts = z.var(0), [z.mean(0)]
+
+    return trained(
+        Keeping(keep),
+        lambda model, x, y: F.cross_entropy(model(x), y) + model.kept["variance"].sum() + model.parts[0].sum(),
+    )
+
+
+@case
+def calls_that_a_model_counts() -> Numbers:
+    model = Keeping(lambda model, z: model.parts.append(1))
+    return [*trained(model, lambda model, x, y: model(x, y)), model.calls, len(model.parts)]
+
+
+class Towers(nn.Module):
+    """Two networks, of whose results each is compared with each of the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = network(), network()
+
+    def forward(self, x, y):
+        return self.one(x) @ self.two(y).T
+
+
+@case
+def similarities_of_all_pairs() -> Numbers:
+    numbers = []
+    for batch in (13, 12):
+        data = batches(samples(), samples(seed=9), batch=batch, drop_last=True)
+        numbers += trained(Towers(), lambda model, x, y: F.cross_entropy(model(x, y), torch.arange(len(x))), data)
+    return numbers
+
+
+class Equilibrium(nn.Module):
+    """A layer that is applied until nothing changes, whose gradient a hook computes (Bai et al. 2019)."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+
+    def layer(self, z, x):
+        return torch.tanh(0.3 * self.inner(z) + x)
+
+    def forward(self, x):
+        with torch.no_grad():
+            z = torch.zeros_like(x)
+            for _ in range(20):
+                z = self.layer(z, x)
+        z = self.layer(z, x)
+        fixed = z.clone().detach().requires_grad_()
+        again = self.layer(fixed, x)
+
+        def solve(gradient):
+            solved = gradient
+            for _ in range(20):
+                solved = torch.autograd.grad(again, fixed, solved, retain_graph=True)[0] + gradient
+            return solved
+
+        z.register_hook(solve)
+        return self.last(z)
+
+
+@case
+def gradients_asked_for_in_a_backward_pass() -> Numbers:
+    return trained(Equilibrium(), lambda model, x, y: F.cross_entropy(model(x), y))
+
+
+@case
+def single_samples_changed_in_place() -> Numbers:
+    numbers, kept = [], []
+    for x, y in batches():
+        x[0] += 1
+        x[-1, -1] *= 3
+        x[1, 2] -= x[0, 1]
+        numbers += [x.sum(), x.std(), x[y == 1].sum()]
+        kept += [x[0], x[-1]]
+    kept[0] += 1  # of a batch that nobody reads any more
+    return [*numbers, *[each.sum() for _, y in batches() for each in y], *[each.sum() for each in kept]]
+
+
+@case
+def losses_kept_in_training_alone() -> Numbers:
+    def keep(model, z):
+        if model.training:
+            model.kept["variance"] = z.var(0).sum()
+
+    model = Keeping(keep)
+
+    def loss(model, x, y):
+        with torch.no_grad():
+            model.eval()(x)
+        before = F.cross_entropy(model.eval()(x), y)  # with a graph
+        return F.cross_entropy(model.train()(x), y) + model.kept["variance"] + 0.1 * before
+
+    return trained(model, loss)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
-from torch.utils.checkpoint import checkpoint
-from whole_batches import CLASSES, FEATURES, Numbers, batches, case, labels, network, samples, step, trained
+from torch.utils.data import default_collate
+from whole_batches import (
+    CLASSES,
+    FEATURES,
+    Numbers,
+    batches,
+    case,
+    distributed,
+    labels,
+    network,
+    samples,
+    step,
+    trained,
+)
 
 import hpctrain as ht
-
-Pair = namedtuple("Pair", "logits value")
-
-
-@dataclass
-class Output:
-    logits: torch.Tensor
-    hidden: torch.Tensor
-    loss: torch.Tensor | None = None
 
 
 class Own:
@@ -42,30 +44,6 @@ class Returning(nn.Module):
     def forward(self, x, *more, **named):
         hidden = self.features(x)
         return self.form(self.head(hidden), hidden, *more, **named)
-
-
-@case
-def named_tuples() -> Numbers:
-    def loss(model, x, y):
-        out = model(x)
-        return F.cross_entropy(out.logits, y) + out.value.square().mean().sqrt()
-
-    return trained(Returning(lambda out, hidden: Pair(out, hidden[:, 0])), loss)
-
-
-@case
-def data_classes() -> Numbers:
-    return trained(
-        Returning(Output), lambda model, x, y: F.cross_entropy((out := model(x)).logits, y) + out.hidden.std()
-    )
-
-
-@case
-def data_classes_with_a_loss() -> Numbers:
-    def form(out, hidden, y):
-        return Output(out, hidden, F.cross_entropy(out, y) + out.var())
-
-    return trained(Returning(form), lambda model, x, y: model(x, y).loss)
 
 
 @case
@@ -94,36 +72,6 @@ def distributions() -> Numbers:
         return -(policy.log_prob(y) * (y.double() - y.double().mean())).mean() - 0.1 * policy.entropy().mean()
 
     return trained(Returning(lambda out, _: torch.distributions.Categorical(logits=out)), loss)
-
-
-@case
-def losses_kept_as_attributes() -> Numbers:
-    class Regular(nn.Linear):
-        def forward(self, x):
-            out = super().forward(x)
-            self.penalty = out.square().mean().sqrt()
-            return out
-
-    def loss(model, x, y):
-        return F.cross_entropy(model(x), y) + model[0].penalty
-
-    return trained(nn.Sequential(Regular(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)), loss)
-
-
-@case
-def losses_and_numbers_returned() -> Numbers:
-    def form(out, hidden, y):
-        loss = F.cross_entropy(out, y) + hidden.std()
-        return loss, loss.item(), float((out.argmax(1) == y).double().mean())
-
-    numbers = []
-
-    def loss(model, x, y):
-        found, number, accuracy = model(x, y)
-        numbers.extend([number, accuracy])
-        return found
-
-    return trained(Returning(form), loss) + numbers
 
 
 @case
@@ -172,31 +120,6 @@ def padded_sentences_with_a_mask() -> Numbers:
 
 
 @case
-def sequences_with_teacher_forcing() -> Numbers:
-    class Translator(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words = nn.Embedding(12, 8)
-            self.encoder, self.decoder = nn.GRU(8, 8, batch_first=True), nn.GRUCell(8, 8)
-            self.head = nn.Linear(8, 12)
-
-        def forward(self, source, target, forced):
-            _, state = self.encoder(self.words(source))
-            state, word, outs = state[0], torch.zeros_like(target[:, 0]), []
-            for place in range(target.shape[1]):
-                state = self.decoder(self.words(word), state)
-                outs.append(self.head(state))
-                word = target[:, place] if forced else outs[-1].argmax(1)
-            return torch.stack(outs, 1)
-
-    def loss(model, source, target):
-        out = model(source, target, torch.rand(1).item() < 0.5)
-        return F.cross_entropy(out.flatten(0, 1), target.flatten(), ignore_index=0)
-
-    return trained(Translator(), loss, batches(labels(12, 6), labels(12, 4, seed=9)))
-
-
-@case
 def states_carried_over() -> Numbers:
     model = nn.LSTM(FEATURES, 5, batch_first=True)
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -209,24 +132,6 @@ def states_carried_over() -> Numbers:
 
 
 @case
-def states_made_for_the_batch() -> Numbers:
-    class Cell(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.head = nn.GRU(FEATURES, 5, num_layers=2), nn.Linear(5, CLASSES)
-
-        def forward(self, x, state):
-            out, state = self.layer(x.transpose(0, 1), state)
-            return self.head(out[-1]), state
-
-    def loss(model, x, y):
-        out, state = model(x, torch.zeros(2, len(x), 5))
-        return F.cross_entropy(out, y) + state.mean().square()
-
-    return trained(Cell(), loss, batches(samples(4, FEATURES), labels()))
-
-
-@case
 def packed_sequences() -> Numbers:
     def loss(model, x, lengths, y):
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -236,78 +141,6 @@ def packed_sequences() -> Numbers:
 
     data = batches(samples(4, FEATURES), labels(4) + 1, labels())
     return trained(nn.GRU(FEATURES, CLASSES, batch_first=True), loss, data)
-
-
-@case
-def graphs_of_plain_tensors() -> Numbers:
-    def loss(model, x, y):
-        near = (torch.cdist(x, x) < 3.0).double()
-        near = near / near.sum(1, keepdim=True)
-        hidden = torch.tanh(near @ model[0](x))
-        return F.cross_entropy(near @ model[2](hidden), y)
-
-    return trained(network(), loss)
-
-
-@case
-def deep_sets() -> Numbers:
-    model = nn.ModuleDict({"each": network(outputs=7), "all": nn.Linear(7, CLASSES)})
-
-    def loss(model, x, y):
-        one = model["each"](x.flatten(0, 1)).unflatten(0, (len(x), 3))
-        return F.cross_entropy(model["all"](one.amax(1)), y)
-
-    return trained(model, loss, batches(samples(3, FEATURES), labels()))
-
-
-@case
-def variational_encoders() -> Numbers:
-    model = nn.ModuleDict({"encode": network(outputs=6), "decode": network(3, FEATURES)})
-
-    def loss(model, x, _):
-        mean, log = model["encode"](x).chunk(2, dim=1)
-        z = mean + torch.randn_like(mean) * (0.5 * log).exp()
-        kl = -0.5 * (1 + log - mean.square() - log.exp()).sum() / len(x)
-        return F.mse_loss(model["decode"](z), x, reduction="sum") / x.size(0) + kl
-
-    return trained(model, loss, rate=0.01)
-
-
-@case
-def coupling_flows() -> Numbers:
-    class Flow(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.nets = nn.ModuleList(network(3, 6) for _ in range(2))
-
-        def forward(self, x):
-            a, b = x.chunk(2, -1)
-            logs = 0
-            for net in self.nets:
-                scale, shift = net(a).chunk(2, -1)
-                a, b, logs = b * scale.tanh().exp() + shift, a, logs + scale.tanh().sum(-1)
-            return torch.cat([a, b], -1), logs
-
-    def loss(model, x, _):
-        z, logs = model(x)
-        return -(torch.distributions.Normal(0.0, 1.0).log_prob(z).sum(-1) + logs).mean()
-
-    return trained(Flow(), loss)
-
-
-@case
-def diffusion() -> Numbers:
-    signal = torch.cumprod(torch.linspace(0.99, 0.5, 10), 0)
-
-    def loss(model, x, _):
-        t = torch.randint(0, 10, (x.shape[0],))
-        noise = torch.randn_like(x)
-        a = signal[t].view(-1, 1)
-        weight = 1 / (1 + t.double())
-        found = model(torch.cat([a.sqrt() * x + (1 - a).sqrt() * noise, t[:, None] / 10], 1))
-        return ((found - noise).square().mean(1) * weight / weight.mean()).mean()
-
-    return trained(network(FEATURES + 1, FEATURES), loss)
 
 
 @case
@@ -355,49 +188,11 @@ def models_inside_models() -> Numbers:
 
 
 @case
-def checkpointed_layers() -> Numbers:
-    class Deep(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleList(network(FEATURES, FEATURES) for _ in range(2))
-
-        def forward(self, x):
-            for part in self.parts:
-                x = checkpoint(part, x, use_reentrant=False)
-            return x
-
-    return trained(Deep(), lambda model, x, y: F.cross_entropy(model(x), y) + model(x).var(0).mean())
-
-
-@case
-def checkpointed_in_the_loop() -> Numbers:
-    return trained(network(), lambda model, x, y: F.cross_entropy(checkpoint(model, x, use_reentrant=False), y).sqrt())
-
-
-@case
 def normalised_weights() -> Numbers:
     model = network()
     nn.utils.parametrizations.weight_norm(model[0])
     nn.utils.parametrizations.spectral_norm(model[2])
     return trained(model, lambda model, x, y: F.cross_entropy(model(x), y) + model[0].weight.norm())
-
-
-@case
-def layers_of_norms_and_convolutions() -> Numbers:
-    model = nn.Sequential(
-        nn.Conv1d(2, 4, 3, padding=1),
-        nn.GroupNorm(2, 4),
-        nn.GELU(),
-        nn.AdaptiveAvgPool1d(1),
-        nn.Flatten(),
-        nn.LayerNorm(4),
-    )
-
-    def loss(model, x, y):
-        z = model(x.transpose(1, 2))
-        return F.cross_entropy(z, y) + F.pairwise_distance(z, z.roll(1, 0)).mean()
-
-    return trained(model, loss, batches(samples(5, 2), labels(4)))
 
 
 @case
@@ -514,3 +309,63 @@ def masks_as_long_as_batches() -> Numbers:
     mask = torch.ones(12, 12).tril()
     data = batches(batch=12, drop_last=True)
     return trained(Masked(), lambda model, x, y: F.cross_entropy(model(x, mask), y), data)
+
+
+@case
+def objects_as_batches() -> Numbers:
+    def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> SimpleNamespace:
+        x, y = default_collate(items)
+        return SimpleNamespace(inner=SimpleNamespace(x=x), y=y)
+
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, *, batch: SimpleNamespace) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.network(batch.inner.x), more=None)
+
+    model, optimizer = distributed(Holding())
+    drawn = list(batches(collate_fn=collate))
+    return [step(optimizer, F.cross_entropy(model(batch=batch).logits, batch.y)) for batch in drawn] + [model]
+
+
+@case
+def synchronised_batch_norm() -> Numbers:
+    """Outputs, gradients and running statistics, of batches that divide or not."""
+    numbers: Numbers = []
+    for batch, momentum, affine in ((8, 0.1, True), (7, None, True), (9, 0.3, False)):
+        norm = nn.BatchNorm2d(4, momentum=momentum, affine=affine)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), norm, nn.Conv2d(4, 2, 3))
+        model.append(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+        if ht.init().size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        x, y = samples(2, 4, 4, number=2 * batch), samples(3, number=2 * batch, seed=9)
+        numbers += trained(model, lambda model, x, y: F.mse_loss(model(x), y), batches(x, y, batch=batch))
+        numbers += [*model.buffers(), model.eval()(x)]
+    return numbers
+
+
+@case
+def complex_parameters() -> Numbers:
+    class Wave(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, FEATURES, dtype=torch.complex64))
+            self.bias = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+        def forward(self, x):
+            return (x.to(torch.complex64) @ self.weight.T + self.bias).abs().square()
+
+    # Six digits are those of the type.
+    found = trained(Wave(), lambda model, x, y: model(x).mean(), rate=0.01)
+    return [round(number, 3) for number in found[:-1]]
+
+
+@case
+def replaced_and_distributed_again() -> Numbers:
+    model, optimizer = distributed(network())
+    numbers = [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()]
+    model[2] = nn.Linear(8, CLASSES, bias=False)
+    model, optimizer = distributed(model)
+    return [*numbers, *(step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()), model]

@@ -31,49 +31,37 @@ VARIABLES = {**AS_ROOT, **OF_FRAMEWORKS, "TF_CPP_MIN_LOG_LEVEL": "2"}
 STEPS = 10
 # Seconds a step of a script in which a rank is to be killed.
 _PAUSE = "0.5"
-# Script: what it is called on the pages, and the options that it needs.
-NAMES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "ddp": ("DDP", ()),
-    "fsdp2": ("FSDP2", ()),
-    "nanogpt": ("nanoGPT-like", ()),
-    "titan": ("torchtitan-like", ()),
-    "lightning_fit": ("Lightning", ()),
-    "accelerate_loop": ("Accelerate", ()),
-    "trainer": ("Trainer", ()),
-    "horovod_torch": ("Horovod, PyTorch", ("--backend", "horovod")),
-    "horovod_keras": ("Horovod, Keras", ("--backend", "horovod")),
-    "tf_distribute": ("tf.distribute", ("--backend", "multi_worker")),
+# Script: the options that it needs.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "ddp": (),
+    "fsdp2": (),
+    "nanogpt": (),
+    "titan": (),
+    "lightning_fit": (),
+    "accelerate_loop": (),
+    "trainer": (),
+    "horovod_torch": ("--backend", "horovod"),
+    "horovod_keras": ("--backend", "horovod"),
+    "tf_distribute": ("--backend", "multi_worker"),
 }
 # Runs a command in a folder with these variables; returns its status and what it printed.
 Run = Callable[[list[str], Path, Mapping[str, str]], tuple[int, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launcher:
-    """How two ranks are started.
+class Killed:
+    """What came of a run of which rank 1 was killed, and of its resumption.
 
     Attributes:
-        options: of ``hpctrain run``, or of another ``command`` of hpctrain.
-        run: where it is typed.
-        kill: ends a process of rank 1, by its number on its host.
+        difference: the largest between its losses and those of one process; None if a step is missing.
+        named_seconds: until the run ended with the killed rank's name.
     """
 
-    options: tuple[str, ...]
-    run: Run
-    command: str = "run"
-    kill: Callable[[str, int], None] = lambda host, pid: os.kill(pid, 9)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """What came of it. ``difference``: the largest between its losses and those of one process."""
-
     status: int
-    seconds: float
     difference: float | None
     output: str
-    named_seconds: float | None = None
-    code: str = ""
+    named_seconds: float | None
+    code: str
 
     @property
     def right(self) -> bool:
@@ -117,15 +105,6 @@ def on_hosts(hosts: LocalHosts) -> Run:
         return done.returncode, done.stdout
 
     return run
-
-
-def killing_on(hosts: LocalHosts) -> Callable[[str, int], None]:
-    """Kill a process by its number on a host."""
-
-    def kill(host: str, pid: int) -> None:
-        hosts.run(host, "kill", "-KILL", str(pid))
-
-    return kill
 
 
 def losses(output: str) -> dict[int, float]:
@@ -177,46 +156,28 @@ def framework(script: str) -> str:
     return "keras" if script in ("horovod_keras", "tf_distribute") else "torch"
 
 
-def whole(script: str, launcher: Launcher, folder: Path, expected: Mapping[int, float]) -> Cell:
-    """Run a script to its end."""
-    started = time.monotonic()
-    status, output = launcher.run(_command(script, launcher), folder, VARIABLES)
-    difference = _difference(losses(output), expected)
-    return Cell(status=status, seconds=time.monotonic() - started, difference=difference, output=output)
-
-
-def killed(script: str, launcher: Launcher, folder: Path, expected: Mapping[int, float]) -> Cell:
-    """Kill rank 1 after the sixth step, then resume the run; the status is that of the resumed one.
-
-    ``code`` is the recorded error of the killed one, if it ended as a failure.
-    """
-    run, killing = folder / "run", _Killing(folder / "run", launcher.kill)
-    started = time.monotonic()
+def killed(script: str, folder: Path, expected: Mapping[int, float]) -> Killed:
+    """Kill rank 1 after the sixth step, then resume the run; the status is that of the resumed one."""
+    run, killing = folder / "run", _Killing(folder / "run")
     thread = threading.Thread(target=killing.wait_and_kill, daemon=True)
     thread.start()
-    status, output = launcher.run([*_command(script, launcher), "--", _PAUSE], folder, VARIABLES)
+    options = (*NAMES[script], "-np", "2", "--launcher", "mpirun", "--run-dir", "run")
+    command = [HPCTRAIN, "run", str(SCRIPTS / f"{script}.py"), *options, "--", _PAUSE]
+    status, output = on_this_machine(command, folder, VARIABLES)
     ended = time.time()
     killing.ended = True
     thread.join()
     summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").exists() else {}
     failure = summary.get("failure") or {}
-    named = bool(killing.at) and status != 0 and failure.get("rank") == 1
-    again = [HPCTRAIN, "run", "--resume", "--run-dir", "run"]
-    resumed, more = launcher.run(again, folder, VARIABLES)
-    return Cell(
+    named = killing.at is not None and status != 0 and failure.get("rank") == 1
+    resumed, more = on_this_machine([HPCTRAIN, "run", "--resume", "--run-dir", "run"], folder, VARIABLES)
+    return Killed(
         status=resumed,
-        seconds=time.monotonic() - started,
         difference=_difference(losses(output + more), expected),
         output=f"exit {status}\n{output}\nresumed:\n{more}",
         named_seconds=ended - killing.at if named and killing.at else None,
         code=failure.get("code", ""),
     )
-
-
-def _command(script: str, launcher: Launcher) -> list[str]:
-    _, options = NAMES[script]
-    path = str(SCRIPTS / f"{script}.py")
-    return [HPCTRAIN, launcher.command, path, *options, *launcher.options, "--run-dir", "run"]
 
 
 def _difference(found: Mapping[int, float], expected: Mapping[int, float]) -> float | None:
@@ -229,9 +190,8 @@ def _difference(found: Mapping[int, float], expected: Mapping[int, float]) -> fl
 class _Killing:
     """Kills rank 1 when rank 0 has printed its sixth loss."""
 
-    def __init__(self, run: Path, kill: Callable[[str, int], None]) -> None:
+    def __init__(self, run: Path) -> None:
         self._run = run
-        self._kill = kill
         self.ended = False
         self.at: float | None = None
 
@@ -239,8 +199,7 @@ class _Killing:
         log = self._run / "logs" / "rank-0.log"
         while not self.ended:
             if log.exists() and "step 5 loss" in log.read_text(errors="replace"):
-                record = json.loads((self._run / "ranks" / "rank-1.json").read_text())
-                self._kill(record["host"], record["pid"])
+                os.kill(json.loads((self._run / "ranks" / "rank-1.json").read_text())["pid"], 9)
                 self.at = time.time()
                 return
             time.sleep(0.02)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -23,21 +21,12 @@ def text() -> None:
     sys.exit("no data set in data/")
 
 
-def no_status() -> None:
-    sys.exit()
-
-
 def left_early() -> None:
     """Rank 1 alone has work left, without a collective."""
     if RANK == "0":
         sys.exit(0)
     time.sleep(1)
     LOG.write("the other's work\n")
-
-
-def left_by_hand() -> None:
-    LOG.flush()
-    os._exit(0)
 
 
 def left_by_hand_with_3() -> None:
@@ -55,37 +44,13 @@ def chained_error() -> None:
         raise RuntimeError("no such setting") from missing
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def missing_module() -> None:
-    import a_module_that_is_not_there  # noqa: F401
-
-
-def aborted() -> None:
-    # hpctrain's ranks print where they were.
-    faulthandler.disable()
-    os.abort()
-
-
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def terminated() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def error_in_handler() -> None:
     atexit.register(lambda: LOG.write("after the error\n"))
     atexit.register(lambda: 1 / 0)
-
-
-def error_in_thread() -> None:
-    thread = threading.Thread(target=lambda: 1 / 0)
-    thread.start()
-    thread.join()
 
 
 def error_in_hook() -> None:
@@ -104,7 +69,7 @@ def closed_output() -> None:
     sys.stdout.close()
 
 
-ENDS_WELL = (no_status, left_early, left_by_hand, error_in_handler, error_in_thread, closed_output)
+ENDS_WELL = (left_early, error_in_handler, closed_output)
 
 if __name__ == "__main__":
     way = globals()[sys.argv[1]]

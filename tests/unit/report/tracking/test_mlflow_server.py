@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unit.report.tracking.mlflow_server import MlflowServer, mlflow_server
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
@@ -21,7 +22,6 @@ from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import LogEvent
 from hpctrain.report.tracking.parameters import parameters, texts
 from support import needs
-from support.mlflow_server import MlflowServer, mlflow_server
 from support.report.written_runs import recipe_plan, run_events, write_run
 
 pytestmark = [needs.mlflow, pytest.mark.slow]

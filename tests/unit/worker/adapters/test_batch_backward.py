@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.nn.functional import cross_entropy  # noqa: E402
+from unit.worker.adapters.batch_ranks import on_ranks, threads_as_ranks  # noqa: E402
 
 from hpctrain.worker.adapters.torch.batch import BatchTensor, Rows  # noqa: E402
-from support.batch_ranks import on_ranks, threads_as_ranks  # noqa: E402
 
 
 def _hooked(loss: Any) -> None:

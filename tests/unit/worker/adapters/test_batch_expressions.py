@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from unit.worker.adapters.batch_expressions import Expression  # noqa: E402
+from unit.worker.adapters.batch_ranks import Operand, Outcome, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
+
 from hpctrain.common.errors import HpctrainError  # noqa: E402
-from support.batch_expressions import Expression  # noqa: E402
-from support.batch_ranks import Operand, Outcome, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
 EXAMPLES = int(os.environ.get("HPCTRAIN_BATCH_EXPRESSIONS", "50"))
 TOLERANCE = 1e-10

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from unit.worker.adapters.batch_ranks import on_ranks, threads_as_ranks  # noqa: E402
+
 from hpctrain.worker.adapters.torch.batch import BatchTensor, Rows  # noqa: E402
-from support.batch_ranks import on_ranks, threads_as_ranks  # noqa: E402
 from support.refusals import refused  # noqa: E402
 
 

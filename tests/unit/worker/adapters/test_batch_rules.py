@@ -9,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from unit.worker.adapters.batch_cases import CASES, GENERAL, OPERANDS, Case  # noqa: E402
+from unit.worker.adapters.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
+
 from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
-from support.batch_cases import CASES, GENERAL, OPERANDS, Case  # noqa: E402
-from support.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
 pytestmark = pytest.mark.slow
 # The sizes of the ranks' shares: uneven, empty, along the first dimension and along another.
@@ -97,4 +98,4 @@ def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> Non
             except BaseException as error:
                 wrong.append(f"{case} {division}: {type(error).__name__} {str(error)[:600]}")
     assert not wrong, "\n".join(wrong)
-    assert used, "no case in which the rule has a result: it needs one in support/batch_cases.py"
+    assert used, "no case in which the rule has a result: it needs one in batch_cases.py"

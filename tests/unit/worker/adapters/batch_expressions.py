@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-
-from support.batch_ranks import Operand, seeded
+from unit.worker.adapters.batch_ranks import Operand, seeded
 
 Value = torch.Tensor
 _LARGEST = 2000

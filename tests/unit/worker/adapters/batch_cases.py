@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from support.batch_ranks import Operand, seeded
+from unit.worker.adapters.batch_ranks import Operand, seeded
 
 functional = torch.nn.functional
 Make = Callable[[tuple[int, ...], int], Operand]

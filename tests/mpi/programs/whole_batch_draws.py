@@ -1,0 +1,247 @@
+"""Which batch is drawn when, what becomes of it before a model sees it, and how backward passes come."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import default_collate
+from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, case, distributed, labels, network, samples, step
+
+import hpctrain as ht
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def fitted(draw: Callable[[Any], Iterable[Batch]], workers: int = 0) -> Numbers:
+    """Train on the batches that a script draws from a loader, in its order."""
+    model, optimizer = distributed(network(), momentum=0.9)
+    loader = batches(shuffle=True, num_workers=workers)
+    return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in draw(loader)] + [model]
+
+
+def last_of_each_epoch(loader: Any) -> Iterator[Batch]:
+    for _ in range(2):
+        for batch in loader:  # noqa: B007
+            pass
+        yield batch
+
+
+def left_by_break(loader: Any) -> Iterator[Batch]:
+    for stop in (1, len(loader) - 1):
+        for index, batch in enumerate(loader):  # noqa: B007
+            if index == stop:
+                break
+        yield batch
+
+
+def prefetched(loader: Any) -> Iterator[Batch]:
+    """One copied batch ahead, as in NVIDIA's examples."""
+    for _ in range(2):
+        drawn = iter(loader)
+        following = next(drawn)
+        while following is not None:
+            (x, y), following = following, next(drawn, None)
+            following = following and (following[0].sub(0.5).div(0.2), following[1])
+            yield x, y
+
+
+def drawn_by_a_thread(loader: Any) -> Iterator[Batch]:
+    waiting: queue.Queue[Batch | None] = queue.Queue(maxsize=2)
+
+    def draw() -> None:
+        for x, y in loader:
+            waiting.put((x.sub(0.5), y))
+        waiting.put(None)
+
+    threading.Thread(target=draw, daemon=True).start()
+    return iter(waiting.get, None)
+
+
+def of_two_iterators(loader: Any) -> Iterator[Batch]:
+    for one, other in zip(iter(loader), itertools.islice(loader, 1, None), strict=False):
+        yield other
+        yield one
+
+
+def after_a_look(loader: Any) -> Iterable[Batch]:
+    next(iter(loader))
+    return loader
+
+
+DRAWS: dict[str, Callable[[Any], Iterable[Batch]]] = {
+    "in_order": lambda loader: itertools.chain(loader, loader),
+    "next_of_iter_five_times": lambda loader: (next(iter(loader)) for _ in range(5)),
+    "cycled": lambda loader: itertools.islice(itertools.cycle(loader), 9),
+    "listed": lambda loader: (lambda found: [*found, *reversed(found)])(list(loader)),
+    "skipped": lambda loader: (batch for n, batch in enumerate(itertools.chain(loader, loader)) if n % 3),
+    "interrupted": lambda loader: itertools.chain(itertools.islice(loader, 2), itertools.islice(loader, 3)),
+    "copied": lambda loader: ((x.float().sub(0.5).double(), y.clone()) for x, y in loader),
+    "two_views": lambda loader: ((torch.cat([x + 0.1, x - 0.1]), torch.cat([y, y])) for x, y in loader),
+    **{
+        each.__name__: each
+        for each in (last_of_each_epoch, left_by_break, prefetched, drawn_by_a_thread, of_two_iterators, after_a_look)
+    },
+}
+CASES |= {f"batches_{name}": functools.partial(fitted, draw) for name, draw in DRAWS.items()}
+CASES["batches_of_worker_processes"] = lambda: fitted(lambda loader: [*list(loader)[::-1], *loader], workers=2)
+
+
+@case
+def a_constant_in_each_batch() -> Numbers:
+    constant = torch.linspace(1, 2, CLASSES)
+    model, optimizer = distributed(network())
+    loader = batches(collate_fn=lambda items: [*default_collate(items), constant])
+    return [step(optimizer, F.cross_entropy(model(x) * c, y)) for x, y, c in [*loader, *loader]] + [model]
+
+
+@case
+def data_of_its_own() -> Numbers:
+    model, optimizer = distributed(network())
+    beside = torch.ones(9, FEATURES)
+    return [step(optimizer, F.cross_entropy(model(x), y) + model(beside).mean()) for x, y in batches()] + [model]
+
+
+@case
+def two_loaders() -> Numbers:
+    model, optimizer = distributed(network())
+    other = batches(samples(seed=8), labels(seed=9), batch=6, shuffle=True)
+    numbers = []
+    for pair in zip(batches(shuffle=True), other, strict=False):
+        numbers += [step(optimizer, F.cross_entropy(model(x), y)) for x, y in pair]
+    return [*numbers, model]
+
+
+@case
+def training_on_an_evaluation() -> Numbers:
+    model, optimizer = distributed(network())
+    loader = ht.shard(torch.utils.data.DataLoader(list(zip(samples(), labels(), strict=True)), 13), evaluation=True)
+    return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in loader] + [model]
+
+
+@case
+def input_gradients_of_an_evaluation() -> Numbers:
+    model, optimizer = distributed(network())
+    for x, _ in batches():
+        model(x.requires_grad_()).sum().backward(inputs=[x])
+    return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()] + [model]
+
+
+@case
+def order_of_nanogpt() -> Numbers:
+    """The next batch is drawn between the two passes, and evaluations come between them."""
+    model, optimizer = distributed(network())
+    loader, numbers = batches(shuffle=True), []
+    drawn = iter(loader)
+    x, y = next(drawn)
+    for index in range(6):
+        if index % 2 == 0:
+            with torch.no_grad():
+                numbers += [F.cross_entropy(model(u), v).item() for u, v in loader]
+        loss = F.cross_entropy(model(x), y)
+        following = next(drawn, None)
+        if following is None:
+            drawn = iter(loader)
+            following = next(drawn)
+        x, y = following
+        numbers.append(step(optimizer, loss))
+    return [*numbers, model]
+
+
+@case
+def optimizers_made_anew() -> Numbers:
+    model, _ = distributed(network())
+    numbers = []
+    for _ in range(2):
+        model, optimizer = distributed(model, torch.optim.AdamW, 0.01)
+        numbers += [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()]
+    return [*numbers, model]
+
+
+@case
+def graphs_retained() -> Numbers:
+    model, optimizer = distributed(network())
+    for x, y in batches():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+    return [model]
+
+
+@case
+def backward_passes_a_step_late() -> Numbers:
+    model, optimizer = distributed(network())
+    waiting, numbers = None, []
+    for x, y in batches():
+        loss, waiting = waiting, F.cross_entropy(model(x), y)
+        if loss is not None:
+            optimizer.zero_grad()
+            loss.backward()
+            # The graph that waits must not see parameters change.
+            numbers += [each.grad.clone() for each in model.parameters()]
+    return numbers
+
+
+@case
+def sums_of_two_batches_and_models() -> Numbers:
+    (model, one), (other, two) = distributed(network()), distributed(network())
+    for (x, y), (u, v) in zip(batches(), reversed(list(batches())), strict=True):
+        one.zero_grad()
+        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(u), v) + F.cross_entropy(other(u), v)
+        step(two, loss)
+        one.step()
+    return [model, other]
+
+
+@case
+def accumulated_and_thrown_away() -> Numbers:
+    model, optimizer = distributed(network())
+    for index, (x, y) in enumerate(list(batches()) * 2):
+        with ht.no_sync():
+            F.cross_entropy(model(x).square(), y).backward()
+        for throw_away in ((optimizer.zero_grad,), (model.zero_grad,), ())[index % 3]:
+            throw_away()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
+@case
+def gradients_asked_for() -> Numbers:
+    model, _ = distributed(network())
+    numbers = []
+    for x, y in batches():
+        for each in torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters())):
+            numbers.append(torch.from_numpy(ht.init().allreduce(each.cpu().numpy())))
+    return numbers
+
+
+@case
+def errors_within_backward() -> Numbers:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("bad batch")
+
+    model, optimizer = distributed(network())
+    for index, (x, y) in enumerate(list(batches())):
+        if index == 1:
+            with contextlib.suppress(ValueError), ht.no_sync():
+                F.cross_entropy(model[2](Failing.apply(model[0](x))), y).backward()
+        optimizer.zero_grad()
+        step(optimizer, F.cross_entropy(model(x), y))
+    return [model]
