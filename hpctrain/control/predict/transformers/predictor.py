@@ -232,11 +232,12 @@ class Predictor:
         found = {}
         for name, spread in self.range_of(best).spreads.items():
             group, _, kind = name.partition(".")
-            if group == "publishers":
-                count = f"{ranges.count(kind, kinds[kind])} publishers have" if kind in kinds else "any publisher has"
-                source = f"how many runs of others there are: {count} runs like it ({kinds.get(kind, 'of any kind')})"
+            if name == "publishers.any":
+                source = "by how much a new publisher's runs differ from those of others like them"
+            elif group == "publishers":
+                source = f"{ranges.count(kind, kinds[kind])} publishers have runs of this kind: {kinds[kind]}"
             elif group == "unstated":
-                source = "not stated, and completed"
+                source = "not stated, and assumed"
             else:
                 continue
             found[name] = Constant(value=1.0, unit="", spread=spread, kind="published", source=source)
