@@ -34,7 +34,8 @@ from hpctrain.common.recipes.mesh_traffic import LaidMesh
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.mesh_layout import lay, published_work
+from hpctrain.control.topology.mesh_flows import published_work
+from hpctrain.control.topology.mesh_layout import lay
 from hpctrain.control.topology.placement import PlacementReport, report
 
 ORDERS = ("given", "name", "tree", "placed")
