@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, with_groups
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.files.utf8 import json_text
 from hpctrain.report.output import answer, tell, terminal
 
@@ -30,16 +30,26 @@ Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Numb
 
 # Below this load average, a measurement counts as undisturbed.
 _QUIET = 0.5
+# What JSON says about a measurement beside its rows.
+_ABOUT = ("ranks", "hosts", "cores", "oversubscribed", "images", "bytes_each", "bytes", "load", "left_out")
 
 
-def _print_tables(*tables: object, left_out: Mapping[str, str], load: float) -> None:
-    """Print tables, with warnings about what was not measured and about other processes."""
+def _print(measured: Mapping[str, Any], record: Mapping[str, Any], *tables: object, as_json: bool) -> None:
+    """Print tables, with warnings about what was not measured and about other processes; or all of it as JSON."""
+    about = {name: measured[name] for name in _ABOUT if name in measured}
+    if as_json:
+        answer(json_text({**record, **about}))
+        return
     for table in tables:
         terminal().print(table)
-    if load > _QUIET:
-        tell(f"other processes were running: the load was {load} before; measure again when it is near 0")
-    for name, why in left_out.items():
+    if measured["load"] > _QUIET:
+        tell(f"other processes were running: the load was {measured['load']} before; measure again when it is near 0")
+    for name, why in about.get("left_out", {}).items():
         tell(f"left out: {name}: {why}")
+
+
+def _crowded(measured: Mapping[str, Any]) -> str:
+    return ", oversubscribed" if measured["oversubscribed"] else ""
 
 
 @app.callback()
@@ -100,10 +110,8 @@ def allreduce(
         rows += of_ranks
         left_out |= measured["left_out"]
         loads.append(measured["load"])
-    if as_json:
-        answer(json_text({"cores": measured["cores"], "load": max(loads), "rows": rows, "left_out": left_out}))
-        return
-    _print_tables(*tables, left_out=left_out, load=max(loads))
+    together = {"cores": measured["cores"], "load": max(loads), "left_out": left_out}
+    _print(together, {"rows": rows}, *tables, as_json=as_json)
 
 
 @app.command()
@@ -161,14 +169,10 @@ def step(
         )
     measured = measure("step", ranks, model, str(rounds), str(samples), str(image_size or 64), hosts=options)
     rows = step_rows(measured["seconds"])
-    if as_json:
-        about = {name: measured[name] for name in ("cores", "oversubscribed", "ranks", "hosts", "load", "left_out")}
-        answer(json_text({"model": model, "batch": samples, "rounds": rounds, "rows": rows, **about}))
-        return
     where = f" of {measured['hosts']} hosts" if measured["hosts"] > 1 else ""
     title = f"one step of {model} on {measured['ranks']} ranks{where}, {samples} samples each, {rounds} rounds"
-    table = step_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
-    _print_tables(table, left_out=measured["left_out"], load=measured["load"])
+    record = {"model": model, "batch": samples, "rounds": rounds, "rows": rows}
+    _print(measured, record, step_table(rows, title + _crowded(measured)), as_json=as_json)
 
 
 def _print_sweep(
@@ -186,10 +190,7 @@ def _print_sweep(
         )
     name = "digits_cnn" if model == "digits" else str(model)
     made = make_sweep(measured, name, image_size=size, precision=precision)
-    if as_json:
-        answer(json_text({"sweeps": [made.model_dump()], "load": measured["load"]}))
-        return
-    _print_tables(sweep_table(made), left_out={}, load=measured["load"])
+    _print({"load": measured["load"]}, {"sweeps": [made.model_dump()]}, sweep_table(made), as_json=as_json)
 
 
 @app.command()
@@ -222,12 +223,9 @@ def loader(
     folder = str(data.absolute()) if data else ""
     measured = measure("loader_rates", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
     rows = loader_rows(measured["seconds"], measured["processor"], measured["stages"])
-    if as_json:
-        about = {name: measured[name] for name in ("cores", "images", "bytes_each", "load")}
-        answer(json_text({"image_size": image_size, "rounds": rounds, **about, "rows": rows}))
-        return
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
-    _print_tables(loader_table(rows, title), stages_table(rows), left_out={}, load=measured["load"])
+    record = {"image_size": image_size, "rounds": rounds, "rows": rows}
+    _print(measured, record, loader_table(rows, title), stages_table(rows), as_json=as_json)
 
 
 @app.command()
@@ -249,24 +247,10 @@ def checkpoint(
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
 
-    try:
-        files = tempfile.TemporaryDirectory(prefix="hpctrain-bench-", dir=folder.absolute())
-    except OSError as error:
-        raise HpctrainError(
-            "HT-output-not-writable",
-            "--dir: cannot write in {folder}: {reason}",
-            "name an existing folder",
-            folder=folder,
-            reason=error.strerror,
-        ) from error
-    with files as name:
+    with temporary_folder("hpctrain-bench-", folder.absolute(), "name an existing folder") as name:
         measured = measure("checkpoint_times", ranks, name, model, str(rounds))
     rows = checkpoint_rows(measured["seconds"], measured["bytes"])
-    if as_json:
-        about = {name: measured[name] for name in ("ranks", "cores", "oversubscribed", "bytes", "load")}
-        answer(json_text({"model": model, "rounds": rounds, **about, "rows": rows}))
-        return
-    what = f"{model} with momentum, {measured['bytes'] / 1e6:.0f} MB"
-    title = f"a checkpoint of {what}, by {ranks} ranks, {rounds} rounds"
-    table = checkpoint_table(rows, title + (", oversubscribed" if measured["oversubscribed"] else ""))
-    _print_tables(table, left_out={}, load=measured["load"])
+    size = f"{measured['bytes'] / 1e6:.0f} MB"
+    title = f"a checkpoint of {model} with momentum, {size}, by {ranks} ranks, {rounds} rounds{_crowded(measured)}"
+    record = {"model": model, "rounds": rounds, "rows": rows}
+    _print(measured, record, checkpoint_table(rows, title), as_json=as_json)

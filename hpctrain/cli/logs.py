@@ -45,7 +45,7 @@ def logs(
             "--rank is for the logs of ranks, and --job for those of jobs",
             "leave out one of them",
         )
-    reader = _job_logs(found) if job else _rank_logs(found, rank)
+    reader = _reader(found, rank, job=job)
     printed = False
     try:
         for lines in _until_end(found, reader, follow):
@@ -57,17 +57,13 @@ def logs(
         tell("hpctrain: nothing has been printed yet" + ("" if job else "; --job shows what the job printed"))
 
 
-def _job_logs(found: FoundRun) -> JobLogs:
-    from hpctrain.report.logs import JobLogs
-
-    return JobLogs(found)
-
-
-def _rank_logs(found: FoundRun, rank: str | None) -> RankLogs:
+def _reader(found: FoundRun, rank: str | None, *, job: bool) -> RankLogs | JobLogs:
     from hpctrain.common.run.directory import read_model
     from hpctrain.common.run.plan import Plan
-    from hpctrain.report.logs import RankLogs
+    from hpctrain.report.logs import JobLogs, RankLogs
 
+    if job:
+        return JobLogs(found)
     plan = read_model(found.directory.plan, Plan)
     return RankLogs(found.directory, _ranks(rank), plan.ranks, epochs=plan.recipe is not None)
 

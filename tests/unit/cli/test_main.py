@@ -130,12 +130,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{metadata.version('hpctrain')} ({known})\n"
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "predict", "recipes", "topology", "report", "bench", "horovod"])
-def test_only_the_whole_command_installs_completion(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    assert "completion" not in capsys.readouterr().out
-
-
 @pytest.mark.long
 def test_a_name_that_is_not_utf8_is_printed_with_its_own_bytes(tmp_path):
     folder = tmp_path / os.fsdecode(b"run-\xff")
