@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -293,8 +292,6 @@ class Sums:
 
     def __init__(self, first_steps: set[int], energy: int) -> None:
         self.totals, self.metered, self._timed = StepTotals(), StepTotals(), StepTotals()
-        # The median needs every duration. Nothing else in a record grows with the steps; these take 8 bytes each.
-        self._durations, self._first_durations = array("d"), array("d")
         self.epoch_ends: dict[int, int] = {}
         self.epochs_known = True
         self.logged: dict[str, float | None] = {}
@@ -306,11 +303,6 @@ class Sums:
     def timed(self) -> StepTotals:
         """The totals of the steps that show the speed; of all, where the run has no others."""
         return self._timed if self._timed.count else self.totals
-
-    @property
-    def durations(self) -> Sequence[float]:
-        """The seconds of each of these steps."""
-        return self._durations or self._first_durations
 
     def is_timed(self, step: StepEvent) -> bool:
         """Whether a step is one of these."""
@@ -327,11 +319,8 @@ class Sums:
 
     def _add(self, step: StepEvent) -> None:
         self.totals.add(step)
-        if step.iteration in self._first_steps:
-            self._first_durations.append(step.seconds)
-        else:
+        if step.iteration not in self._first_steps:
             self._timed.add(step)
-            self._durations.append(step.seconds)
         if step.iteration <= self._energy:
             self.metered.add(step)
         if step.epoch is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Reported
@@ -18,7 +18,9 @@ def median_accuracy(epochs: Sequence[EpochEvent], count: int) -> float | None:
 
     None without an epoch, and where one of them has no finite accuracy.
     """
-    return finite(statistics.median, (epoch.test_accuracy for epoch in epochs[-count:]))
+    values = [epoch.test_accuracy for epoch in epochs[-count:]]
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.median(known) if values and len(known) == len(values) else None
 
 
 def result_name(recipe: Recipe) -> str:
@@ -59,10 +61,3 @@ def row_text(row: Reported) -> str:
     deviation = "" if row.deviation is None else f" ± {row.deviation:g}"
     remarks = [text for text in ("of other values" if row.of_other_values else "", row.remark) if text]
     return f"{row.value:g}{deviation}" + (f" ({'; '.join(remarks)})" if remarks else "")
-
-
-def finite(function: Callable[[list[float]], float], values: Iterable[float | None], least: int = 1) -> float | None:
-    """A function of at least ``least`` values; None for fewer, and where one is None or not finite."""
-    given = list(values)
-    known = [value for value in given if value is not None and math.isfinite(value)]
-    return function(known) if len(known) == len(given) >= least else None
