@@ -247,6 +247,10 @@ def checkpoint(
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
 
+    if not folder.is_dir():
+        raise HpctrainError(
+            "HT-output-not-writable", "--dir: {folder} is no folder", "name an existing folder", folder=folder
+        )
     with temporary_folder("hpctrain-bench-", folder.absolute(), "name an existing folder") as name:
         measured = measure("checkpoint_times", ranks, name, model, str(rounds))
     rows = checkpoint_rows(measured["seconds"], measured["bytes"])
