@@ -34,7 +34,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/comm/mpi_collectives.py": "objects between the ranks of one run",
         "hpctrain/worker/adapters/torch/generators.py": "states of random generators are compared, and never loaded",
         "tests/mpi/programs/as_under_torchrun/finds.py": "that a rank can pickle what its script defines",
-        "tests/unit/worker/adapters/test_synced_batch_norm.py": "that a pickled model holds PyTorch's own classes only",
         "tests/unit/test_error_codes.py": "that an error reaches another process whole",
         "tests/unit/common/shards/test_shards.py": "that shards leave their files out of what workers of a loader get",
     },
