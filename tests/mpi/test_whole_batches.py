@@ -25,7 +25,7 @@ DIVIDED = {
     **PARTED,
     "called_by_parameters": "explained",
     "errors_within_backward": "HT-backward-ended-early",
-    "optimizers_made_anew": "HT-model-divided",
+    "optimizers_made_anew": "HT-gradients-reduced-twice",
 }
 # Each layer is gathered by itself.
 UNITS = {**DIVIDED, "gradients_asked_for": "explained"}
