@@ -24,7 +24,7 @@ from hpctrain.cli.main import app
 from hpctrain.common import settings
 from hpctrain.common.cluster.gpu_models import buses, gpus
 from hpctrain.common.files.checked_yaml import subsection
-from hpctrain.common.recipes.compatibility import IDLE_KEYS, OWN_KEYS
+from hpctrain.common.recipes.keys import kinds_of
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
@@ -237,7 +237,7 @@ def _collect_keys(section: type[BaseModel], path: str, tables: dict[str, list[tu
         inner = subsection(section, name)
         kind = f"[section](#{key.replace('.', '')})" if inner else _kind(field)
         about = field.description or _cell((inner.__doc__ if inner else "").split("\n\n")[0])
-        meaning = ". ".join(filter(None, [about, _owners_of(path, name)]))
+        meaning = ". ".join(filter(None, [about, _owners_of(path, field)]))
         shown = "" if inner and field.default is not None else _shown(field)
         rows.append((f"`{key}`", kind, shown, _cell(meaning)))
     for name in section.model_fields:
@@ -245,13 +245,12 @@ def _collect_keys(section: type[BaseModel], path: str, tables: dict[str, list[tu
             _collect_keys(inner, f"{path}.{name}" if path else name, tables)
 
 
-def _owners_of(path: str, name: str) -> str:
-    """The kinds that a key belongs to, by the same tables that refuse it elsewhere."""
+def _owners_of(path: str, field: FieldInfo) -> str:
+    """The kinds that a key belongs to, by the same marks that refuse it elsewhere."""
     found = []
-    for section, decisive, keys_of in (*OWN_KEYS, *IDLE_KEYS):
-        owners = [f"`{kind}`" for kind, keys in keys_of.items() if section == path and name in keys.split()]
-        if owners:
-            found.append(f"Only with `{decisive}`: {', '.join(owners)}")
+    for mark in kinds_of(field):
+        kinds = ", ".join(f"`{kind}`" for kind in mark.kinds.split())
+        found.append(f"Only with `{f'{path}.{mark.decisive}'.lstrip('.')}`: {kinds}")
     return ". ".join(found)
 
 

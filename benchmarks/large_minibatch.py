@@ -148,7 +148,7 @@ def train(case: Case) -> Run:
     """One training, as ``hpctrain run`` does it on one rank."""
     from hpctrain.worker.comm.single import SingleCommunicator
     from hpctrain.worker.data import open_sources
-    from hpctrain.worker.train.checkpoint import Checkpoints
+    from hpctrain.worker.train.checkpoint_saving import Checkpoints
     from hpctrain.worker.train.loop import Loop
     from hpctrain.worker.train.torch_trainer import TorchTrainer
 

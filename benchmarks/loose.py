@@ -118,7 +118,7 @@ def _train(comm: Any, task: Task, method: str, seed: int, seconds: float, folder
     from hpctrain.common.run.events import EventWriter, read_events
     from hpctrain.worker.data import open_sources
     from hpctrain.worker.train.asynchronous import AsynchronousLoop
-    from hpctrain.worker.train.checkpoint import Checkpoints
+    from hpctrain.worker.train.checkpoint_saving import Checkpoints
     from hpctrain.worker.train.loop import Loop
     from hpctrain.worker.train.torch_trainer import TorchTrainer
 

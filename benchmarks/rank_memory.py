@@ -27,7 +27,7 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
 from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.bench.workloads import BenchWorkload

@@ -34,7 +34,7 @@ from hpctrain.worker.bench.step import alone, sgd
 from hpctrain.worker.bench.workloads import workload
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.comm.shared.kernels import BLOCK_BYTES, all_finite
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch
 from hpctrain.worker.train.trainer import Trainer
 

@@ -20,8 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 
 from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
-from hpctrain.common.recipes.optimizers import SCALARS
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 from hpctrain.worker.models.torch_resnet import resnet50
 from hpctrain.worker.train.torch_rules import make_optimizer
 

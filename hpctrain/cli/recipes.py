@@ -14,8 +14,8 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
+from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.output import answer, answer_json, print_table, tell

@@ -12,7 +12,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.recipes.entries import find
-from hpctrain.common.recipes.load import load_recipe, needs_of, override_recipe, script_fault_tolerance
+from hpctrain.common.recipes.load import load_recipe, override_recipe, script_fault_tolerance
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
@@ -84,9 +84,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
     if not work.endswith(".py"):
         _refuse_other_code(work)
         _refuse_arguments(work, arguments)
-        changes = training.of_recipe
-        recipe = _recipes(work, [changes], small=True)[0] if training.small else load_recipe(work, changes)
-        return training.tracked(print_notes(recipe))
+        return training.tracked(print_notes(*_recipes(work, [training.of_recipe], small=training.small)))
     if training.small:
         raise HpctrainError(
             "HT-option-not-usable-here",
@@ -120,27 +118,10 @@ def _refuse_arguments(recipe: str, arguments: Sequence[str]) -> None:
 
 
 def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
-    """The recipe with each list of overrides.
-
-    Overrides of keys that the recipe lacks describe the whole run, and are shrunk with it in a smoke run. The file,
-    which takes long to check, is read once for all lists that have these overrides in common.
-    """
-    needs = needs_of(work)
-    read: dict[tuple[str, ...], Recipe] = {}
-    recipes = []
-    for overrides in chosen:
-        needed = tuple(override for override in overrides if _covers(override, needs))
-        rest = [override for override in overrides if override not in needed]
-        if needed not in read:
-            whole = load_recipe(work, needed)
-            read[needed] = smoke(whole) if small else whole
-        recipes.append(override_recipe(read[needed], rest))
-    return recipes
-
-
-def _covers(override: str, needs: Sequence[str]) -> bool:
-    """Whether an override sets a needed key, or a section that holds one."""
-    return any(f"{need}.".startswith(f"{override.partition('=')[0]}.") for need in needs)
+    """The recipe with each list of overrides, which change a smoke run after it was shrunk. The file is read once."""
+    recipe = load_recipe(work)
+    recipe = smoke(recipe) if small else recipe
+    return [override_recipe(recipe, overrides) if overrides else recipe for overrides in chosen]
 
 
 def print_notes(*recipes: Recipe) -> Recipe:

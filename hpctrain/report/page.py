@@ -18,8 +18,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import printable, shortened
 from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import flat
+from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model

@@ -6,9 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.schedule import learning_rate
+from hpctrain.common.optim.learning_rate import learning_rate
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Data, Optimizer
+from hpctrain.common.recipes.sections import Data
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,7 +17,7 @@ from hpctrain.common.run.records import read_records
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import InMemory
 from hpctrain.worker.data.sampling import epoch_order, global_batches, share
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop, learning_rate
 from support.imported_programs import imported
 from support.launching import Launch

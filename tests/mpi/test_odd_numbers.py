@@ -78,10 +78,3 @@ def check_gone_back(folder: Path, results: list[dict[str, Any]]) -> None:
         whole, resumed = result["gone_back"]["whole"], result["gone_back"]["resumed"]
         assert whole["refused"] is resumed["refused"] is None and whole["finite"]
         assert resumed["state"] == whole["state"]
-
-
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.thorough)])
-@pytest.mark.long
-def test_updates_given_early_leave_out_the_same_steps(mpirun: Launch, backend: str) -> None:
-    pytest.importorskip("torch")
-    assert mpirun(PROGRAM.with_name("masked_updates.py"), 2, backend).stdout.count("is through") == 2

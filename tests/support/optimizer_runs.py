@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.worker.train import keras_rules, torch_rules
 
 STEPS = 50

@@ -15,7 +15,7 @@ from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order, sample_of
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from support.digits_recipes import digits_recipe
 

@@ -17,7 +17,7 @@ from hpctrain.common.settings import POD_CPUS
 if TYPE_CHECKING:
     # At run time it would have every host that reports its versions build the recipes' models, which takes longer than
     # everything else that the host does then.
-    from hpctrain.common.recipes.sections import Framework
+    from hpctrain.common.recipes.families import Framework
 
 # The modules that each framework needs; Keras runs on TensorFlow here.
 _MODULES: dict[Framework, tuple[str, ...]] = {"torch": ("torch",), "keras": ("tensorflow", "keras")}

@@ -1,6 +1,9 @@
-"""The update rules of recipes, written once for both frameworks as pure functions of one parameter's arrays.
+"""The update rules of recipes, written once as pure functions of arrays.
 
-w is the parameter, g its gradient, beta its decay, rate the step's learning rate, m the momentum.
+w is the parameter, g its gradient, beta its decay, rate the step's learning rate, m the momentum. An array is one
+parameter's in Keras; in PyTorch it is a list of tensors that operators work on together, and a norm, as any number of a
+parameter, is a vector with an element for each of them. Intermediate arrays have no names that would keep them in
+memory.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpctrain.common.recipes.optimizers import OptimizerName
-from hpctrain.common.recipes.sections import Kind, Optimizer
+from hpctrain.common.recipes.optimizers import Kind, Optimizer, OptimizerName
 
 # The norms of a residual network's projected shortcuts are a kind of their own: some sources decay those.
 ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
@@ -19,9 +21,9 @@ ParameterKind = Literal["weight", "bias", "norm", "shortcut_norm"]
 Array = Any
 State = dict[str, Array]
 
-# How many numbers are updated together in PyTorch, by the kind of device. On a CPU they stay in its cache from one
-# operation to the next.
-TOGETHER = {"cpu": 1 << 19, "cuda": 1 << 24}
+# How many numbers are updated together in PyTorch, by the kind of device: on a CPU they stay in its cache from one
+# operation to the next, and a GPU has to keep intermediate ones.
+TOGETHER = {"cpu": 1 << 19, "cuda": 1 << 22}
 # The kinds of parameters that each name in a recipe covers.
 _MEMBERS: dict[Kind, frozenset[ParameterKind]] = {
     "norm": frozenset({"norm", "shortcut_norm"}),
@@ -35,8 +37,8 @@ class Operations:
     """The framework's functions that the rules need besides array operators; they keep types.
 
     Attributes:
-        norm: the Euclidean one of all elements.
-        where: condition, array, array or number.
+        norm: the Euclidean one of all elements of a parameter.
+        where: condition, number, number, each of a parameter.
     """
 
     norm: Callable[[Array], Array]
@@ -70,14 +72,22 @@ class Rule:
         """The weight decay of the kind."""
         return decay(self.settings, self.kind)
 
+    def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
+        """The change to subtract from ``w``, and the new state."""
+        return FORMULAS[self.settings.name](self, step, w, g, state)
+
+    def decayed(self, g: Array, w: Array) -> Array:
+        """The gradient with the decay of the parameters in it."""
+        return g + w * self.decay if self.decay else g
+
+    def ratio(self, numerator: Array, denominator: Array, defined: Array) -> Array:
+        """The quotient where it is defined, 1 elsewhere."""
+        return self.ops.where(defined, numerator / self.ops.where(defined, denominator, 1.0), 1.0)
+
     @property
     def adapted(self) -> bool:
         """Whether lars and lamb use a trust ratio for the kind."""
-        return adapted(self.settings, self.kind)
-
-    def update(self, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
-        """The change to subtract from ``w``, and the new state."""
-        return _RULES[self.settings.name](self, step, w, g, state)
+        return not _among(self.kind, self.settings.unadapted)
 
 
 def decay(settings: Optimizer, kind: ParameterKind) -> float:
@@ -85,24 +95,8 @@ def decay(settings: Optimizer, kind: ParameterKind) -> float:
     return 0.0 if _among(kind, settings.undecayed) else settings.weight_decay
 
 
-def adapted(settings: Optimizer, kind: ParameterKind) -> bool:
-    """Whether lars and lamb use a trust ratio for a kind of parameter."""
-    return not _among(kind, settings.unadapted)
-
-
-def trust_decay(settings: Optimizer, kind: ParameterKind) -> float:
-    """Beta in the denominator of lars' trust ratio, 0 for kinds that are not decayed."""
-    own, other = decay(settings, kind), settings.trust_decay
-    return own if other is None or not own else other
-
-
 def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
     return any(kind in _MEMBERS[name] for name in named)
-
-
-def epsilon(settings: Optimizer) -> float:
-    """The recipe's epsilon, or the optimizer's default."""
-    return settings.rule.epsilon if settings.epsilon is None else settings.epsilon
 
 
 def sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
@@ -115,9 +109,10 @@ def sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple
     - momentum_correction: v = m (rate / previous rate) v + rate d, equation 10, which is equation 9 again as long as
       no rate is 0; a rate of 0 forgets the momentum.
     """
-    decoupled = rule.settings.decoupled_decay
-    change, new = _with_momentum(rule, step, g if decoupled else g + rule.decay * w, state)
-    return (change + step.rate * rule.decay * w if decoupled else change), new
+    if not rule.settings.decoupled_decay:
+        return _with_momentum(rule, step, rule.decayed(g, w), state)
+    change, new = _with_momentum(rule, step, g, state)
+    return change + w * (step.rate * rule.decay), new
 
 
 def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
@@ -131,21 +126,25 @@ def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tupl
     With trust_clip the ratio is min(lambda / rate, 1): no layer's rate is above the global one. That is Apex's LARC,
     which leaves out the decay as well where a norm is 0.
     """
-    d = g + rule.decay * w
-    if rule.adapted:
-        w_norm, g_norm = rule.ops.norm(w), rule.ops.norm(g)
-        if rule.settings.trust_denominator == "norm_of_sum":
-            d_norm = g_norm = rule.ops.norm(d)
-        else:
-            d_norm = g_norm + trust_decay(rule.settings, rule.kind) * w_norm
-        numerator = rule.settings.trust_coefficient * w_norm
-        denominator, defined = d_norm + epsilon(rule.settings), (w_norm > 0) & (g_norm > 0)
-        if rule.settings.trust_clip:
-            denominator = denominator * step.rate
-            # Where the quotient would be above 1, or the rate is 0, it is 1.
-            defined = defined & (numerator < denominator)
-        d = _ratio(rule, numerator, denominator, defined) * d
-    return _with_momentum(rule, step, d, state)
+    return _with_momentum(rule, step, _adapted(rule, step, w, g) if rule.adapted else rule.decayed(g, w), state)
+
+
+def _adapted(rule: Rule, step: UpdateStep, w: Array, g: Array) -> Array:
+    settings, d = rule.settings, rule.decayed(g, w)
+    w_norm, g_norm = rule.ops.norm(w), rule.ops.norm(g)
+    if settings.trust_denominator == "norm_of_sum":
+        d_norm = g_norm = rule.ops.norm(d)
+    else:
+        # Kinds that are not decayed have no decay in the ratio either.
+        beta = rule.decay and (rule.decay if settings.trust_decay is None else settings.trust_decay)
+        d_norm = g_norm + beta * w_norm
+    numerator = settings.trust_coefficient * w_norm
+    denominator, defined = d_norm + settings.divisor_epsilon, (w_norm > 0) & (g_norm > 0)
+    if settings.trust_clip:
+        denominator = denominator * step.rate
+        # Where the quotient would be above 1, or the rate is 0, it is 1.
+        defined = defined & (numerator < denominator)
+    return d * rule.ratio(numerator, denominator, defined)
 
 
 def lamb(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
@@ -157,16 +156,17 @@ def lamb(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tupl
     """
     beta1, beta2 = rule.settings.betas
     updates = state["updates"] + 1
-    mean = beta1 * state["mean"] + (1 - beta1) * g
-    square = beta2 * state["square"] + (1 - beta2) * g * g
+    mean = state["mean"] * beta1 + g * (1 - beta1)
+    square = state["square"] * beta2 + g * g * (1 - beta2)
     own, of_squares = 1.0, 1.0
     if rule.settings.bias_correction:
         own, of_squares = (_one_minus_power(rule, beta, updates) for beta in rule.settings.betas)
-    r = mean / own / (rule.ops.sqrt(square / of_squares) + epsilon(rule.settings)) + rule.decay * w
+    epsilon = rule.settings.divisor_epsilon
+    r = rule.decayed(mean / (rule.ops.sqrt(square / of_squares) + epsilon) / own, w)
     if rule.adapted:
         w_norm, r_norm = rule.ops.norm(w), rule.ops.norm(r)
-        r = _ratio(rule, w_norm, r_norm, (w_norm > 0) & (r_norm > 0)) * r
-    return step.rate * r, {"mean": mean, "square": square, "updates": updates}
+        r = r * rule.ratio(w_norm, r_norm, (w_norm > 0) & (r_norm > 0))
+    return r * step.rate, {"mean": mean, "square": square, "updates": updates}
 
 
 def rmsprop_to_sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
@@ -177,41 +177,43 @@ def rmsprop_to_sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: Stat
     """
     transition = rule.settings.transition
     assert transition is not None
-    d = g + rule.decay * w
-    square = transition.square_decay * state["square"] + (1 - transition.square_decay) * d * d
-    rmsprop = (1 - step.sgd_share) * transition.rmsprop_rate / (rule.ops.sqrt(square) + epsilon(rule.settings))
-    change, new = _with_momentum(rule, step, (step.sgd_share + rmsprop) * d, state)
+    d = rule.decayed(g, w)
+    square = state["square"] * transition.square_decay + d * d * (1 - transition.square_decay)
+    rate = (1 - step.sgd_share) * transition.rmsprop_rate
+    change, new = _with_momentum(
+        rule,
+        step,
+        d * step.sgd_share + d / (rule.ops.sqrt(square) + rule.settings.divisor_epsilon) * rate,
+        state,
+    )
     return change, {"square": square, **new}
 
 
-_RULES: dict[OptimizerName, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
+FORMULAS: dict[OptimizerName, Callable[[Rule, UpdateStep, Array, Array, State], tuple[Array, State]]] = {
     "sgd": sgd,
     "lars": lars,
     "lamb": lamb,
     "rmsprop_to_sgd": rmsprop_to_sgd,
 }
+"""The rule of each optimizer that is not the frameworks' own, as adam and adamw are."""
 
 
 def _with_momentum(rule: Rule, step: UpdateStep, d: Array, state: State) -> tuple[Array, State]:
     """The change by a direction, see :func:`sgd`."""
     settings, m = rule.settings, rule.settings.momentum
     if not m:
-        return step.rate * d, {}
-    own = step.rate * d if settings.rate_in_momentum else d
-    new = {}
-    kept = m * state["momentum"]
+        return d * step.rate, {}
+    new: State = {}
+    kept = m
     if settings.momentum_correction:
         previous = state["previous_rate"]
-        kept = _ratio(rule, step.rate, previous, previous > 0) * kept
+        kept = rule.ratio(step.rate, previous, previous > 0) * m
         new["previous_rate"] = step.rate
-    v = new["momentum"] = kept + own
-    direction = own + m * v if settings.nesterov else v
-    return (direction if settings.rate_in_momentum else step.rate * direction), new
-
-
-def _ratio(rule: Rule, numerator: Array, denominator: Array, defined: Array) -> Array:
-    """The quotient where it is defined, 1 elsewhere."""
-    return rule.ops.where(defined, numerator / rule.ops.where(defined, denominator, 1.0), 1.0)
+    if settings.rate_in_momentum:
+        d = d * step.rate
+    v = new["momentum"] = state["momentum"] * kept + d
+    change = d + v * m if settings.nesterov else v
+    return (change if settings.rate_in_momentum else change * step.rate), new
 
 
 def _one_minus_power(rule: Rule, beta: float, exponent: Array) -> Array:

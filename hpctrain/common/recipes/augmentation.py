@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
+from hpctrain.common.recipes.keys import Count, Fraction, NotNegative, Of, Positive
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Level = Annotated[int, Field(ge=0, le=255)]
+_RANDOM = Of("name", "rand_augment_increasing")
 
 
 class Augmentation(Section):
@@ -22,10 +23,10 @@ class Augmentation(Section):
         description="one operation of 14 with a random magnitude (Müller and Hutter 2021, torchvision's "
         "TrivialAugmentWide), or layers of 15, each applied with probability 0.5 (timm's rand-…-inc1)"
     )
-    layers: Count = Field(2, description="for rand_augment_increasing: operations that are drawn for each photograph")
-    magnitude: Annotated[float, Field(ge=0, le=10)] = Field(9.0, description="for rand_augment_increasing, 0 to 10")
-    deviation: NotNegative = Field(
-        0.0, description="for rand_augment_increasing: standard deviation of the magnitude between operations"
+    layers: Annotated[Count, _RANDOM] = Field(2, description="operations that are drawn for each photograph")
+    magnitude: Annotated[float, Field(ge=0, le=10), _RANDOM] = Field(9.0, description="of each operation, 0 to 10")
+    deviation: Annotated[NotNegative, _RANDOM] = Field(
+        0.0, description="standard deviation of the magnitude between operations"
     )
     interpolation: Literal["nearest", "bilinear", "bicubic"] = Field("bilinear", description="of moved pixels")
     fill: tuple[Level, Level, Level] = Field(
@@ -73,7 +74,7 @@ class Mixing(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Mixing:
         if self.mixup is None and self.cutmix is None:
-            raise InvalidValueError("HT-key-needs-another", "mixing needs mixup, cutmix or both")
+            raise InvalidValueError("HT-keys-not-together", "mixing needs mixup, cutmix or both")
         return self
 
 

@@ -24,12 +24,12 @@ def ranks_together(span: int | Literal["world"] | None, at_once: int, ranks: int
     if size == 0 or (not rest and ranks % size == 0):
         return max(1, size)
     possible = [at_once * count for count in range(1, ranks + 1) if ranks % count == 0]
-    why = f"not a multiple of the {at_once} images that a rank computes at once"
+    why = f"is not a multiple of the {at_once} images that a rank computes at once"
     if not rest:
-        why = f"what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
+        why = f"is what {size} ranks compute at once ({at_once} each), and {ranks} ranks do not make groups of {size}"
     raise HpctrainError(
         "HT-batch-norm-span-not-divisible",
-        "model.batch_norm.span={span} is {reason}",
+        "model.batch_norm.span={span} {reason}",
         f"with {ranks} ranks and {at_once} images each it is {', '.join(map(str, possible))} or world, or at most "
         f"{at_once}; batch.size, batch.per_rank and batch.micro_batch say how many images a rank computes at once",
         span=span,
@@ -51,40 +51,41 @@ def require_span(recipe: Recipe, ranks: int) -> None:
     span = recipe.model.batch_norm.span
     at_once = recipe.batch.at_once(ranks)
     together = ranks_together(span, at_once, ranks)
-    if together > 1 and recipe.fault_tolerance.fault_tolerant:
-        raise HpctrainError(
-            "HT-keys-exclude-each-other",
-            "model.batch_norm.span={span} joins {together} ranks, and fault_tolerance: shrink continues without some",
-            f"--set fault_tolerance=stop, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
-            span=span,
-            together=together,
-        )
-    if together > 1 and recipe.sync:
-        raise HpctrainError(
-            "HT-keys-exclude-each-other",
-            "model.batch_norm.span={span} joins {together} ranks in each step, and sync lets each take steps by itself",
-            f"--set sync=null, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
-            span=span,
-            together=together,
-        )
+    alone = {
+        "fault_tolerance=stop": recipe.fault_tolerance.fault_tolerant and "shrink continues without some of them",
+        "sync=null": recipe.sync and "sync lets each take steps by itself",
+    }
+    for remedy, reason in alone.items():
+        if together > 1 and reason:
+            raise HpctrainError(
+                "HT-keys-not-together",
+                "model.batch_norm.span={span} joins {together} ranks in each step, and {reason}",
+                f"--set {remedy}, or --set model.batch_norm.span={at_once} keeps statistics within a rank",
+                span=span,
+                together=together,
+                reason=reason,
+            )
     if span is None or span == "world":
         return
-    if recipe.global_batch % (ranks * at_once):
-        raise HpctrainError(
-            "HT-batch-norm-span-not-divisible",
-            "model.batch_norm.span={span} needs parts of equal size, and batch.size={batch} over {ranks} "
-            "ranks has parts of {images} and fewer images",
+    faults = {
+        f"needs parts of equal size, and batch.size={recipe.global_batch} over {ranks} ranks has parts of {at_once} "
+        "and fewer images": (
+            recipe.global_batch % (ranks * at_once),
             f"choose -np and batch.micro_batch so that their product divides {recipe.global_batch}",
-            span=span,
-            batch=recipe.global_batch,
-            ranks=ranks,
-            images=at_once,
-        )
-    if together == 1 and at_once % span:
-        raise HpctrainError(
-            "HT-batch-norm-span-not-divisible",
-            "model.batch_norm.span={span} does not divide the {images} images that a rank computes at once",
+        ),
+        f"does not divide the {at_once} images that a rank computes at once": (
+            together == 1 and at_once % span,
             f"--set batch.micro_batch={span}, or --set model.batch_norm.span={at_once}",
-            span=span,
-            images=at_once,
-        )
+        ),
+    }
+    for reason, (is_fault, remedy) in faults.items():
+        if is_fault:
+            raise HpctrainError(
+                "HT-batch-norm-span-not-divisible",
+                "model.batch_norm.span={span} {reason}",
+                remedy,
+                span=span,
+                reason=reason,
+                ranks=ranks,
+                images=at_once,
+            )

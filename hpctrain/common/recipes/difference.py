@@ -60,7 +60,7 @@ _INDIFFERENT = (
 def deciding_differences(one: Recipe, other: Recipe) -> list[str]:
     """The keys whose difference means that a result of one recipe is not a result of the other."""
     indifferent = list(_INDIFFERENT)
-    if one.model.name in ("digits_cnn", "gpt") or one.model.batch_norm.span is not None:
+    if not one.model.family.normalises or one.model.batch_norm.span is not None:
         # With batch normalisation over a rank's samples, their number changes the statistics.
         indifferent += ["batch.per_rank", "batch.micro_batch"]
     keys = differences(one, other)

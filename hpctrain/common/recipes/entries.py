@@ -29,7 +29,6 @@ class Listed(Section):
     cost: str = ""
     reported: tuple[Reported, ...] = Field(min_length=1)
     missing: tuple[str, ...] = Field(min_length=1, description="what would have to be known to run it")
-    needs: tuple[str, ...] = Field((), description="the keys that --set makes it run with, where they are all it lacks")
 
 
 def all_entries() -> Iterator[Recipe | Listed]:
@@ -115,17 +114,12 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
     return _entry(document, variant or next(iter(variants), ""))
 
 
-def known_values(name_or_path: str) -> dict[str, Any]:
-    """What the file says about a :class:`Listed` entry's training, without what it says is missing."""
-    path, variant = find(name_or_path)
-    document = _document(path)
-    values, _ = _chosen(document, variant or next(iter(_variants(document)), ""))
-    return {key: value for key, value in values.items() if key not in ("missing", "needs")}
-
-
 def _entry(document: Document, variant: str) -> Recipe | Listed:
     """The values of the file, in one of its variants."""
-    values, changes = _chosen(document, variant)
+    changes = _variants(document).get(variant, {})
+    values = _merged({key: value for key, value in document.values.items() if key != "variants"}, changes)
+    if variant and isinstance(values.get("name"), str):
+        values["name"] = f"{values['name']}@{variant}"
     where = _Where(document, variant, changes)
     if "missing" in values:
         if not values["missing"]:
@@ -140,15 +134,6 @@ def _entry(document: Document, variant: str) -> Recipe | Listed:
         known = {key: value for key, value in values.items() if key not in foreign}
         return validate(known, Listed, where, "recipe", HINT)
     return validate(values, Recipe, where, "recipe", HINT)
-
-
-def _chosen(document: Document, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of a variant, and those of them that it changes."""
-    changes = _variants(document).get(variant, {})
-    values = _merged({key: value for key, value in document.values.items() if key != "variants"}, changes)
-    if variant and isinstance(values.get("name"), str):
-        values["name"] = f"{values['name']}@{variant}"
-    return values, changes
 
 
 def _document(path: Path) -> Document:

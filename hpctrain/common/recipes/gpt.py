@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.bounds import Count
+from hpctrain.common.recipes.keys import Count, Of
 from hpctrain.common.recipes.transformer import Transformer
+
+_GPT = Of("name", "gpt")
 
 
 class GptSettings(Section):
     """A decoder of the kind of GPT-2 (Radford et al. 2019); the defaults are nanoGPT's smallest."""
 
-    layers: Count = Field(12, description="for gpt: blocks of attention and feed-forward layers")
-    heads: Count = Field(12, description="for gpt: of each block's attention")
-    width: Count = Field(768, description="for gpt: numbers per token between the blocks; four times as many inside")
-    context: Count = Field(1024, description="for gpt: tokens per sample")
-    vocabulary: Count = Field(50304, description="for gpt: size of the vocabulary, at least that of the data")
-    bias: bool = Field(False, description="for gpt: whether linear layers and normalisations have one")
-    tied: bool = Field(True, description="for gpt: the output layer is the embedding of the tokens")
+    layers: Annotated[Count, _GPT] = Field(12, description="blocks of attention and feed-forward layers")
+    heads: Annotated[Count, _GPT] = Field(12, description="of each block's attention")
+    width: Annotated[Count, _GPT] = Field(
+        768, description="numbers per token between the blocks; four times as many inside"
+    )
+    context: Annotated[Count, _GPT] = Field(1024, description="tokens per sample")
+    vocabulary: Annotated[Count, _GPT] = Field(50304, description="size of the vocabulary, at least that of the data")
+    bias: Annotated[bool, _GPT] = Field(False, description="whether linear layers and normalisations have one")
+    tied: Annotated[bool, _GPT] = Field(True, description="the output layer is the embedding of the tokens")
 
     @model_validator(mode="after")
     def _divides(self) -> GptSettings:

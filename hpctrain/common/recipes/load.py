@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,8 +11,8 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Location, Section, parse_value, subsection, validate
 from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.recipes.difference import deciding_differences, flat
-from hpctrain.common.recipes.entries import HINT, Listed, known_values, load_entry
+from hpctrain.common.recipes.difference import deciding_differences
+from hpctrain.common.recipes.entries import HINT, Listed, load_entry
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
@@ -38,14 +38,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """
     entry = load_entry(name_or_path)
     if isinstance(entry, Listed):
-        return _completed(entry, name_or_path, overrides)
+        raise HpctrainError(
+            "HT-recipe-not-complete",
+            "{recipe} cannot be run; what is missing:{missing}",
+            f"hpctrain recipes show {shell_word(name_or_path)} prints what is known",
+            recipe=entry.name,
+            missing="".join(f"\n  - {text}" for text in entry.missing),
+        )
     return override_recipe(entry, overrides) if overrides else entry
-
-
-def needs_of(name_or_path: str) -> tuple[str, ...]:
-    """The keys that must be overridden before a recipe can be run; errors are those of :func:`load_entry`."""
-    entry = load_entry(name_or_path)
-    return entry.needs if isinstance(entry, Listed) else ()
 
 
 def mesh_overrides(mesh: str | None) -> list[str]:
@@ -106,24 +106,6 @@ class _OfScript(Section):
     """The keys that can be set for a script."""
 
     fault_tolerance: FaultTolerance
-
-
-def _completed(entry: Listed, name_or_path: str, overrides: Sequence[str]) -> Recipe:
-    """The recipe that overrides make of one which says what it needs."""
-    values = known_values(name_or_path)
-    given = _set(values, overrides)
-    set_keys = dict(flat({key: value for key, value in values.items() if isinstance(value, Mapping)}))
-    if entry.needs and all(set_keys.get(key) is not None for key in entry.needs):
-        return _of_other_values(_validated(values, given))
-    missing = "".join(f"\n  - {text}" for text in entry.missing)
-    runs = f"; {' '.join(f'--set {key}=…' for key in entry.needs)} makes it run" if entry.needs else ""
-    raise HpctrainError(
-        "HT-recipe-not-complete",
-        "{recipe} cannot be run; what is missing:{missing}",
-        f"hpctrain recipes show {shell_word(name_or_path)} prints what is known{runs}",
-        recipe=entry.name,
-        missing=missing,
-    )
 
 
 def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:

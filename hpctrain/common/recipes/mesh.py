@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import Section, validate
-from hpctrain.common.recipes.bounds import Count
+from hpctrain.common.recipes.keys import Count
 
 Axis = Literal["dp_replicate", "dp_shard", "pp", "cp", "tp"]
 # Outermost first, so that the ranks of an axis are the further apart the less it sends: consecutive ranks share a node.

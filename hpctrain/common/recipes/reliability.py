@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.bounds import Count
+from hpctrain.common.recipes.keys import Count
 
 
 class GuardSettings(Section):
@@ -61,37 +62,22 @@ class FaultTolerance(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> FaultTolerance:
-        if not self.fault_tolerant and self.batch == "shrink":
-            raise InvalidValueError(
-                "HT-key-needs-another",
-                "batch: shrink needs lost_rank: shrink; with lost_rank: stop the run ends with its first dead rank",
-            )
-        if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
-            raise InvalidValueError(
-                "HT-key-needs-another",
-                "min_ranks: {min_ranks} needs lost_rank: shrink or grow: true; with neither the run ends "
-                "with its first dead rank",
-                min_ranks=self.min_ranks,
-            )
-        if self.grow and self.batch == "shrink":
-            raise InvalidValueError(
-                "HT-keys-exclude-each-other",
-                "batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)",
-            )
-        if self.max_ranks is not None and not self.grow:
-            raise InvalidValueError(
-                "HT-key-needs-another",
-                "max_ranks: {max_ranks} needs grow: true; without it no rank is added",
-                max_ranks=self.max_ranks,
-            )
-        if self.max_ranks is not None and self.max_ranks < self.min_ranks:
-            raise InvalidValueError(
-                "HT-key-out-of-range",
-                "max_ranks: {max_ranks} is below min_ranks: {min_ranks}",
-                max_ranks=self.max_ranks,
-                min_ranks=self.min_ranks,
-            )
+        if problem := next(self._faults(), None):
+            raise InvalidValueError("HT-keys-not-together", "{problem}", problem=problem)
         return self
+
+    def _faults(self) -> Iterator[str]:
+        ends = "the run ends with its first dead rank"
+        if not self.fault_tolerant and self.batch == "shrink":
+            yield f"batch: shrink needs lost_rank: shrink; with lost_rank: stop {ends}"
+        if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
+            yield f"min_ranks: {self.min_ranks} needs lost_rank: shrink or grow: true; with neither {ends}"
+        if self.grow and self.batch == "shrink":
+            yield "batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)"
+        if self.max_ranks is not None and not self.grow:
+            yield f"max_ranks: {self.max_ranks} needs grow: true; without it no rank is added"
+        if self.max_ranks is not None and self.max_ranks < self.min_ranks:
+            yield f"max_ranks: {self.max_ranks} is below min_ranks: {self.min_ranks}"
 
 
 class Checkpointing(Section):

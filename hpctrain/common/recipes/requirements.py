@@ -59,51 +59,40 @@ def require_between(faults: FaultTolerance, ranks: int) -> None:
     Raises:
         HpctrainError: there are.
     """
-    least, most = faults.min_ranks, faults.max_ranks
-    if least > ranks:
-        raise HpctrainError(
-            "HT-ranks-too-few",
-            "fault_tolerance.min_ranks is {least}, and the run has {ranks} ranks",
-            f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
-            least=least,
-            ranks=ranks,
-        )
-    if most is not None and most < ranks:
-        raise HpctrainError(
-            "HT-ranks-too-many",
-            "fault_tolerance.max_ranks is {most}, and the run has {ranks} ranks",
-            f"-np {most}, or --set fault_tolerance.max_ranks={ranks}",
-            most=most,
-            ranks=ranks,
-        )
+    bounds = (
+        ("HT-ranks-too-few", "min_ranks", faults.min_ranks, faults.min_ranks > ranks),
+        ("HT-ranks-too-many", "max_ranks", faults.max_ranks, ranks > (faults.max_ranks or ranks)),
+    )
+    for code, key, bound, is_beyond in bounds:
+        if is_beyond:
+            raise HpctrainError(
+                code,
+                "fault_tolerance.{key} is {bound}, and the run has {ranks} ranks",
+                f"-np {bound}, or --set fault_tolerance.{key}={ranks}",
+                key=key,
+                bound=bound,
+                ranks=ranks,
+            )
 
 
 def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
     """Refuse to divide a GPT into more parts than it has."""
-    model, sizes = recipe.model, mesh.sizes
-    if model.name != "gpt":
+    model, sizes, schedule = recipe.model, mesh.sizes, recipe.pipeline.schedule
+    if not model.family.predicts_tokens:
         return
-    if model.heads % sizes["tp"]:
-        possible = [str(size) for size in range(1, model.heads + 1) if model.heads % size == 0]
-        raise HpctrainError(
-            "HT-model-not-divisible",
-            "mesh.tp: {ranks} ranks cannot share the {heads} heads of each block evenly",
-            f"--mesh tp=N with one of {', '.join(possible)}",
-            ranks=sizes["tp"],
-            heads=model.heads,
-        )
-    stages = sizes["pp"] * (1 if recipe.pipeline.schedule in _ONE_STAGE_A_RANK else 2)
-    if stages > model.layers:
-        raise HpctrainError(
-            "HT-model-not-divisible",
-            "mesh.pp: {ranks} ranks make {stages} stages with pipeline.schedule {schedule}, and the "
-            "model has {blocks} blocks",
-            "fewer ranks along pp, or more model.layers",
-            ranks=sizes["pp"],
-            stages=stages,
-            schedule=recipe.pipeline.schedule,
-            blocks=model.layers,
-        )
+    stages = sizes["pp"] * (1 if schedule in _ONE_STAGE_A_RANK else 2)
+    possible = ", ".join(str(size) for size in range(1, model.heads + 1) if model.heads % size == 0)
+    faults = {
+        f"mesh.tp: {sizes['tp']} ranks cannot share the {model.heads} heads of each block evenly": (
+            model.heads % sizes["tp"],
+            f"--mesh tp=N with one of {possible}",
+        ),
+        f"mesh.pp: {sizes['pp']} ranks make {stages} stages with pipeline.schedule {schedule}, and the model has "
+        f"{model.layers} blocks": (stages > model.layers, "fewer ranks along pp, or more model.layers"),
+    }
+    for problem, (is_fault, remedy) in faults.items():
+        if is_fault:
+            raise HpctrainError("HT-model-not-divisible", "{problem}", remedy, problem=problem)
 
 
 def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
@@ -112,41 +101,30 @@ def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     Args:
         recipe: see :func:`require_recipe`.
     """
-    stages = mesh.sizes["pp"]
+    stages, schedule = mesh.sizes["pp"], recipe.pipeline.schedule
     if stages == 1:
         return
     count, samples = recipe.pipeline.count(stages), recipe.batch.at_once(mesh.data_ranks)
-    if samples % count:
-        possible = [size for size in range(1, samples + 1) if samples % size == 0]
-        raise HpctrainError(
-            "HT-pipeline-wrong-micro-batches",
-            "{count} micro-batches of equal size cannot be made from the {samples} samples that each of "
-            "{data_ranks} data-parallel ranks computes at once",
-            f"--set pipeline.micro_batches={min(possible, key=lambda size: abs(size - count))}, or another batch",
-            count=count,
-            samples=samples,
-            data_ranks=mesh.data_ranks,
-        )
-    if recipe.pipeline.schedule == "1f1b" and count < stages:
-        raise HpctrainError(
-            "HT-pipeline-wrong-micro-batches",
-            "pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}",
-            f"--set pipeline.micro_batches={stages}, or --set pipeline.schedule=gpipe",
-            stages=stages,
-            count=count,
-        )
+    nearest = min((size for size in range(1, samples + 1) if samples % size == 0), key=lambda size: abs(size - count))
     rounds = max(1, count // stages)
-    if recipe.pipeline.schedule.startswith("interleaved") and count % rounds:
-        raise HpctrainError(
-            "HT-pipeline-wrong-micro-batches",
-            "pipeline.schedule: {schedule} runs in {rounds} rounds of {stages} stages, which do not "
-            "divide {count} micro-batches",
-            f"--set pipeline.micro_batches={rounds * stages}",
-            schedule=recipe.pipeline.schedule,
-            rounds=rounds,
-            stages=stages,
-            count=count,
-        )
+    faults = {
+        f"{count} micro-batches of equal size cannot be made from the {samples} samples that each of {mesh.data_ranks} "
+        "data-parallel ranks computes at once": (samples % count, f"{nearest}, or another batch"),
+        f"pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}": (
+            schedule == "1f1b" and count < stages,
+            f"{stages}, or --set pipeline.schedule=gpipe",
+        ),
+        f"pipeline.schedule: {schedule} runs in {rounds} rounds of {stages} stages, which do not divide {count} "
+        "micro-batches": (schedule.startswith("interleaved") and count % rounds, f"{rounds * stages}"),
+    }
+    for problem, (is_fault, remedy) in faults.items():
+        if is_fault:
+            raise HpctrainError(
+                "HT-pipeline-wrong-micro-batches",
+                "{problem}",
+                f"--set pipeline.micro_batches={remedy}",
+                problem=problem,
+            )
 
 
 def has_folder(recipe: Recipe) -> bool:
@@ -175,16 +153,13 @@ def shard_folder(recipe: Recipe) -> Path:
     """
     if recipe.data.path:
         return Path(recipe.data.path).expanduser()
+    kind, made = "ImageNet's shards", "shard SOURCE DIR makes it, hpctrain data fake a small one to try"
     if recipe.data.name == "text":
-        raise HpctrainError(
-            "HT-recipe-needs-data-path",
-            "recipe {recipe} needs data.path, the folder of the text's tokens, or its URL",
-            "--set data.path=DIR; hpctrain data prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none",
-            recipe=recipe.name,
-        )
+        kind, made = "the text's tokens", "prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none"
     raise HpctrainError(
         "HT-recipe-needs-data-path",
-        "recipe {recipe} needs data.path, the folder of ImageNet's shards, or its URL",
-        "--set data.path=DIR; hpctrain data shard SOURCE DIR makes it, hpctrain data fake a small one to try",
+        "recipe {recipe} needs data.path, the folder of {kind}, or its URL",
+        f"--set data.path=DIR; hpctrain data {made}",
         recipe=recipe.name,
+        kind=kind,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.compatibility import climbs, require_compatible
 from hpctrain.common.recipes.sections import RecipeKeys, Reported
 
@@ -28,8 +29,10 @@ class Recipe(RecipeKeys):
             HpctrainError: the rate that is scaled to their batch is below the one that it is to fall to.
         """
         found = self.model_copy(update={"batch": self.batch.at(ranks)})
-        if fault := climbs(found):
-            raise fault.at().but(hint="--set schedule.end_rate=0, or more ranks")
+        if problem := climbs(found):
+            raise HpctrainError(
+                "HT-key-out-of-range", "{problem}", "--set schedule.end_rate=0, or more ranks", problem=problem
+            )
         return found
 
     def begun(self) -> Recipe:

@@ -10,16 +10,18 @@ from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
-from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
+from hpctrain.common.recipes.families import ModelFamily, ModelName, family_of, names
 from hpctrain.common.recipes.gpt import GptSettings
+from hpctrain.common.recipes.keys import Count, Fraction, NotNegative, Of, Positive
 from hpctrain.common.recipes.mesh import Mesh, Pipeline, Sharding
-from hpctrain.common.recipes.optimizers import UPDATE_RULES, OptimizerName, UpdateRule
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.sync import Sync, in_one_word
 from hpctrain.common.recipes.tracking import Trackers
 
-Framework = Literal["torch", "keras"]
+_RESIDUAL = Of("name", names(normalising=True))
+_DIGITS, _IMAGENET, _TEXT = (Of("name", name, idle=True) for name in ("digits", "imagenet", "text"))
 
 # Samples that an epoch with repeated augmentation is rounded down to a multiple of (DeiT's samplers.py, which
 # torchvision and timm follow).
@@ -45,9 +47,7 @@ class BatchNormSettings(Section):
 
 class _Network(Section):
     # A base class of its own, so that the name comes before the keys of a GPT.
-    name: Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"] = Field(
-        description="digits_cnn for the digits, a residual network for images, gpt for text"
-    )
+    name: ModelName = Field(description="digits_cnn for the digits, a residual network for images, gpt for text")
 
 
 class InitialWeights(Section):
@@ -70,17 +70,16 @@ class InitialWeights(Section):
 class ModelSettings(GptSettings, _Network):
     """The network."""
 
-    classes: Count | None = Field(
+    classes: Annotated[Count | None, _RESIDUAL] = Field(
         None,
-        description="for residual networks: outputs of the last layer; by default as many as the data has classes, and "
-        "never fewer",
+        description="outputs of the last layer; by default as many as the data has classes, and never fewer",
     )
     init_from: str | None = Field(
         None,
         description="the weights that a training begins with: a run directory or a checkpoint of PyTorch, or a "
         ".safetensors file with these names, which are torchvision's and timm's too",
     )
-    new_head: bool | Literal["auto"] = Field(
+    new_head: Annotated[bool | Literal["auto"], _RESIDUAL] = Field(
         "auto",
         description="with init_from: draw the last layer of a residual network anew, whatever the file has (true), "
         "where the file's is for other classes (auto), or never (false)",
@@ -90,9 +89,19 @@ class ModelSettings(GptSettings, _Network):
         description="patterns of names of parameters, or of modules that hold them, that are not trained; batch "
         "normalisation in them keeps its statistics too (torch only)",
     )
-    zero_gamma: bool = Field(True, description="for residual networks: every block starts as the identity")
-    weights: InitialWeights = InitialWeights.defaults()
-    batch_norm: BatchNormSettings = BatchNormSettings.defaults()
+    zero_gamma: Annotated[bool, _RESIDUAL] = Field(True, description="every block starts as the identity")
+    weights: Annotated[InitialWeights, _RESIDUAL] = InitialWeights.defaults()
+    batch_norm: Annotated[BatchNormSettings, _RESIDUAL] = BatchNormSettings.defaults()
+
+    @property
+    def family(self) -> ModelFamily:
+        """The family of the network."""
+        return family_of(self.name)
+
+    @property
+    def idle_keys(self) -> tuple[str, ...]:
+        """Keys without effect beside the others."""
+        return () if self.init_from else ("new_head",)
 
 
 class Data(Section):
@@ -101,41 +110,41 @@ class Data(Section):
     name: Literal["digits", "imagenet", "text"] = Field(
         description="scikit-learn's digits, shards of images, whatever they show (imagenet), or tokens"
     )
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.2, description="of digits")
-    split_seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+    test_fraction: Annotated[float, Field(gt=0, lt=1), _DIGITS] = Field(0.2, description="of digits")
+    split_seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, _DIGITS] = Field(
         None,
-        description="for digits: decides what is tested with; by default the recipe's seed, which decides the rest",
+        description="decides what is tested with; by default the recipe's seed, which decides the rest",
     )
-    path: str | None = Field(
+    path: Annotated[str | None, Of("name", "imagenet text", idle=True)] = Field(
         None,
         description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote, or its "
         "URL in object storage, as s3://BUCKET/PREFIX",
     )
-    epoch_samples: Count | None = Field(
+    epoch_samples: Annotated[Count | None, _TEXT] = Field(
         None,
-        description="for text: samples between validations, across passes over the data; by default all",
+        description="samples between validations, across passes over the data; by default all",
     )
-    limit: Count | None = Field(None, description="for imagenet: only the first so many images of each split")
-    workers: Annotated[int, Field(ge=0)] | None = Field(
+    limit: Annotated[Count | None, _IMAGENET] = Field(None, description="only the first so many images of each split")
+    workers: Annotated[Annotated[int, Field(ge=0)] | None, _IMAGENET] = Field(
         None,
-        description="for imagenet: decoding processes per rank; 0 decodes in the rank itself; by default one less than "
+        description="decoding processes per rank; 0 decodes in the rank itself; by default one less than "
         "the cores of a rank that computes on a GPU, from 2 to 14, and 2 beside one that computes on cores",
     )
-    decode: Literal["scaled", "full", "gpu", "auto"] = Field(
+    decode: Annotated[Literal["scaled", "full", "gpu", "auto"], _IMAGENET] = Field(
         "scaled",
-        description="for imagenet: JPEG files are decoded by processes at a half, a quarter or an eighth of their size "
+        description="JPEG files are decoded by processes at a half, a quarter or an eighth of their size "
         "where the crop has enough pixels then (scaled), or always at their size (full); by the rank's GPU at their "
         "size, with nvJPEG through torchvision (gpu); or by the GPU where it can and else scaled (auto)",
     )
-    repeats: Count = Field(
+    repeats: Annotated[Count, _IMAGENET] = Field(
         1,
         description="repeated augmentation (Hoffer et al. 2019, arXiv 1901.09335): an epoch has the usual number of "
         "samples, rounded down to a multiple of 256, but draws only one in this many images, each of which occurs "
         "this often within a step, augmented anew each time",
     )
-    broken_images: Literal["skip", "stop"] = Field(
+    broken_images: Annotated[Literal["skip", "stop"], _IMAGENET] = Field(
         "stop",
-        description="for imagenet: an image that cannot be decoded is left out, counted and named, or ends the run; "
+        description="an image that cannot be decoded is left out, counted and named, or ends the run; "
         "with b of n images of a batch left out, loss and gradient are (n - b) / n of the mean over the others",
     )
 
@@ -233,11 +242,11 @@ class Batch(Section):
     def _consistent(self) -> Batch:
         if (self.size is None) == (self.per_rank is None):
             raise InvalidValueError(
-                "HT-batch-size-or-per-rank", "exactly one of size (over all ranks) and per_rank is needed"
+                "HT-keys-not-together", "exactly one of size (over all ranks) and per_rank is needed"
             )
         if self.emulated_ranks and self.per_rank is None:
             raise InvalidValueError(
-                "HT-keys-exclude-each-other", "emulated_ranks multiplies per_rank; size says all by itself"
+                "HT-keys-not-together", "emulated_ranks multiplies per_rank; size says all by itself"
             )
         return self
 
@@ -274,64 +283,6 @@ class Batch(Section):
         return -(-self.size // (ranks * self.parts(self.size, ranks)))
 
 
-# Parameters by what they are to their layer: gamma and beta of any normalisation, the same without those on a residual
-# network's projected shortcuts, and any other layer's bias.
-Kind = Literal["norm", "main_path_norm", "bias"]
-
-
-class Transition(Section):
-    """The transition from RMSprop to SGD (Akiba et al. 2017, arXiv 1711.04325, section 3)."""
-
-    center: Positive = Field(description="epoch at which SGD's part is one half")
-    period: Positive = Field(description="half of it after the center, SGD's part is 1")
-    rmsprop_rate: Positive = Field(description="RMSprop's part in units of SGD's rate")
-    square_decay: Fraction = Field(0.99, description="share of the running mean of squared gradients that is kept")
-
-
-class Optimizer(Section):
-    """The update rule. The formulas are in hpctrain.common.optim.rules."""
-
-    name: OptimizerName = Field(description="the update rule")
-    learning_rate: Positive = Field(description="at schedule.base_batch samples a step, where that is given")
-    momentum: Fraction = Field(0.0, description="share of the velocity that is kept")
-    nesterov: bool = Field(False, description="Nesterov's momentum, as torch.optim.SGD defines it")
-    weight_decay: NotNegative = Field(0.0, description="factor of the parameters in the update")
-    undecayed: tuple[Kind, ...] = Field((), description="parameters that are not decayed")
-    decoupled_decay: bool = Field(False, description="w -= rate x decay x w, instead of an L2 term in the gradient")
-    rate_in_momentum: bool = Field(False, description="v = m v + rate g, w -= v, instead of v = m v + g, w -= rate v")
-    momentum_correction: bool = Field(
-        False, description="with rate_in_momentum: v is scaled by the ratio of rates (Goyal et al. 2017, equation 10)"
-    )
-    betas: tuple[Fraction, Fraction] = Field(
-        (0.9, 0.999), description="shares of the running means of gradients and of their squares that are kept"
-    )
-    bias_correction: bool = Field(True, description="the running means are divided by 1 - beta^t")
-    epsilon: NotNegative | None = Field(None, description="by default 1e-8; lars 0, lamb 1e-6")
-    trust_coefficient: Positive = Field(0.001, description="the paper's eta")
-    trust_denominator: Literal["sum_of_norms", "norm_of_sum"] = Field(
-        "sum_of_norms", description="|g| + decay |w| (the paper, MLPerf), or |g + decay w| (optax)"
-    )
-    trust_decay: NotNegative | None = Field(
-        None, description="the decay in the trust ratio's denominator; by default weight_decay"
-    )
-    trust_clip: bool = Field(
-        False, description="trust ratios are divided by the rate and at most 1: no layer's rate is above it (Apex LARC)"
-    )
-    unadapted: tuple[Kind, ...] = Field((), description="parameters whose trust ratio is 1")
-    transition: Transition | None = None
-    rates: dict[str, Positive] = Field(
-        {},
-        description="factors of the learning rate by patterns of names of parameters, or of modules that hold them; "
-        "the first that matches counts (torch only)",
-    )
-    clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
-
-    @property
-    def rule(self) -> UpdateRule:
-        """What is known of the update rule."""
-        return UPDATE_RULES[self.name]
-
-
 class Communication(Section):
     """How gradients are sent."""
 
@@ -364,22 +315,22 @@ class RecipeKeys(Section):
     reported: tuple[Reported, ...] = Field((), description="results that the source states")
     model: ModelSettings
     data: Data
-    images: Images = Images.defaults()
+    images: Annotated[Images, Of("data.name", "imagenet", idle=True)] = Images.defaults()
     batch: Batch
     optimizer: Optimizer
     schedule: Schedule = Schedule.defaults()
-    mixing: Mixing | None = None
-    stochastic_depth: Fraction = Field(
+    mixing: Annotated[Mixing | None, Of("model.name", f"digits_cnn {names(normalising=True)}")] = None
+    stochastic_depth: Annotated[Fraction, Of("model.name", names(normalising=True))] = Field(
         0.0,
-        description="for residual networks: how often the last block is left out, earlier ones less often (torch only)",
+        description="how often the last block is left out, earlier ones less often (torch only)",
     )
     loss: Literal["cross_entropy", "binary_cross_entropy"] = Field(
         "cross_entropy",
         description="in training; binary: the mean over the classes, each against all others (Wightman et al. 2021)",
     )
-    target_threshold: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    target_threshold: Annotated[Fraction | None, Of("loss", "binary_cross_entropy")] = Field(
         None,
-        description="for binary_cross_entropy: a class's share of a label counts as 1 above it, and as 0 otherwise",
+        description="a class's share of a label counts as 1 above it, and as 0 otherwise",
     )
     label_smoothing: Fraction = Field(0.0, description="share of a label that is spread over all classes")
     averaging: Averaging | None = None
@@ -407,6 +358,11 @@ class RecipeKeys(Section):
     tracking: Trackers | None = Field(
         None, description="where curves go: tensorboard (the default), mlflow, wandb; changes no number of the run"
     )
+
+    @property
+    def idle_keys(self) -> tuple[str, ...]:
+        """Keys without effect beside the others."""
+        return (*["sharding"] * self.mesh.replicates_only, *["pipeline"] * (self.mesh.sizes["pp"] == 1))
 
     @field_validator("compile", mode="before")
     @classmethod

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 
 from hpctrain.common.recipes.augmentation import Averaging, Mixing
+from hpctrain.common.recipes.optimizers import Optimizer, Transition
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Batch, Images, Optimizer, Transition
+from hpctrain.common.recipes.sections import Batch, Images
 
 EPOCHS = 3
 # Images in each split of imagenet.
@@ -22,8 +23,6 @@ _GHOST = 2
 _SMALLEST_GROUP = 2
 # The decay of the parameters' average.
 _DECAY = 0.5
-# The sizes of a GPT: two blocks for each of two pipeline stages, and every size divides by two.
-_GPT = {"layers": 4, "heads": 4, "width": 64, "context": 64}
 # The bytes and a separator, padded as GPT-2's vocabulary is to a multiple of 64.
 _BYTES = 320
 # Steps of a recipe that trains on text.
@@ -72,9 +71,9 @@ def smoke(recipe: Recipe) -> Recipe:
 
 def _model(recipe: Recipe) -> dict[str, object]:
     values = {**dict(recipe.model), "batch_norm": {**dict(recipe.model.batch_norm), "span": _span(recipe)}}
-    if recipe.model.name == "gpt":
-        values |= _GPT | {"vocabulary": recipe.model.vocabulary if recipe.data.path else _BYTES}
-    return values
+    if recipe.model.family.predicts_tokens:
+        values |= {"vocabulary": recipe.model.vocabulary if recipe.data.path else _BYTES}
+    return {**values, **recipe.model.family.smoke}
 
 
 def _usual_batch(recipe: Recipe) -> int:
@@ -86,7 +85,7 @@ def _factor(recipe: Recipe) -> float:
     ratio = _BATCH / _usual_batch(recipe)
     if not recipe.optimizer.rule.adapts:
         return ratio
-    narrower = recipe.model.width / _GPT["width"] if recipe.model.name == "gpt" else 1.0
+    narrower = recipe.model.width / recipe.model.family.smoke.get("width", recipe.model.width)
     return math.sqrt(ratio) * narrower
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeGuard
+from typing import Annotated, Literal, TypeGuard
 
 from pydantic import Field
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.bounds import Count, Fraction, NotNegative, Positive
+from hpctrain.common.recipes.keys import Count, Fraction, NotNegative, Of, Positive
+
+_LOCAL, _ASYNC = Of("mode", "local"), Of("mode", "async")
+_NESTEROV = Of("optimizer", "nesterov")
 
 
 class Outer(Section):
@@ -17,8 +20,8 @@ class Outer(Section):
     optimizer: Literal["none", "nesterov"] = Field(
         "none", description="take the mean as it is, or as the gradient of an SGD with Nesterov's momentum (DiLoCo)"
     )
-    learning_rate: Positive = Field(0.7, description="for nesterov; the paper's value")
-    momentum: Fraction = Field(0.9, description="for nesterov; the paper's value")
+    learning_rate: Annotated[Positive, _NESTEROV] = Field(0.7, description="the paper's value")
+    momentum: Annotated[Fraction, _NESTEROV] = Field(0.9, description="the paper's value")
 
 
 class Sync(Section):
@@ -34,17 +37,21 @@ class Sync(Section):
         "local", description="steps of its own between averages, or no waiting for other ranks"
     )
     every: Count = Field(1, description="steps that a rank takes by itself in between")
-    after_epochs: NotNegative = Field(0.0, description="for local: until then gradients are averaged in every step")
-    outer: Outer = Outer.defaults()
-    rule: Literal["downpour", "easgd"] = Field(
+    after_epochs: Annotated[NotNegative, _LOCAL] = Field(
+        0.0, description="until then gradients are averaged in every step"
+    )
+    outer: Annotated[Outer, _LOCAL] = Outer.defaults()
+    rule: Annotated[Literal["downpour", "easgd"], _ASYNC] = Field(
         "downpour",
-        description="for async: the server adds the rank's change / ranks (Dean et al. 2012), or rank and server move "
+        description="the server adds the rank's change / ranks (Dean et al. 2012), or rank and server move "
         "towards each other (Zhang et al. 2015, arXiv 1412.6651)",
     )
-    moving_rate: Fraction = Field(0.9, description="for easgd: the paper's beta; each moves by beta / ranks of the way")
-    staleness: Count = Field(
+    moving_rate: Annotated[Fraction, _ASYNC, Of("rule", "easgd")] = Field(
+        0.9, description="the paper's beta; each moves by beta / ranks of the way"
+    )
+    staleness: Annotated[Count, _ASYNC] = Field(
         8,
-        description="for async: a rank waits before a step while another computes one during which all ranks started "
+        description="a rank waits before a step while another computes one during which all ranks started "
         "this many steps each, on average",
     )
 

@@ -76,7 +76,7 @@ def _require_strategy(plan: Plan, backend: str) -> None:
         return
     recipe = plan.recipe
     odd = {
-        f"model: {recipe.model.name}, with batch normalisation": recipe.model.name != "digits_cnn",
+        f"model: {recipe.model.name}, with batch normalisation": recipe.model.family.normalises,
         f"precision: {recipe.precision}": recipe.precision == "fp16",
         f"batch.micro_batch: {recipe.batch.micro_batch}": recipe.batch.micro_batch,
         "averaging": recipe.averaging,

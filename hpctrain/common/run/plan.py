@@ -14,11 +14,11 @@ from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.frozen import FrozenModel
+from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic
 from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
 from hpctrain.common.run.stopping import STOP_SIGNALS
 

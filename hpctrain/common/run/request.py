@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.requirements import require_between, require_ranks, require_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.backend import require_backend
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start, Stop
@@ -148,7 +148,7 @@ def _require_framework(plan: Plan) -> None:
     }
     if recipe:
         of_pytorch |= {
-            "its network": recipe.model.name == "gpt",
+            "its network": "keras" not in recipe.model.family.frameworks,
             "batch.micro_batch: auto, which predicts PyTorch's memory,": recipe.batch.micro_batch == "auto",
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.settings import MESH
-
-# The parameters of each network with the classes of its data set, ImageNet's or the digits', and those of each class.
-_PARAMETERS: Mapping[str, tuple[int, int]] = {
-    "digits_cnn": (89_930, 0),
-    "resnet18": (11_689_512, 513),
-    "resnet50": (25_557_032, 2_049),
-    "resnet101": (44_549_160, 2_049),
-}
 
 
 def mesh_work(work: Recipe | Script, ranks: int) -> MeshWork | None:
@@ -75,19 +67,19 @@ def mesh_model(recipe: Recipe, mesh: Mesh) -> MeshModel:
         activation_bytes=narrow,
     )
     gpt = recipe.model
-    if gpt.name != "gpt":
+    if not gpt.family.predicts_tokens:
         return of_all
     return replace(of_all, layers=gpt.layers, width=gpt.width, sequence=gpt.context)
 
 
 def parameters(recipe: Recipe) -> int:
     """The number of parameters of a recipe's network, with the classes of its data where they are at hand."""
-    if recipe.model.name == "gpt":
+    if recipe.model.family.predicts_tokens:
         return recipe.model.parameters
-    usual, of_class = _PARAMETERS[recipe.model.name]
-    if not of_class:
-        return usual
+    size = network(recipe.model.name)
+    if not size.per_class:
+        return size.parameters
     # Imported here because it loads NumPy.
     from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
 
-    return usual + of_class * (head_classes(recipe, manifest_at_hand(recipe)) - IMAGENET_CLASSES)
+    return size.parameters + size.per_class * (head_classes(recipe, manifest_at_hand(recipe)) - IMAGENET_CLASSES)

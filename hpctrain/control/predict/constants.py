@@ -11,7 +11,7 @@ from pydantic import Field
 
 from hpctrain.common.cluster.gpu_models import GpuModel, Kind, buses, gpus
 from hpctrain.common.files.checked_yaml import Section, load_checked
-from hpctrain.common.recipes.bounds import NotNegative, Positive
+from hpctrain.common.recipes.keys import NotNegative, Positive
 
 # Data sheets round, and boards run at other clocks than they state.
 _DATA_SHEET_SPREAD = 0.02

@@ -15,7 +15,7 @@ from typing import Literal
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.rules import TOGETHER
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.workloads.workload import Layer, Workload, buckets
 
 # float32, or autocast to bf16 or fp16, where weights and gradients stay float32.

@@ -63,7 +63,7 @@ def rank_bytes(recipe: Recipe, ranks: int) -> float:
     Raises:
         HpctrainError: it cannot be predicted.
     """
-    if recipe.model.name == "gpt":
+    if recipe.model.family.predicts_tokens:
         return transformer_memory(recipe.model.transformer, Layout.of_recipe(recipe, ranks)).used
     training = recipe_training(recipe)
     settings = memory_settings(training, ranks)

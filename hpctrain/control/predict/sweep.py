@@ -12,7 +12,7 @@ from pydantic import Field
 from hpctrain.common.cluster.gpu_models import gpu_reported_as, gpus
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.bounds import Count, NotNegative, Positive
+from hpctrain.common.recipes.keys import Count, NotNegative, Positive
 from hpctrain.control.predict.compute import CPU, Precision
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.optimizers import UPDATE_RULES, OptimizerName
+from hpctrain.common.recipes.optimizers import UPDATE_RULES, Optimizer, OptimizerName
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Batch, Communication, Optimizer
+from hpctrain.common.recipes.sections import Batch, Communication
 from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.workloads.workload import Workload, load_workload

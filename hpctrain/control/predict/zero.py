@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 
 Stage = Literal[0, 1, 2, 3]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.machine import installed_frameworks
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.recipes.sections import Framework
+from hpctrain.common.recipes.families import Framework
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import flat, settings
+from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import RunEvent, StartEvent

@@ -29,7 +29,7 @@ from hpctrain.common.run.events.kinds import CheckpointEvent
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 Seconds = dict[str, float]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
 from hpctrain.common.shards.manifest import read_manifest
 from hpctrain.worker.data.samples import InMemory, Samples, SampleSource

@@ -7,14 +7,11 @@ import importlib
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.sections import Framework, ModelSettings
+from hpctrain.common.recipes.families import Framework
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.shards.at_hand import IMAGENET_CLASSES
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.batch_norm import extent
-
-# How many blocks each residual network has.
-BLOCKS = {"resnet18": 8, "resnet50": 16, "resnet101": 33}
-_FAMILY = {"digits_cnn": "digits", "resnet18": "resnet", "resnet50": "resnet", "resnet101": "resnet"}
 
 
 def build(model: ModelSettings, framework: Framework, comm: Communicator | None = None, *, at_once: int = 1) -> Any:
@@ -29,15 +26,22 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
             Needed where ``model.batch_norm.span`` is a number.
 
     Raises:
-        HpctrainError: a span of batch statistics that does not fit the ranks, or a GPT in Keras.
+        HpctrainError: a span of batch statistics that does not fit the ranks, or no such network in the framework.
     """
-    if model.name == "gpt":
-        return _gpt(model, framework)
-    family = importlib.import_module(f"hpctrain.worker.models.{framework}_{_FAMILY[model.name]}")
-    make = getattr(family, model.name)
-    if model.name == "digits_cnn":
+    family, settings = model.family, model.batch_norm
+    if framework not in family.frameworks:
+        raise HpctrainError(
+            "HT-only-in-pytorch",
+            "model {model} is for PyTorch only: there is no Keras network for it here",
+            "--framework torch",
+            model=model.name,
+        )
+    module = importlib.import_module(f"hpctrain.worker.models.{framework}_{family.module}")
+    if family.predicts_tokens:
+        return module.GPT(model)
+    make = getattr(module, model.name)
+    if not family.normalises:
         return make()
-    settings = model.batch_norm
     layers = importlib.import_module(f"hpctrain.worker.models.{framework}_batch_norm")
     norm = functools.partial(
         getattr(layers, f"{framework.capitalize()}BatchNorm"),
@@ -46,15 +50,3 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
         epsilon=settings.epsilon,
     )
     return make(model.classes or IMAGENET_CLASSES, zero_gamma=model.zero_gamma, weights=model.weights, norm=norm)
-
-
-def _gpt(model: ModelSettings, framework: Framework) -> Any:
-    if framework == "keras":
-        raise HpctrainError(
-            "HT-only-in-pytorch",
-            "model gpt is for PyTorch only: there is no Keras network for it here",
-            "--framework torch",
-        )
-    from hpctrain.worker.models.torch_gpt import GPT
-
-    return GPT(model)

@@ -99,22 +99,15 @@ def _resnet(block: Block, blocks: Sequence[int], own: _Layers, classes: int) -> 
     return keras.Model(images, own.logits(layers.GlobalAveragePooling2D(name="avgpool")(x), classes))
 
 
-def resnet18(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
-) -> keras.Model:
-    """11,689,512 parameters for 1000 classes."""
-    return _resnet(_basic, (2, 2, 2, 2), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)
+def _network(block: Block, *blocks: int) -> Callable[..., keras.Model]:
+    def make(
+        classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
+    ) -> keras.Model:
+        return _resnet(block, blocks, _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)
+
+    return make
 
 
-def resnet50(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
-) -> keras.Model:
-    """25,557,032 parameters for 1000 classes."""
-    return _resnet(_bottleneck, (3, 4, 6, 3), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)
-
-
-def resnet101(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = KerasBatchNorm
-) -> keras.Model:
-    """44,549,160 parameters for 1000 classes."""
-    return _resnet(_bottleneck, (3, 4, 23, 3), _Layers(norm=norm, weights=weights, zero_gamma=zero_gamma), classes)
+# As many parameters as the networks in PyTorch.
+resnet18, resnet50 = _network(_basic, 2, 2, 2, 2), _network(_bottleneck, 3, 4, 6, 3)
+resnet101 = _network(_bottleneck, 3, 4, 23, 3)

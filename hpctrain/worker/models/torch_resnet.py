@@ -182,22 +182,15 @@ def _scaled(module: nn.Module, _: object, outputs: torch.Tensor) -> torch.Tensor
     return outputs * kept.to(outputs.dtype)[:, None, None, None]
 
 
-def resnet18(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
-) -> ResNet:
-    """11,689,512 parameters for 1000 classes."""
-    return ResNet(Basic, (2, 2, 2, 2), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
+def _resnet(block: type[Basic] | type[Bottleneck], *blocks: int) -> Callable[..., ResNet]:
+    def make(
+        classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
+    ) -> ResNet:
+        return ResNet(block, blocks, classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
+
+    return make
 
 
-def resnet50(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
-) -> ResNet:
-    """25,557,032 parameters for 1000 classes."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
-
-
-def resnet101(
-    classes: int = 1000, *, zero_gamma: bool = True, weights: InitialWeights = _GOYAL, norm: Norm = TorchBatchNorm
-) -> ResNet:
-    """44,549,160 parameters for 1000 classes."""
-    return ResNet(Bottleneck, (3, 4, 23, 3), classes=classes, zero_gamma=zero_gamma, weights=weights, norm=norm)
+# 11,689,512, 25,557,032 and 44,549,160 parameters for 1000 classes.
+resnet18, resnet50 = _resnet(Basic, 2, 2, 2, 2), _resnet(Bottleneck, 3, 4, 6, 3)
+resnet101 = _resnet(Bottleneck, 3, 4, 23, 3)

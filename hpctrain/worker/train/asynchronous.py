@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,36 +18,11 @@ from hpctrain.common.run.events.kinds import StepEvent
 from hpctrain.worker.comm.parameter_server import ParameterServer
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, sample_of
+from hpctrain.worker.train.feed import SamplesAhead
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.non_finite import FinishedStep
 
 Vector = NDArray[np.float32]
-
-
-class Server(Protocol):
-    """What :class:`hpctrain.worker.comm.parameter_server.ParameterServer` is to a rule."""
-
-    def add(self, change: Vector) -> Vector:
-        """Add to the server's vector; returns what it was just before."""
-
-    def push(self, change: Vector) -> None:
-        """Add to the server's vector."""
-
-    def read(self) -> Vector:
-        """The server's vector."""
-
-
-class AsynchronousRule(Protocol):
-    """One rank's side of an asynchronous training.
-
-    Attributes:
-        bytes: how many an exchange sends and receives.
-    """
-
-    bytes: int
-
-    def exchange(self, own: Vector) -> Vector:
-        """Exchange a rank's parameters ``own`` with the server; returns those with which it continues."""
 
 
 class Downpour:
@@ -60,15 +34,19 @@ class Downpour:
 
     Args:
         begun: the parameters that both the server and the rank have.
+
+    Attributes:
+        bytes: how many an exchange sends and receives.
     """
 
-    def __init__(self, server: Server, begun: Vector, ranks: int) -> None:
+    def __init__(self, server: ParameterServer, begun: Vector, ranks: int) -> None:
         self._server = server
         self._got = begun
         self._share = np.float32(1 / ranks)
         self.bytes = 2 * begun.nbytes
 
     def exchange(self, own: Vector) -> Vector:
+        """Exchange a rank's parameters ``own`` with the server; returns those with which it continues."""
         change = (own - self._got) * self._share
         self._got = self._server.add(change) + change
         return self._got
@@ -82,7 +60,7 @@ class Elastic:
         rate: alpha, the part of the distance that each moves: the paper's beta / ranks.
     """
 
-    def __init__(self, server: Server, begun: Vector, rate: float) -> None:
+    def __init__(self, server: ParameterServer, begun: Vector, rate: float) -> None:
         self._server = server
         self._rate = np.float32(rate)
         self.bytes = 2 * begun.nbytes
@@ -93,7 +71,7 @@ class Elastic:
         return own - move
 
 
-def rule_of(sync: Sync, server: Server, begun: Vector, ranks: int) -> AsynchronousRule:
+def rule_of(sync: Sync, server: ParameterServer, begun: Vector, ranks: int) -> Downpour | Elastic:
     """The recipe's rule."""
     if sync.rule == "easgd":
         return Elastic(server, begun, sync.moving_rate / ranks)
@@ -183,7 +161,7 @@ class AsynchronousLoop(Loop):
             for number, (batch, place, indices, first) in enumerate(places)
         ]
 
-    def _take_steps(self, parts: Sequence[_BatchPart], rule: AsynchronousRule) -> tuple[dict[int, float], str | None]:
+    def _take_steps(self, parts: Sequence[_BatchPart], rule: Downpour | Elastic) -> tuple[dict[int, float], str | None]:
         """Compute steps until none is left.
 
         Returns:
@@ -199,8 +177,9 @@ class AsynchronousLoop(Loop):
                 part = taken.popleft()
                 self._server.begin_step(part.number)
                 self._seen, self._iteration = part.first, before + part.batch
-                losses[part.number] = self._compute(part, itertools.chain([samples], stream))
-                recorded.data_seconds += self._data_seconds
+                own = SamplesAhead(itertools.chain([samples], stream), lambda samples: samples)
+                losses[part.number] = self._compute(part, own)
+                recorded.data_seconds += own.seconds
                 if len(losses) % self._recipe.sync.every == 0:
                     self._exchange(rule, recorded)
                 self._iteration += 1
@@ -228,7 +207,7 @@ class AsynchronousLoop(Loop):
         pieces = self._feed.parts(part.indices, part.place)
         scale = self._comm.size / len(part.indices)
         rate = self._learning_rate
-        samples = self._timed_parts(stream, pieces, own.count)
+        samples = self._completed(stream, pieces, own.count)
         loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share, None)
         self._watch.check(
             FinishedStep(
@@ -241,7 +220,7 @@ class AsynchronousLoop(Loop):
         )
         return loss
 
-    def _exchange(self, rule: AsynchronousRule, recorded: _Recorded) -> None:
+    def _exchange(self, rule: Downpour | Elastic, recorded: _Recorded) -> None:
         begin = time.perf_counter()
         self._trainer.set_vector(rule.exchange(self._trainer.vector()))
         recorded.communication_seconds += time.perf_counter() - begin

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.worker import models
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples, Mixer, piece
@@ -93,7 +94,7 @@ class Feed:
     def _depths(self, part: MixedSamples, epoch: int, first: int) -> NDArray[np.float32]:
         """Depend only on the seed, the epoch and the samples' places in it, so that they are the same on any ranks."""
         own = part.positions[: len(part.partners) or None]
-        blocks = models.BLOCKS[self._recipe.model.name]
+        blocks = network(self._recipe.model.name).blocks
         key, counter = ([self._recipe.seed, epoch], [0, 0, first, _DEPTH_STREAM])
         bits = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
         return np.random.Generator(bits).random((int(own.max()) + 1, blocks), np.float32)[own]
@@ -104,12 +105,16 @@ class SamplesAhead:
 
     Args:
         place: begins to bring samples to where they are computed on, as they are valid only until the next ones.
+
+    Attributes:
+        seconds: how long it waited for samples; set it to 0 where a step begins.
     """
 
     def __init__(self, stream: Iterator[Samples], place: Callable[[Samples], Samples]) -> None:
         self._placed = map(place, stream)
         self._fetched: list[Samples] = []
         self._failed: Exception | None = None
+        self.seconds = 0.0
 
     def __iter__(self) -> Iterator[Samples]:
         return self
@@ -117,13 +122,21 @@ class SamplesAhead:
     def __next__(self) -> Samples:
         if self._failed:
             raise self._failed
-        return self._fetched.pop() if self._fetched else next(self._placed)
+        if self._fetched:
+            return self._fetched.pop()
+        begin = time.perf_counter()
+        try:
+            return next(self._placed)
+        finally:
+            self.seconds += time.perf_counter() - begin
 
     def fetch(self) -> None:
-        """Take the next samples of the stream, if there are any; an error is raised where they are asked for."""
+        """Take the next samples of the stream, if there are any, while a GPU computes; an error is raised later."""
         if self._fetched or self._failed:
             return
+        begin = time.perf_counter()
         try:
             self._fetched.extend(itertools.islice(self._placed, 1))
         except Exception as error:
             self._failed = error
+        self.seconds += time.perf_counter() - begin

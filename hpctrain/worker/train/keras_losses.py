@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN
-from hpctrain.worker.train.losses import RecipeLoss
+from hpctrain.worker.train.trainer import RecipeLoss
 
 
 class Mixed(NamedTuple):

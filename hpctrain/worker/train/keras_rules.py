@@ -10,8 +10,7 @@ from keras import layers, ops
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
-from hpctrain.common.recipes.optimizers import SCALARS
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 
 _NORMALISATIONS = (
     layers.BatchNormalization,
@@ -30,10 +29,10 @@ def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.
     """The optimizer of a recipe for the trainable variables of a built model.
 
     Keras' own for adam and adamw. Assign ``learning_rate`` before each step, and for rmsprop_to_sgd ``sgd_share``
-    (:func:`hpctrain.common.optim.schedule.sgd_share`) too. The optimizer clips gradients as the recipe says.
+    (:func:`hpctrain.common.optim.learning_rate.sgd_share`) too. The optimizer clips gradients as the recipe says.
     """
     kinds = parameter_kinds(model)
-    rate, epsilon, (beta1, beta2) = settings.learning_rate, rules.epsilon(settings), settings.betas
+    rate, epsilon, (beta1, beta2) = settings.learning_rate, settings.divisor_epsilon, settings.betas
     match settings.name:
         case "adam":
             return keras.optimizers.Adam(rate, beta1, beta2, epsilon, global_clipnorm=settings.clip_norm)

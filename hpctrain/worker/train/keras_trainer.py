@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sync import is_local
 from hpctrain.worker import models
+from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras import distribute
 from hpctrain.worker.adapters.keras.reduction import reduction_of
 from hpctrain.worker.adapters.keras.variables import all_finite, counts, guard_of
@@ -29,18 +31,18 @@ from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_pa
 from hpctrain.worker.models.pretrained import begin_with
 from hpctrain.worker.train.keras_average import KerasAverage
 from hpctrain.worker.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cross_entropies, mixed, tensors
-from hpctrain.worker.train.keras_outer import KerasOuter
 from hpctrain.worker.train.keras_rules import make_optimizer
+from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.random_state import NAMES, random_state, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
-from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
+from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline, Trainer
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 # What there is to undo: the number of updates before a step, and the values that it has changed since.
 _NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
 
 
-class KerasTrainer:
+class KerasTrainer(Trainer):
     """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`.
 
     Raises:
@@ -48,45 +50,31 @@ class KerasTrainer:
     """
 
     framework = "keras"
-    bucket_mb: float | None = None
     compiled = True
     # Keras hands over all gradients at once: there is nothing to overlap.
     timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
-        _check_precision(recipe)
-        _check_depth(recipe)
-        _check_compile(recipe)
+        _require_supported(recipe)
         if comm.strategy is None:
             take_gpu(comm.local_rank, comm.local_size)
         details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
         self.gpu: str | None = next((each.get("device_name") for each in details), None)
         keras.utils.set_random_seed(recipe.seed)
-        self._comm = comm
+        super().__init__(recipe, comm)
         model = _build(recipe, comm)
         self._rule = optimizer = make_optimizer(recipe.optimizer, model)
         if recipe.precision == "fp16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=INITIAL_SCALE)
         self.model, self._optimizer = model, optimizer
         self._connect(recipe)
-        self.guard = guard_of(comm, self.model, every=recipe.guard.every)
-        self.before_update: Callable[[], None] = _pass
-        self.meanwhile: Callable[[], None] = _pass
-        self.updates = 0
-        self.loss = 0.0
-        self.faulty = False
-        self.own_finite = True
-        self.alone = False
-        self._averaging_seconds = 0.0
+        self._guard = guard_of(comm, self.model, every=recipe.guard.every)
         # Both describe the last step whose update was left out.
         self._own_finite = tf.Variable(True)
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
-        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
-        self._average = KerasAverage(self.model) if recipe.averaging else None
-        self._outer = KerasOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
-        # The optimizer's state is equal on all ranks unless each makes steps by itself.
-        self._moments = MOMENTS if recipe.sync else "optimizer."
+        self._average: KerasAverage | None = KerasAverage(self.model) if recipe.averaging else None
+        self._outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
@@ -114,6 +102,10 @@ class KerasTrainer:
         self._reduction.guarded = True
         # Gradients are reduced before the update, because their means decide whether there is one.
         self._reduction.ahead = True
+
+    @property
+    def guard(self) -> Guard:
+        return self._guard
 
     @property
     def communication_seconds(self) -> float:
@@ -152,14 +144,6 @@ class KerasTrainer:
         self.guard.step_done()
         return self.loss
 
-    def place(self, samples: Samples) -> Samples:
-        return samples
-
-    def average_parameters(self) -> None:
-        assert self._outer is not None
-        self._outer.step()
-        self._averaging_seconds = self._outer.seconds
-
     def vector(self) -> NDArray[np.float32]:
         return np.concatenate([np.asarray(each.value).ravel() for each in self.model.trainable_variables])
 
@@ -168,12 +152,12 @@ class KerasTrainer:
         for variable, part in zip(self.model.trainable_variables, np.split(vector, ends[:-1]), strict=True):
             variable.assign(part.reshape(variable.shape))
 
-    def rebuild(self) -> None:
-        self.guard.restart()
-        updates, values = self._before
-        if updates == self.updates:
-            for variable, value in values:
-                variable.assign(value)
+    def mean_vector(self) -> NDArray[np.float32]:
+        begin = time.perf_counter()
+        with original_errors_raised():
+            (mean,) = self._comm.tensorflow().allreduce([tf.constant(self.vector())], "hpctrain.parameters")
+        self._averaging_seconds = time.perf_counter() - begin
+        return np.array(mean)
 
     def undo_forward(self) -> None:
         for variable, value in self._before[1]:
@@ -193,10 +177,6 @@ class KerasTrainer:
         if self._average:
             self._average.average_statistics(self._comm)
 
-    def take_average(self) -> None:
-        if self._average:
-            self._average.take()
-
     def evaluate(self, samples: Samples) -> tuple[float, int]:
         loss_sum, correct = self._run(self._traced_evaluation, samples)
         return float(loss_sum), int(correct)
@@ -204,7 +184,7 @@ class KerasTrainer:
     def state(self) -> LazyState:
         variables = (self._shared() | self._own() | self._averages()).items()
         return LazyState(
-            {GUARD_STEPS: np.array(self.guard.steps)} | random_state(),
+            {GUARD_STEPS: np.array(self.guard.steps)} | random_state() | (self._outer.state if self._outer else {}),
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
         )
 
@@ -214,14 +194,15 @@ class KerasTrainer:
         averages = self._averages()
         own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
         shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
-        known = shared.keys() | own.keys() | {GUARD_STEPS, *NAMES}
+        outer = self._outer.state if self._outer else {}
+        known = shared.keys() | own.keys() | outer.keys() | {GUARD_STEPS, *NAMES}
         if odd := sorted(shared.keys() - state.keys() | state.keys() - known):
             raise ValueError(f"{odd[0]} is on one side only")
         for name, variable in (shared | own).items():
             if name in state:
                 variable.assign(state[name])
         if self._outer:
-            self._outer.restore()
+            self._outer.restore(state)
         self.guard.steps = int(state[GUARD_STEPS])
         set_random_state(state)
 
@@ -240,8 +221,7 @@ class KerasTrainer:
         # Several layers may give their variables the same path.
         variables = enumerate(self.model.variables)
         model = {f"model.{i}.{variable.path}": variable for i, variable in variables if id(variable) not in own}
-        outer = self._outer.state if self._outer else {}
-        return model | outer | ({} if self._moments == MOMENTS else self._optimizer_variables())
+        return model | ({} if self._moments == MOMENTS else self._optimizer_variables())
 
     def _own(self) -> dict[str, keras.Variable]:
         """This rank's own state: what layers compute from its samples, random states, and a local optimizer's state."""
@@ -377,33 +357,17 @@ def _array(variable: keras.Variable) -> NDArray[Any]:
     return np.asarray(variable.value)
 
 
-def _check_precision(recipe: Recipe) -> None:
-    """Refuse fp16 twice: Keras looks for infinities before the reduction, so an infinite mean would pass."""
-    if recipe.precision == "fp16" and recipe.communication.compression == "fp16":
+def _require_supported(recipe: Recipe) -> None:
+    faults = {
+        "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes on "
+        "the wire is after the loss scaling": recipe.precision == "fp16" and recipe.communication.compression == "fp16",
+        "stochastic_depth is for PyTorch alone: the networks in Keras have none": recipe.stochastic_depth,
+        "compile: on is for PyTorch: in Keras a step is a graph of TensorFlow in any case, and XLA (jit_compile) is "
+        "not used, since most reductions have no kernel for it": recipe.compile == "on",
+    }
+    if problem := next((sentence for sentence, is_fault in faults.items() if is_fault), None):
         raise HpctrainError(
-            "HT-only-in-pytorch",
-            "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows "
-            "or vanishes on the wire is after the loss scaling",
-            "--set communication.compression=bf16 or none, or --framework torch",
-        )
-
-
-def _check_depth(recipe: Recipe) -> None:
-    if recipe.stochastic_depth:
-        raise HpctrainError(
-            "HT-only-in-pytorch",
-            "stochastic_depth is for PyTorch alone: the networks in Keras have none",
-            "--framework torch, or --set stochastic_depth=0, which is not the source's training",
-        )
-
-
-def _check_compile(recipe: Recipe) -> None:
-    if recipe.compile == "on":
-        raise HpctrainError(
-            "HT-only-in-pytorch",
-            "compile: on is for PyTorch: in Keras a step is a graph of TensorFlow in any case, and XLA (jit_compile) "
-            "is not used, since most reductions have no kernel for it",
-            "--framework torch, or --set compile=auto",
+            "HT-only-in-pytorch", "{problem}", "--framework torch, or --set the key to its default", problem=problem
         )
 
 
@@ -420,6 +384,3 @@ def _build(recipe: Recipe, comm: Communicator) -> keras.Model:
         return model
     finally:
         keras.config.set_dtype_policy(before)
-
-
-def _pass() -> None: ...

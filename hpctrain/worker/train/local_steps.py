@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sync import Outer
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.train.trainer import Trainer
 
+if TYPE_CHECKING:
+    from hpctrain.worker.train.trainer import Trainer
+
+_VELOCITY = "outer.velocity"
 # Parameters and their gradients are float32.
 _ITEM_BYTES = 4
 
@@ -65,3 +71,40 @@ class LocalSteps:
         losses, self._losses = self._losses, []
         means = self._comm.allreduce(np.array([*losses, *values], np.float64), "mean").tolist()
         return means[: len(losses)], means[len(losses) :]
+
+
+class OuterStep:
+    """Replaces parameters, equal on all ranks before the ranks' own steps, by what a recipe makes of their mean.
+
+    Attributes:
+        state: the outer optimizer's momentum by name in a checkpoint, in the parameters' order.
+    """
+
+    def __init__(self, trainer: Trainer, outer: Outer) -> None:
+        self._trainer = trainer
+        self._outer = outer if outer.optimizer == "nesterov" else None
+        self._before = trainer.vector()
+        self.state = {_VELOCITY: np.zeros_like(self._before)} if self._outer else {}
+
+    def step(self) -> None:
+        """Average over the ranks. Collective.
+
+        With Nesterov's momentum (Douillard et al. 2023, algorithm 1; as torch.optim.SGD defines it) the gradient is
+        g = before - mean: v = m v + g, and the parameters are before - rate (g + m v).
+        """
+        mean = self._trainer.mean_vector()
+        if self._outer:
+            gradient, velocity = self._before - mean, self.state[_VELOCITY]
+            velocity *= np.float32(self._outer.momentum)
+            velocity += gradient
+            self._before -= np.float32(self._outer.learning_rate) * (
+                gradient + np.float32(self._outer.momentum) * velocity
+            )
+            mean = self._before
+        self._trainer.set_vector(mean)
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from a checkpoint whose parameters were already restored."""
+        for name, array in self.state.items():
+            array[:] = state[name]
+        self._before = self._trainer.vector()

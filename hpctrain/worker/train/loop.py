@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from hpctrain.common.checkpoints.manifest import SavedProgress
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.optim.schedule import learning_rate, sgd_share
+from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import (
@@ -30,13 +30,13 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
-from hpctrain.worker.train.checkpoint import Checkpoints
-from hpctrain.worker.train.energy import RunEnergy
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.evaluation import evaluate
 from hpctrain.worker.train.feed import Feed, SamplesAhead
 from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
+from hpctrain.worker.train.run_energy import RunEnergy
 from hpctrain.worker.train.run_event import run_event
 from hpctrain.worker.train.trainer import Trainer, TrainingStep
 
@@ -114,9 +114,7 @@ class Loop:
         self._begun: TrainingStep | None = None
         # This rank's samples in the step that was begun.
         self._own: Indices = np.empty(0, np.int64)
-        self._data_seconds = 0.0
         self._ahead = SamplesAhead(iter(()), trainer.place)
-        trainer.meanwhile = self._fetch
         # Broken images of all ranks that an event has reported.
         self._reported: set[str] = set()
 
@@ -155,7 +153,9 @@ class Loop:
         while True:
             try:
                 if recovered:
-                    self._find_checkpoints()
+                    # Which of the checkpoints that were begun are complete?
+                    self._due = self._checkpoints.abandon()
+                    self._saved = self._checkpoints.newest
                     recovered = False
                 stopped = self._train_epochs()
                 self._energy.record(self._iteration)
@@ -173,11 +173,6 @@ class Loop:
                     self._record_step(loss)
                 # Handled inside the try block, because another rank may die meanwhile.
                 recovered = True
-
-    def _find_checkpoints(self) -> None:
-        """Find out, after ranks died, which of the checkpoints that were begun are complete."""
-        self._due = self._checkpoints.abandon()
-        self._saved = self._checkpoints.newest
 
     def _train_epochs(self) -> str | None:
         """Train the remaining epochs and steps; returns why the run was stopped."""
@@ -203,6 +198,7 @@ class Loop:
         batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
         with contextlib.closing(self._train.stream(self._feed.pieces(batches), self._epoch)) as stream:
             self._ahead = SamplesAhead(stream, self._trainer.place)
+            self._trainer.meanwhile = self._ahead.fetch
             for batch in batches:
                 if self._comm.size < self._recipe.fault_tolerance.min_ranks and self._recovery:
                     return (
@@ -212,14 +208,11 @@ class Loop:
                 if self._step(batch, self._ahead):
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
-                if self._steps_left and self._local.synchronised and self._is_due():
+                every = self._recipe.checkpoints.every_steps
+                due = self._due or (every and self._iteration // every > self._saved // every)
+                if due and self._steps_left and self._local.synchronised:
                     self._save()
         return None
-
-    def _is_due(self) -> bool:
-        """Whether a checkpoint is due within an epoch."""
-        every = self._recipe.checkpoints.every_steps
-        return self._due or bool(every and self._iteration // every > self._saved // every)
 
     def _end_epoch(self) -> None:
         size = self._recipe.batch.at_once(data_place(self._comm).ranks)
@@ -301,9 +294,10 @@ class Loop:
         )
         self._own = sample_of(own.indices[: own.count])
         count, scale = self._feed.count(batch), data_place(self._comm).ranks / len(batch)
-        waited_for, rate = self._timed_parts(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
+        self._ahead.seconds = 0.0
+        parts, rate = self._completed(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
         self._local.begin(self._steps / self._rate.iterations_per_epoch)
-        own_loss = self._trainer.step(waited_for, count, scale, rate, self._sgd_share, self._average)
+        own_loss = self._trainer.step(parts, count, scale, rate, self._sgd_share, self._average)
         if not self._local.end(own_loss, last=self._steps_left == 1):
             self._record_step(own_loss)
             return False
@@ -317,24 +311,15 @@ class Loop:
             self._energy.record(self._iteration)
         return bool(stop > 0)
 
-    def _timed_parts(self, stream: Iterator[Samples], parts: Sequence[MixedSamples], own: int) -> Generator[Samples]:
-        """The next parts of a stream; the time spent waiting for them becomes this step's ``data_seconds``.
+    def _completed(self, stream: Iterator[Samples], parts: Sequence[MixedSamples], own: int) -> Iterator[Samples]:
+        """The next parts of a stream with their random choices.
 
         Samples after this rank's ``own`` lose their labels: they are there only for layers that communicate.
         """
-        self._data_seconds = 0.0
         for part in parts:
-            begin = time.perf_counter()
             samples = self._feed.completed(next(stream), part, self._epoch, self._seen)
-            self._data_seconds += time.perf_counter() - begin
             yield samples if own > 0 else replace(samples, labels=np.full_like(samples.labels, BROKEN))
             own -= len(samples)
-
-    def _fetch(self) -> None:
-        """Take the samples of the next step while a GPU computes this one; the wait for them counts for this step."""
-        begin = time.perf_counter()
-        self._ahead.fetch()
-        self._data_seconds += time.perf_counter() - begin
 
     def _record_step(self, loss: float) -> None:
         """Count and record the step that was begun, with its loss."""
@@ -357,7 +342,7 @@ class Loop:
                 order=step.order,
                 seconds=now - step.begin,
                 communication_seconds=self._trainer.communication_seconds,
-                data_seconds=self._data_seconds,
+                data_seconds=self._ahead.seconds,
                 communication_bytes=self._local.bytes,
             )
         )

@@ -106,9 +106,9 @@ class PipelineTrainer(MeshTrainer):
         """Do nothing: networks that can be cut into stages have no batch normalisation."""
 
     def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
-        tokens, labels = self._tensors(samples)
+        tokens, labels = self._inputs.tensors(samples)
         own = scale * len(tokens)
-        with self._autocast():
+        with self._forward.autocast():
             # Scaled so that the ranks' mean of what is returned is the mean loss over all samples.
             return torch.tensor(own * self._pipeline.step(tokens, labels, scale=own, scaler=self._scaler))
 
@@ -122,7 +122,7 @@ class PipelineTrainer(MeshTrainer):
             self._evaluated[0] += loss_sum.item()
             self._evaluated[1] += int(correct)
         else:
-            loss_sum = stage.head(hidden, partial(self._loss.of_hidden, labels))
+            loss_sum = stage.head(hidden, partial(self._forward.loss.of_hidden, labels))
         mean: torch.Tensor = loss_sum / len(labels)
         return mean
 
@@ -131,9 +131,9 @@ class PipelineTrainer(MeshTrainer):
         """The sums over this rank's samples times the number of stages on the last stage; 0 on the others."""
         for module in self._modules():
             module.eval()
-        tokens, labels = self._tensors(samples)
+        tokens, labels = self._inputs.tensors(samples)
         self._evaluated = [0.0, 0.0]
-        with self._autocast():
+        with self._forward.autocast():
             self._pipeline.evaluate(tokens, labels)
         loss_sum, correct = (self._ranks * each / labels[0].numel() for each in self._evaluated)
         return loss_sum, correct

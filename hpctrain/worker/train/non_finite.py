@@ -26,7 +26,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import NonFiniteEvent, SpikeEvent
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.sampling import Indices
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.trainer import GradientNumbers, Trainer
 
 # How many losses the median is taken of that a spike is compared with.

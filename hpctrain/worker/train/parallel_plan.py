@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.torch.parallel import ParallelPlan
 
-# The classes of modules whose parameters are gathered together, and whose activations are computed again.
-_BLOCKS = {
-    "gpt": ["Block"],
-    "transformer": ["TransformerEncoderLayer"],
-    "resnet18": ["Basic"],
-    "resnet50": ["Bottleneck"],
-    "resnet101": ["Bottleneck"],
-}
-
-
-def blocks_of(model: str) -> list[str]:
-    """The classes of a network's repeated modules, by its name in recipes and benchmarks."""
-    return _BLOCKS.get(model, [])
+# The encoder of benchmarks, which no recipe has.
+_BENCHED = {"transformer": "TransformerEncoderLayer"}
 
 
 def plan_of(model: str, *, zero: Literal[1, 2, 3] = 3, recompute: bool = False) -> ParallelPlan:
     """The plan for a network, by its name in recipes and benchmarks."""
-    blocks = blocks_of(model)
+    block = _BENCHED.get(model) or network(model).block
+    blocks = [block] if block else []
     tensor = {}
     if model == "gpt":
         from hpctrain.worker.models.torch_gpt import tensor_plan

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from hpctrain.common.checkpoints.keep import Policy, scores
 from hpctrain.common.cluster.gpu_models import matmul_flops
 from hpctrain.common.cluster.gpus import usable_gpus
+from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Framework
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter, kept
@@ -26,10 +26,10 @@ from hpctrain.worker.comm.stall_reports import reports
 from hpctrain.worker.data import open_sources, with_decoder, with_head
 from hpctrain.worker.data.samples import First, SampleSource
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
-from hpctrain.worker.train.checkpoint import Checkpoints
-from hpctrain.worker.train.energy import RunEnergy
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
+from hpctrain.worker.train.run_energy import RunEnergy
 from hpctrain.worker.train.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
+from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.models.batch_norm import means_over_ranks
 
@@ -46,6 +47,11 @@ class TorchAverage:
             statistics, means_over_ranks([each.cpu().numpy() for each in statistics], comm), strict=True
         ):
             each.copy_(torch.from_numpy(mean))
+
+    def named(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The averages by their names in a state, the parameters' with a prefix."""
+        parameters = {f"{prefix}{name}": value for name, value in self.parameters.items()}
+        return parameters | {f"{STATISTICS}{prefix}{name}": value for name, value in self.buffers.items()}
 
     @torch.no_grad()
     def take(self) -> None:

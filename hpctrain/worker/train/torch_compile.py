@@ -23,9 +23,9 @@ from torch import nn
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import node_folder
 from hpctrain.common.recipes.compatibility import uncompilable
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.train.parallel_plan import blocks_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OFF = "--set compile=off runs the network as it is"
@@ -82,8 +82,8 @@ def compile_network(model: nn.Module, recipe: Recipe, comm: Communicator) -> Non
     cores = len(os.sched_getaffinity(0)) // comm.local_size
     os.environ.setdefault(_THREADS, str(max(1, min(cores, _MOST_THREADS))))
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
-    kinds = blocks_of(recipe.model.name)
-    for block in [each for each in model.modules() if type(each).__name__ in kinds] or [model]:
+    kind = network(recipe.model.name).block
+    for block in [module for module in model.modules() if type(module).__name__ == kind] or [model]:
         plain = block.forward
         # Blocks share their code, so that their sizes differ. Kernels for sizes that are known are faster.
         block.forward = functools.partial(_run, block, torch.compile(plain, dynamic=False), plain)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.data.mixing import Mixture
 from hpctrain.worker.data.samples import BROKEN
-from hpctrain.worker.train.losses import RecipeLoss
-from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss
+from hpctrain.worker.train.torch_chunked_loss import OfLogits, chunk_gradient, chunked_loss, chunked_score
+from hpctrain.worker.train.trainer import RecipeLoss
 
 
 def on_device(array: NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -88,3 +92,50 @@ def _targets(labels: torch.Tensor, mixture: Mixture | None, classes: int) -> tor
     own = _along(mixture.label, targets)[:, None]
     partners = targets[on_device(mixture.partners, labels.device)]
     return own * targets[: len(partners)] + (1 - own) * partners
+
+
+_COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TorchForward:
+    """What a recipe makes of its network's outputs: the loss in training, and loss and accuracy in validation."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.loss = TorchLoss.of(recipe)
+        self._device, self._computed_in = device, _COMPUTED_IN[recipe.precision]
+        # The logits of tokens take much more memory than anything else of a batch.
+        self._in_chunks = recipe.model.family.predicts_tokens
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context that computes in the recipe's precision."""
+        if self._computed_in == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self._computed_in)
+
+    def loss_sum(
+        self, model: Callable[..., Any], images: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None
+    ) -> torch.Tensor:
+        """The sum of the losses of all labels, of which there is one dimension."""
+        if not self._in_chunks:
+            return self.loss.sum(self._logits(model, images), labels, mixture)
+        with self.autocast():
+            loss_sum: torch.Tensor = model(images, partial(self.loss.of_hidden, labels))
+        return loss_sum
+
+    def score(self, model: Callable[..., Any], images: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+        """The sum of the plain losses and the number of correct predictions, each label a part of its sample."""
+        each, labels = labels.shape[1:].numel(), labels.flatten()
+        if self._in_chunks:
+            with self.autocast():
+                loss_sum, correct = model(images, partial(chunked_score, labels))
+        else:
+            logits = self._logits(model, images)
+            loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
+            correct = (logits.argmax(dim=1) == labels).sum()
+        return loss_sum.item() / each, int(correct) / each
+
+    def _logits(self, model: Callable[..., Any], images: torch.Tensor) -> torch.Tensor:
+        """The logits in float32, whatever they are computed in, one row for each label."""
+        with self.autocast():
+            logits: torch.Tensor = model(images)
+        return logits.flatten(0, -2).float()

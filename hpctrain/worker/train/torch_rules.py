@@ -10,7 +10,7 @@ from torch import nn
 
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import ParameterKind
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.worker.train.torch_finetuning import rate_factors
 from hpctrain.worker.train.torch_updates import TorchRuleOptimizer, takes_fused
 
@@ -22,14 +22,15 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
     """The optimizer of a recipe for the trained parameters of a model, grouped by their settings.
 
     It is PyTorch's own where the update is the same. Before each step, set ``lr`` of all groups to the rate times the
-    group's ``factor``, and for rmsprop_to_sgd ``sgd_share`` (:func:`hpctrain.common.optim.schedule.sgd_share`) too.
+    group's ``factor``, and for rmsprop_to_sgd ``sgd_share`` too
+    (:func:`hpctrain.common.optim.learning_rate.sgd_share`).
 
     Args:
         divided: the parameters will be divided over ranks; what divides them then chooses PyTorch's kernels.
     """
     groups = _groups(model, rate_factors(model, settings.rates))
     decayed = _decayed(settings, groups)
-    rate, epsilon = settings.learning_rate, rules.epsilon(settings)
+    rate, epsilon = settings.learning_rate, settings.divisor_epsilon
     fused = True if not divided and takes_fused(model.parameters()) else None
     match settings.name:
         case "adam":
@@ -39,7 +40,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
         case "sgd" if not (settings.decoupled_decay or settings.rate_in_momentum):
             return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
         case _:
-            return TorchRuleOptimizer(groups, settings, masked=bool(fused))
+            return TorchRuleOptimizer(groups, settings)
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, ParameterKind]:
@@ -61,21 +62,16 @@ def total_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def scale_gradients(
-    gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor, fault: torch.Tensor | None = None
-) -> None:
+def scale_gradients(gradients: Iterable[torch.Tensor], bound: float, norm: torch.Tensor) -> None:
     """Clip gradients: scale them by min(1, bound / norm), as TensorFlow and Keras do.
 
     torch.nn.utils.clip_grad_norm_ divides by the norm + 1e-6.
 
     Args:
         norm: the norm over all of them, see :func:`total_norm`.
-        fault: on the parameters' device, 1 where the gradients are to stay as they are, else 0.
     """
     # A norm of 0 gives infinity, clamped to 1; norm - norm is NaN for a norm that is not finite, else 0.
     scale = torch.clamp(bound / norm, max=1.0) + (norm - norm)
-    if fault is not None:
-        scale = torch.where(fault > 0, 1.0, scale)
     for gradient in gradients:
         gradient.mul_(scale.to(gradient.device))
 

@@ -1,13 +1,34 @@
-"""Gives each rank that computes samples of its own a stream of PyTorch's random numbers of its own."""
+"""The states of PyTorch's random generators, which differ between ranks that compute samples of their own."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 
+from hpctrain.common.checkpoints.layout import RANDOM
 from hpctrain.worker.adapters.data_ranks import stream_of
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.train.state import State
+
+TORCH_RANDOM = f"{RANDOM}torch."
+
+
+def torch_random_state(device: torch.device) -> State:
+    """The states of the generators of the CPU and of a device, by their names in a checkpoint."""
+    state = {f"{TORCH_RANDOM}cpu": torch.get_rng_state().numpy()}
+    if device.type == "cuda":
+        state[f"{TORCH_RANDOM}cuda"] = torch.cuda.get_rng_state(device).numpy()
+    return state
+
+
+def set_torch_random_state(tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Restore those of the states that are among the tensors."""
+    if (state := tensors.get(f"{TORCH_RANDOM}cpu")) is not None:
+        torch.set_rng_state(state)
+    if device.type == "cuda" and (state := tensors.get(f"{TORCH_RANDOM}cuda")) is not None:
+        torch.cuda.set_rng_state(state, device)
 
 
 def part_streams(comm: Communicator) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,13 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
-from hpctrain.common.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
-from hpctrain.common.cluster.gpus import gpu_of
+from hpctrain.common.checkpoints.layout import STATISTICS
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sync import is_local
-from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.worker import models
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.guard import Guard
@@ -27,48 +25,43 @@ from hpctrain.worker.adapters.torch.finite import are_finite, values_of
 from hpctrain.worker.adapters.torch.optimizer_contents import guard_of, load_optimizer, optimizer_tensors
 from hpctrain.worker.adapters.torch.tensor_pieces import array_of, is_dtensor, pieces_of, tensor_of
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.mixing import Mixture
-from hpctrain.worker.data.samples import BROKEN, Samples
+from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_batch_norm import batch_norms
 from hpctrain.worker.models.torch_resnet import StochasticDepth
+from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.random_state import random_state, seed, set_random_state
-from hpctrain.worker.train.state import GUARD_STEPS, LazyState, State
+from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 from hpctrain.worker.train.torch_average import TorchAverage
-from hpctrain.worker.train.torch_chunked_loss import chunk_gradient, chunked_score
+from hpctrain.worker.train.torch_chunked_loss import chunk_gradient
 from hpctrain.worker.train.torch_compile import compile_network, is_compiled, reporting
-from hpctrain.worker.train.torch_copies import ImageCopies, Reading
 from hpctrain.worker.train.torch_finetuning import freeze, load_weights
-from hpctrain.worker.train.torch_losses import TorchLoss, mixed, on_device
-from hpctrain.worker.train.torch_outer import TorchOuter, assign, flat, trained
+from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
+from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
-from hpctrain.worker.train.torch_streams import part_streams
-from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline
+from hpctrain.worker.train.torch_streams import (
+    TORCH_RANDOM,
+    part_streams,
+    set_torch_random_state,
+    torch_random_state,
+)
+from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline, Trainer
 
-MODEL, _OPTIMIZER, _RANDOM, _SCALER = "model.", "optimizer.", f"{RANDOM}torch.", "scaler."
-_AVERAGE, _AVERAGE_STATISTICS = "average.", f"{STATISTICS}average."
-_COMPUTED_IN = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
 # What there is to undo: the number of updates before a step, and the values that it has changed since.
 _NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
 
 
-class TorchTrainer:
+class TorchTrainer(Trainer):
     """The PyTorch side of :class:`hpctrain.worker.train.trainer.Trainer`."""
 
     framework = "torch"
-    bucket_mb: float | None = None
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        super().__init__(recipe, comm)
         torch.manual_seed(recipe.seed)
         seed(recipe.seed)
-        self._comm = comm
-        # Each rank has a GPU or all use the CPU: without --share-gpus, NCCL does not let two ranks share one.
-        gpus = 0 if comm.in_host_memory else torch.cuda.device_count()
-        own = gpu_of(comm.local_rank, comm.local_size, gpus, shared=bool(SHARE_GPUS.read()))
-        self._device = torch.device("cpu") if own is None else torch.device("cuda", own)
-        self.gpu = None if own is None else torch.cuda.get_device_name(self._device)
-        if own is not None:
-            # Over Horovod nobody has chosen it yet: page-locked memory and new streams would be those of GPU 0.
-            torch.cuda.set_device(self._device)
+        self._device = rank_device(comm)
+        self.gpu = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else None
         model: torch.nn.Module = models.build(
             recipe.model, "torch", comm, at_once=recipe.batch.at_once(data_place(comm).ranks)
         ).to(self._device)
@@ -77,52 +70,32 @@ class TorchTrainer:
         drawn = load_weights(model, recipe.model, comm) if recipe.model.init_from else ()
         self._still = freeze(model, recipe.model.frozen, drawn)
         self._depth = StochasticDepth(model, recipe.stochastic_depth) if recipe.stochastic_depth else None
-        self._mean, self._deviation = (
-            255 * torch.tensor(each, device=self._device).view(3, 1, 1)
-            for each in (recipe.images.mean, recipe.images.deviation)
-        )
-        self._loss = TorchLoss.of(recipe)
-        # Whose logits take much more memory than anything else of a batch.
-        self._in_chunks = recipe.model.name == "gpt"
-        self._computed_in = _COMPUTED_IN[recipe.precision]
+        self._inputs = TorchInputs(self._device, recipe.images)
+        self._forward = TorchForward(recipe, self._device)
         self._scaler = torch.amp.GradScaler(
             self._device.type, init_scale=INITIAL_SCALE, enabled=recipe.precision == "fp16"
         )
         self._clip_norm = recipe.optimizer.clip_norm
-        self._copies = ImageCopies(self._device) if self._device.type == "cuda" else None
-        self.before_update: Callable[[], None] = _pass
-        self.meanwhile: Callable[[], None] = _pass
-        self.updates = 0
-        self.loss = 0.0
-        self.faulty = False
-        self.own_finite = True
-        self.alone = False
-        self._averaging_seconds = 0.0
         optimizer = make_optimizer(recipe.optimizer, model, divided=not recipe.mesh.replicates_only)
         comm.watch_numbers()
         # Registered before distribute's hooks, one of which may find after the update that a rank died.
         optimizer.register_step_post_hook(self._updated)
-        self._masks = self._updates_early() and getattr(optimizer, "_step_supports_amp_scaling", False)
-        # Whether the optimizer has a state, which PyTorch's SGD would make of anything in an update that is left out.
-        self._begun = False
-        self._unread: Callable[[], bool] | None = None
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model, self._optimizer = model, optimizer
         self.compiled = is_compiled(recipe, comm, self._device)
         if self.compiled:
             compile_network(model, recipe, comm)
-            self._loss = replace(self._loss, of_logits=torch.compile(chunk_gradient, dynamic=False))
+            compiled = torch.compile(chunk_gradient, dynamic=False)
+            self._forward.loss = replace(self._forward.loss, of_logits=compiled)
             self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
         part_streams(comm)
-        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
         self._before = _NOTHING
-        self._average = TorchAverage(self.model) if recipe.averaging else None
+        self._average: TorchAverage | None = TorchAverage(self.model) if recipe.averaging else None
         self._average_weight: float | None = None
-        self._outer = TorchOuter(self.model, comm, recipe.sync.outer) if is_local(recipe.sync) else None
-        # The optimizer's state is equal on all ranks unless each makes steps by itself.
-        self._moments = MOMENTS if recipe.sync else _OPTIMIZER
+        self._mean_of_ranks: torch.Tensor | None = None
+        self._outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
 
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""
@@ -143,10 +116,6 @@ class TorchTrainer:
             plan=plan,
         )
         self._statistics = statistics(self.model)
-
-    def _updates_early(self) -> bool:
-        """Whether updates are given to the device before the host knows that gradients are finite: a GPU waits less."""
-        return self._device.type == "cuda"
 
     def _has_channels_last(self) -> bool:
         """Whether the weights of convolutions lie in memory as images do, with which a GPU's kernels need no copies."""
@@ -201,71 +170,61 @@ class TorchTrainer:
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
         gradients = values_of(self._unchecked())
-        masked = self._masks and self._begun and (self.alone or self._statistics.found_finite)
-        norms = self._norms(gradients, masked)
         # Read together: on a GPU a reading waits until it has done what it was given.
-        numbers = torch.stack([each.to(self._device) for each in (*losses, *norms)])
-        read = partial(self._read, Reading(numbers), len(losses), gradients)
-        finite = masked or read()
+        numbers = torch.stack([number.to(self._device) for number in (*losses, *self._norms(gradients))])
+        finite = self._read(numbers, len(losses), gradients)
         self._scaler.unscale_(self._optimizer)
         # Also called before an update that is left out: the step counts only if all ranks have come this far.
         self.before_update()
-        if masked:
-            self._update_masked(numbers[len(losses) :].isfinite().logical_not().any().float(), read)
-        elif finite:
+        if finite:
             self._update()
         else:
-            self._leave_out()
+            # A factor of 1 or less does not make gradients overflow.
+            self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
+            self.own_finite = self.own_finite and not self.alone
             self._count()
             # After an update the optimizer's hook calls it.
             self.guard.step_done()
         return self.loss
 
-    def _read(self, reading: Reading, losses: int, gradients: list[torch.Tensor]) -> bool:
+    def _read(self, numbers: torch.Tensor, losses: int, gradients: list[torch.Tensor]) -> bool:
         """Wait for a step's losses and the norms of its gradients; returns whether all gradients are finite."""
-        if self._copies:
+        if self._inputs.copies:
             self.meanwhile()
-        read = reading.wait()
+        read: list[float] = numbers.tolist()
         self.loss = sum(read[:losses])
         self.own_finite = math.isfinite(self.loss)
         return self._finite(gradients, sum(read[losses:]))
 
-    def _leave_out(self) -> None:
-        """Note that the update of this step is left out."""
-        # A factor of 1 or less does not make gradients overflow.
-        self.faulty = not self._scaler.is_enabled() or self._scaler.get_scale() <= 1
-        self.own_finite = self.own_finite and not self.alone
-
-    def _update_masked(self, fault: torch.Tensor, read: Callable[[], bool]) -> None:
-        """Give the device the update before the host knows whether it counts: with a ``fault`` of 1 it changes nothing.
-
-        The optimizer's hook then reads what the host has to know.
-        """
-        self._unread = read
-        # As a GradScaler does it.
-        self._optimizer.found_inf = fault  # type: ignore[attr-defined]
-        try:
-            self._update()
-        finally:
-            self._unread = None
-            del self._optimizer.found_inf  # type: ignore[attr-defined]
-
     def place(self, samples: Samples) -> Samples:
-        if not self._copies:
-            return samples
-        images: Any = self._copies.begin(samples.images)
-        return replace(samples, images=images)
-
-    def average_parameters(self) -> None:
-        assert self._outer is not None
-        self._outer.step()
-        self._averaging_seconds = self._outer.seconds
+        return self._inputs.place(samples)
 
     def vector(self) -> NDArray[np.float32]:
-        return flat(trained(self.model)).cpu().numpy()
+        return self._flat().cpu().numpy()
 
+    @torch.no_grad()
     def set_vector(self, vector: NDArray[np.float32]) -> None:
-        assign(trained(self.model), torch.from_numpy(vector).to(self._device))
+        trained = self._trained()
+        parts = torch.from_numpy(vector).to(self._device).split([parameter.numel() for parameter in trained])
+        for parameter, part in zip(trained, parts, strict=True):
+            parameter.copy_(part.view(parameter.shape))
+
+    def mean_vector(self) -> NDArray[np.float32]:
+        own, engine = self._flat(), self._comm.torch()
+        if self._mean_of_ranks is None:
+            self._mean_of_ranks = engine.allocate(own.numel(), own.dtype, own.device)
+        self._mean_of_ranks.copy_(own)
+        begin = time.perf_counter()
+        engine.allreduce(self._mean_of_ranks, "hpctrain.parameters").wait()
+        self._averaging_seconds = time.perf_counter() - begin
+        return self._mean_of_ranks.cpu().numpy().copy()
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _flat(self) -> torch.Tensor:
+        """A copy of the trained parameters, one after the other."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._trained()])
 
     def _unchecked(self) -> list[torch.Tensor]:
         """This rank's gradients; where they are reduced, without those that were checked then."""
@@ -273,13 +232,12 @@ class TorchTrainer:
             return [each.grad for each in self.model.parameters() if each.grad is not None]
         return self._statistics.unchecked()
 
-    def _norms(self, gradients: list[torch.Tensor], masked: bool) -> Sequence[torch.Tensor]:
+    def _norms(self, gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The norm of each of the gradients, or where they are clipped, of all gradients of the model together."""
         if self._clip_norm:
             self._norm = self._total_norm()
             return [self._norm]
-        # The largest number cannot overflow as a norm's squares can; a CPU finds it slowly.
-        return torch._foreach_norm(gradients, math.inf if masked else 2.0) if gradients else []
+        return torch._foreach_norm(gradients, 2.0) if gradients else []
 
     def _total_norm(self) -> torch.Tensor:
         """The norm of all gradients of the model, the same on all ranks that have parts of them."""
@@ -308,17 +266,19 @@ class TorchTrainer:
             # The norm is that of gradients that were scaled.
             norm = self._norm / self._scaler.scale(torch.ones_like(self._norm))
             gradients = (each.grad for _, each in self._parameters() if each.grad is not None)
-            scale_gradients(gradients, self._clip_norm, norm, getattr(self._optimizer, "found_inf", None))
+            scale_gradients(gradients, self._clip_norm, norm)
 
     def rebuild(self) -> None:
         self._statistics.rebuild()
-        self.guard.restart()
-        updates, state = self._before
-        if updates == self.updates:
-            self._undo_forward(state)
+        super().rebuild()
 
+    @torch.no_grad()
     def undo_forward(self) -> None:
-        self._undo_forward(self._before[1])
+        values = self._before[1]
+        for name, buffer in self._buffers():
+            if name in values:
+                buffer.copy_(values[name])
+        set_torch_random_state(values, self._device)
 
     def gradient_numbers(self) -> list[GradientNumbers]:
         return [
@@ -337,24 +297,12 @@ class TorchTrainer:
         if self._average:
             self._average.average_statistics(self._comm)
 
-    def take_average(self) -> None:
-        if self._average:
-            self._average.take()
-
     @torch.no_grad()
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         self.model.eval()
-        images, labels = self._tensors(samples)
+        images, labels = self._inputs.tensors(samples)
         model = self._average.output if self._average else self.model
-        each, labels = labels.shape[1:].numel(), labels.flatten()
-        if self._in_chunks:
-            with self._autocast():
-                loss_sum, correct = model(images, partial(chunked_score, labels))
-        else:
-            logits = self._logits(images, model)
-            loss_sum = F.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
-            correct = (logits.argmax(dim=1) == labels).sum()
-        return loss_sum.item() / each, int(correct) / each
+        return self._forward.score(model, images, labels)
 
     def state(self) -> LazyState:
         tensors: dict[str, torch.Tensor] = {f"{MODEL}{name}": each for name, each in self._parameters()}
@@ -364,11 +312,10 @@ class TorchTrainer:
         tensors = {name: each for name, each in tensors.items() if name not in pieces}
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self._buffers()}
         tensors |= self._averages()
-        tensors |= self._outer.state if self._outer else {}
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
-        steps = {GUARD_STEPS: np.array(self.guard.steps)}
+        steps, outer = {GUARD_STEPS: np.array(self.guard.steps)}, self._outer.state if self._outer else {}
         return LazyState(
-            scaler | steps | self._random_state() | random_state(),
+            scaler | steps | torch_random_state(self._device) | random_state() | outer,
             {name: (tensor.nbytes, partial(array_of, tensor)) for name, tensor in tensors.items()},
             pieces or None,
         )
@@ -389,18 +336,17 @@ class TorchTrainer:
             kept | self._shared(_with_prefix(MODEL, tensors)) | _with_prefix(STATISTICS, tensors)
         )
         if self._outer:
-            self._outer.restore(tensors)
+            self._outer.restore(state)
         self._restore_rest(state)
 
     def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore all of a state except the model."""
         load_optimizer(self._parameters(), self._optimizer, state, self._moments)
-        self._begun = False
-        small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, _RANDOM))}
+        small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, TORCH_RANDOM))}
         if self._scaler.is_enabled():
             self._scaler.load_state_dict({name: value.item() for name, value in _with_prefix(_SCALER, small).items()})
         self.guard.steps = int(state[GUARD_STEPS])
-        self._set_random_state(small)
+        set_torch_random_state(small, self._device)
         set_random_state(state)
 
     def _shared(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -411,31 +357,12 @@ class TorchTrainer:
 
     def _averages(self) -> dict[str, torch.Tensor]:
         """The averages by their names in a state."""
-        if self._average is None:
-            return {}
-        statistics = {f"{_AVERAGE_STATISTICS}{name}": each for name, each in self._average.buffers.items()}
-        return {f"{_AVERAGE}{name}": each for name, each in self._average.parameters.items()} | statistics
-
-    def _random_state(self) -> State:
-        state = {f"{_RANDOM}cpu": torch.get_rng_state().numpy()}
-        if self._device.type == "cuda":
-            state[f"{_RANDOM}cuda"] = torch.cuda.get_rng_state(self._device).numpy()
-        return state
-
-    def _set_random_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        for kind, tensor in _with_prefix(_RANDOM, tensors).items():
-            if kind == "cpu":
-                torch.set_rng_state(tensor)
-            elif self._device.type == "cuda":
-                torch.cuda.set_rng_state(tensor, self._device)
+        return self._average.named(_AVERAGE) if self._average else {}
 
     def _updated(self, *_: object) -> None:
-        if self._unread is None or self._unread():
-            self.faulty, self._begun = False, True
-            if self._average and self._average_weight is not None:
-                self._average.update(self._average_weight)
-        else:
-            self._leave_out()
+        self.faulty = False
+        if self._average and self._average_weight is not None:
+            self._average.update(self._average_weight)
         self._count()
 
     def _count(self) -> None:
@@ -446,17 +373,10 @@ class TorchTrainer:
     def _forward_state(self) -> dict[str, torch.Tensor]:
         """The state that a step changes before its update: statistics of batch normalisation, and random states."""
         buffers = {name: buffer.clone() for name, buffer in self._buffers()}
-        return buffers | {name: torch.from_numpy(value) for name, value in self._random_state().items()}
-
-    @torch.no_grad()
-    def _undo_forward(self, tensors: dict[str, torch.Tensor]) -> None:
-        for name, buffer in self._buffers():
-            if name in tensors:
-                buffer.copy_(tensors[name])
-        self._set_random_state(tensors)
+        return buffers | {name: torch.from_numpy(value) for name, value in torch_random_state(self._device).items()}
 
     def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
-        images, labels = self._tensors(samples)
+        images, labels = self._inputs.tensors(samples)
         for norm in self._batch_norms:
             norm.begin_part(number, count)
         with contextlib.nullcontext() if number == count and not self.alone else no_sync():
@@ -464,7 +384,7 @@ class TorchTrainer:
                 self._depth.draw(on_device(samples.depths, self._device))
             if samples.mixture:
                 images = mixed(images, samples.mixture)
-            loss_sum = self._loss_sum(images, labels.flatten(), samples.mixture)
+            loss_sum = self._forward.loss_sum(self.model, images, labels.flatten(), samples.mixture)
             factor = scale / labels.shape[1:].numel()
             own = loss_sum.detach() * factor
             # A loss that is not finite has no gradient that may be used, although it can have a finite one: what it is
@@ -472,39 +392,6 @@ class TorchTrainer:
             self._scaler.scale(loss_sum).backward(own * 0 + factor)
         return own
 
-    def _loss_sum(self, images: torch.Tensor, labels: torch.Tensor, mixture: Mixture | None) -> torch.Tensor:
-        if not self._in_chunks:
-            return self._loss.sum(self._logits(images, self.model), labels, mixture)
-        with self._autocast():
-            loss_sum: torch.Tensor = self.model(images, partial(self._loss.of_hidden, labels))
-        return loss_sum
-
-    def _logits(self, images: torch.Tensor, model: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The logits in float32, whatever they are computed in, one row for each label."""
-        with self._autocast():
-            return model(images).flatten(0, -2).float()
-
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self._computed_in == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self._computed_in)
-
-    def _tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
-        # Images that a GPU decoded are there already.
-        images, labels = (on_device(each, self._device) for each in (samples.images, samples.labels))
-        if self._copies:
-            self._copies.end(images)
-        if images.dtype == torch.int64:
-            return images, labels
-        images = images.movedim(-1, 1)
-        if images.dtype == torch.uint8:
-            images = images.float().sub_(self._mean).div_(self._deviation)
-        return images, labels
-
 
 def _with_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _pass() -> None: ...

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.common.checkpoints.layout import MOMENTS
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events.kinds import Moment
+from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import Stateful
 
 # The first factor of losses in fp16; halved when a gradient overflows, doubled after 2000 steps in which none does.
@@ -53,7 +58,31 @@ class GradientNumbers:
     norm: float
 
 
-class Trainer(Stateful, Protocol):
+@dataclass(frozen=True, kw_only=True)
+class RecipeLoss:
+    """A recipe's loss in training.
+
+    Labels are smoothed as PyTorch does it: ``smoothing`` of a label is spread over all classes, its own included.
+    """
+
+    name: str
+    smoothing: float
+    threshold: float | None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """The loss that a recipe asks for."""
+        return cls(name=recipe.loss, smoothing=recipe.label_smoothing, threshold=recipe.target_threshold)
+
+
+class Average(Protocol):
+    """An average of a model's parameters and statistics."""
+
+    def take(self) -> None:
+        """Copy the average into the model."""
+
+
+class Trainer(Stateful):
     """A model and its optimizer, made to use the communicator by a framework's adapter.
 
     Attributes:
@@ -78,22 +107,37 @@ class Trainer(Stateful, Protocol):
 
     framework: str
     parameters: int
-    bucket_mb: float | None
+    bucket_mb: float | None = None
     gpu: str | None
     compiled: bool
-    alone: bool
-    updates: int
-    loss: float
-    faulty: bool
-    own_finite: bool
-    meanwhile: Callable[[], None]
+    alone = False
+    updates = 0
+    loss = 0.0
+    faulty = False
+    own_finite = True
+    _averaging_seconds = 0.0
+    _average: Average | None = None
+    _outer: OuterStep | None = None
+    # What a failed or faulty step has to undo: the number of updates before it, and the values that it has changed.
+    _before: tuple[int, Any] = (-1, None)
+
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
+        self._comm = comm
+        self.before_update: Callable[[], None] = _pass
+        self.meanwhile: Callable[[], None] = _pass
+        self._remembers = recipe.fault_tolerance.fault_tolerant or recipe.numbers.non_finite == "skip"
+        # The optimizer's state is equal on all ranks unless each makes steps by itself.
+        self._moments = MOMENTS if recipe.sync else "optimizer."
 
     @property
+    @abstractmethod
     def communication_seconds(self) -> float | None: ...
 
     @property
+    @abstractmethod
     def timeline(self) -> Timeline: ...
 
+    @abstractmethod
     def step(
         self,
         parts: Iterable[Samples],
@@ -124,37 +168,58 @@ class Trainer(Stateful, Protocol):
 
     def place(self, samples: Samples) -> Samples:
         """The samples, with their images on the way to where they are computed on if that is a GPU."""
+        return samples
 
     def average_parameters(self) -> None:
         """Replace the parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""
+        assert self._outer is not None
+        self._outer.step()
 
+    @abstractmethod
     def vector(self) -> NDArray[np.float32]:
         """A copy of all trained parameters, in the same order on all ranks."""
 
+    @abstractmethod
     def set_vector(self, vector: NDArray[np.float32]) -> None:
         """Replace all trained parameters, in the order of :meth:`vector`."""
 
+    @abstractmethod
+    def mean_vector(self) -> NDArray[np.float32]:
+        """The mean of :meth:`vector` over the ranks, whose time counts as communication. Collective."""
+
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a step that failed, and use the new ranks."""
+        self.guard.restart()
+        if self._before[0] == self.updates:
+            self.undo_forward()
 
+    @abstractmethod
     def undo_forward(self) -> None:
         """Undo what the last step changed although its update was left out: statistics and random states.
 
         Only for a recipe that skips such steps.
         """
 
+    @abstractmethod
     def gradient_numbers(self) -> Sequence[GradientNumbers]:
         """Statistics of the last step's reduced gradients, if they were not clipped; equal on all ranks."""
 
+    @abstractmethod
     def average_statistics(self) -> None:
         """Replace batch normalisation's running statistics by their mean over the ranks. Collective."""
 
     def take_average(self) -> None:
         """Copy the average into the model, if the recipe has one."""
+        if self._average:
+            self._average.take()
 
+    @abstractmethod
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         """The sum of the losses, and the number of correctly classified samples among those that are not broken.
 
         A sample with several labels counts by the part of them that is correct. Both use the average of the
         parameters, where the recipe has one.
         """
+
+
+def _pass() -> None: ...

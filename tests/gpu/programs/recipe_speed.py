@@ -42,13 +42,6 @@ class Contiguous(TorchTrainer):
         return False
 
 
-class ReadFirst(TorchTrainer):
-    """A recipe that reads its losses and norm before the update, as on a CPU."""
-
-    def _updates_early(self) -> bool:
-        return False
-
-
 class Replayed(TorchTrainer):
     """A recipe whose compiled blocks are CUDA graphs. Their outputs live in memory that the next replay overwrites, so
     that a step must not have several micro-batches, whose gradients are added up.
@@ -61,7 +54,6 @@ class Replayed(TorchTrainer):
 
 _OTHERS = {
     "recipe, contiguous weights": Contiguous,
-    "recipe, read before the update": ReadFirst,
     "recipe, CUDA graphs": Replayed,
 }
 _WARM_UP = 3
@@ -117,15 +109,15 @@ class OnDevice:
     """A batch's parts that stay on the device, in place of what the trainer copies there."""
 
     def __init__(self, trainer: TorchTrainer, parts: list[Samples]) -> None:
-        self._trainer, self._original = trainer, trainer._tensors
-        self._kept = {id(part): trainer._tensors(part) for part in parts}
+        self._inputs, self._original = trainer._inputs, trainer._inputs.tensors
+        self._kept = {id(part): self._original(part) for part in parts}
 
     def __call__(self, call: Call) -> None:
-        self._trainer._tensors = lambda part: self._kept[id(part)]  # type: ignore[method-assign]
+        self._inputs.tensors = lambda part: self._kept[id(part)]  # type: ignore[method-assign]
         try:
             call()
         finally:
-            self._trainer._tensors = self._original  # type: ignore[method-assign]
+            self._inputs.tensors = self._original  # type: ignore[method-assign]
 
 
 def plain(recipe: Recipe, parts: list[Samples], device: torch.device, *, compiled: bool) -> Call:

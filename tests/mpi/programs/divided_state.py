@@ -29,7 +29,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.optimizer_contents import load_optimizer, optimizer_tensors
 from hpctrain.worker.adapters.torch.tensor_pieces import fill, local_tensor, pieces_of
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 
 FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import hpctrain as ht
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.worker.train.torch_rules import make_optimizer
 
 DECAYED = {"weight_decay": 0.1, "undecayed": ("norm",)}

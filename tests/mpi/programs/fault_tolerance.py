@@ -27,7 +27,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.worker.comm.base import RanksLostError
 from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
 from hpctrain.worker.train.state import GUARD_STEPS

@@ -25,7 +25,7 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order, share
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 
 SIZE, SAMPLES, STEPS = 6, 24, 4

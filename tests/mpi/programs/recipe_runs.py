@@ -15,7 +15,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import InMemory, Samples
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 
 # 61 samples in batches of 20 end with a single one: four steps an epoch, and some ranks have no sample in the last.

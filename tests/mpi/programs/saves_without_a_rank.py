@@ -18,8 +18,8 @@ from pathlib import Path
 import fault_tolerance
 
 import hpctrain as ht
-from hpctrain.worker.train import checkpoint
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train import checkpoint_saving
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 
 LAST = 12
 CASES = {
@@ -29,7 +29,7 @@ CASES = {
 }
 # Until the other ranks wait for the dying one.
 SECONDS = 0.5
-publish, write_share, abandon = checkpoint.publish, checkpoint.write_share, Checkpoints.abandon
+publish, write_share, abandon = checkpoint_saving.publish, checkpoint_saving.write_share, Checkpoints.abandon
 
 
 def die() -> None:
@@ -58,7 +58,11 @@ def make_mortal(case: str, first: int) -> None:
             die()
         return abandon(self)
 
-    checkpoint.publish, checkpoint.write_share, Checkpoints.abandon = dying_publish, dying_share, dying_abandon
+    checkpoint_saving.publish, checkpoint_saving.write_share, Checkpoints.abandon = (
+        dying_publish,
+        dying_share,
+        dying_abandon,
+    )
 
 
 def main(folder: str) -> None:

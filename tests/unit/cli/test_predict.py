@@ -225,7 +225,7 @@ def test_a_picture_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--transformer", "llama3-8b", "--backend", "mpi"], "HT-option-not-usable-here"),
         (["--transformer", "llama3.1-405b", "--mesh", "auto"], "HT-memory-exceeded"),
         (["goyal2017", "--mesh", "auto"], "HT-option-not-usable-here"),
-        (["goyal2017", "--mesh", "tp=2"], "HT-mesh-not-supported"),
+        (["goyal2017", "--mesh", "tp=2"], "HT-keys-not-together"),
     ],
 )
 def test_misuse_of_transformers(capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from hpctrain.cli.main import main
-from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import Listed, all_entries
+from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from support.golden import check_text

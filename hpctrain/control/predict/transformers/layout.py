@@ -138,20 +138,20 @@ class Layout:
                 )
         if self.asynchronous_tp and not self.sequence_parallel:
             raise HpctrainError(
-                "HT-key-needs-another",
+                "HT-keys-not-together",
                 "asynchronous_tp overlaps the gathers and scatters of sequence_parallel, which is off",
                 "set sequence_parallel too",
             )
         if not self.zero and self.sizes["dp_shard"] > 1:
             raise HpctrainError(
-                "HT-keys-exclude-each-other",
+                "HT-keys-not-together",
                 "the mesh has dp_shard {ranks}, but zero is 0, which divides nothing",
                 "choose zero 1, 2 or 3, or dp_replicate in place of dp_shard",
                 ranks=self.sizes["dp_shard"],
             )
         if self.deepspeed_pipeline and (self.zero > 1 or self.schedule != "1f1b" or self.chunked_loss):
             raise HpctrainError(
-                "HT-keys-exclude-each-other",
+                "HT-keys-not-together",
                 "deepspeed_pipeline trains with zero 0 or 1, schedule 1f1b and the whole loss at once; here are zero "
                 "{zero}, schedule {schedule} and chunked_loss {chunked_loss}",
                 "set zero=1, schedule=1f1b and chunked_loss=false, or leave deepspeed_pipeline out",

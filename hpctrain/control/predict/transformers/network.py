@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.files.regular import read_text
-from hpctrain.common.recipes.bounds import Count
+from hpctrain.common.recipes.keys import Count
 from hpctrain.common.recipes.transformer import CHOICES, Transformer
 
 _EXAMPLE = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.files.checked_yaml import Section, load_checked
-from hpctrain.common.recipes.bounds import NotNegative, Positive
+from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
 from hpctrain.control.predict.transformers.step import predict_step
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from hpctrain.common.cluster.gpu_models import Generation, buses, gpu
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
-from hpctrain.common.recipes.bounds import Positive
+from hpctrain.common.recipes.keys import Positive
 from hpctrain.control.predict.constants import constants as general_constants
 
 if TYPE_CHECKING:

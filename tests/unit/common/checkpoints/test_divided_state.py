@@ -19,7 +19,7 @@ from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.common.checkpoints.pieces import Box, Piece, Place
 from hpctrain.common.checkpoints.read import SavedState, piece_of, read_state, shape_of
 from hpctrain.common.run.events import EventWriter
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.state import LazyState
 from support.divided_arrays import Held, held_by, part, pieces
 from support.refusals import refused

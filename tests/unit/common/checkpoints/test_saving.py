@@ -21,7 +21,7 @@ from hpctrain.common.checkpoints.share import CheckpointShare
 from hpctrain.common.errors import TransientError
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.state import LazyState, State
 from support.refusals import refused
 from support.written_checkpoints import filled, guard_over, progress_of, write_checkpoint

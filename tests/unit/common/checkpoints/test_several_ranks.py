@@ -22,8 +22,8 @@ from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.comm.base import AnyArray, RanksLostError, Reduction
 from hpctrain.worker.comm.single import SingleCommunicator
-from hpctrain.worker.train import checkpoint as saving
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train import checkpoint_saving as saving
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.state import LazyState, State
 from support.refusals import check, refused
 from support.written_checkpoints import filled, guard_over, progress_of, tensors_of, write_checkpoint

@@ -116,7 +116,7 @@ def test_a_keras_model_with_models_in_it():
 
 
 def test_groups_have_the_decay_of_their_kind():
-    from hpctrain.common.recipes.sections import Optimizer
+    from hpctrain.common.recipes.optimizers import Optimizer
 
     values = Optimizer(name="sgd", learning_rate=0.1, weight_decay=0.01, undecayed=("norm", "bias"))
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

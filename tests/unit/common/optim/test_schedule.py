@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.optim.schedule import LearningRate, sgd_share
+from hpctrain.common.optim.learning_rate import LearningRate, sgd_share
+from hpctrain.common.recipes.optimizers import Transition
 from hpctrain.common.recipes.schedule import Schedule
-from hpctrain.common.recipes.sections import Transition
 from support.digits_recipes import digits_recipe
 from support.refusals import invalid
 
@@ -240,13 +240,13 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
 @pytest.mark.parametrize(
     ("schedule", "kind"),
     [
-        ({"name": "step"}, "HT-key-needs-another"),
+        ({"name": "step"}, "HT-keys-not-together"),
         ({"name": "cosine", "milestones": (3,)}, "HT-recipe-key-of-another"),
-        ({"name": "step", "milestones": (3, 2)}, "HT-key-out-of-range"),
-        ({"name": "step", "milestones": (2, 2)}, "HT-key-out-of-range"),
+        ({"name": "step", "milestones": (3, 2)}, "HT-keys-not-together"),
+        ({"name": "step", "milestones": (2, 2)}, "HT-keys-not-together"),
         ({"name": "step", "milestones": (0,)}, "greater_than"),
         ({"name": "step", "milestones": (3,), "factors": (1, 2)}, "HT-recipe-key-of-another"),
-        ({"name": "piecewise", "milestones": (3,), "factors": (1,)}, "HT-key-needs-another"),
+        ({"name": "piecewise", "milestones": (3,), "factors": (1,)}, "HT-keys-not-together"),
         ({"name": "piecewise", "milestones": (3,), "factors": (1, -1)}, "greater_than"),
         ({"name": "polynomial", "gamma": 0.5}, "HT-recipe-key-of-another"),
         ({"name": "cosine", "power": 1.0}, "HT-recipe-key-of-another"),
@@ -256,29 +256,29 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
             "HT-recipe-key-of-another",
         ),
         ({"name": "polynomial", "end_rate": -0.1}, "greater_than_equal"),
-        ({"name": "triangular", "peak_epoch": 2}, "HT-key-needs-another"),
-        ({"name": "triangular", "warmup_from": 0}, "HT-key-needs-another"),
+        ({"name": "triangular", "peak_epoch": 2}, "HT-keys-not-together"),
+        ({"name": "triangular", "warmup_from": 0}, "HT-keys-not-together"),
         (
             {"name": "triangular", "peak_epoch": 2, "warmup_from": 0, "warmup_epochs": 1},
-            "HT-keys-exclude-each-other",
+            "HT-keys-not-together",
         ),
         ({"name": "cosine", "peak_epoch": 2}, "HT-recipe-key-of-another"),
         ({"warmup_epochs": -1, "base_batch": 32}, "greater_than_equal"),
-        ({"warmup_epochs": 3}, "HT-key-needs-another"),
+        ({"warmup_epochs": 3}, "HT-keys-not-together"),
         ({"warmup_steps": 3}, "HT-recipe-key-of-another"),
-        ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "HT-key-needs-another"),
-        ({"name": "polynomial", "warmup_steps": 3, "warmup_from": 0}, "HT-key-needs-another"),
+        ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "HT-keys-not-together"),
+        ({"name": "polynomial", "warmup_steps": 3, "warmup_from": 0}, "HT-keys-not-together"),
         ({"decay_from": "start"}, "HT-recipe-key-of-another"),
         (
             {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_epochs": 1, "warmup_from": 0},
-            "HT-keys-exclude-each-other",
+            "HT-keys-not-together",
         ),
         (
             {"name": "polynomial", "warmup_steps": 3, "decay_steps": 9, "warmup_from": 0, "held": "epoch"},
-            "HT-key-needs-another",
+            "HT-keys-not-together",
         ),
-        ({"warmup_from": 0.1}, "HT-key-needs-another"),
-        ({"warmup": "constant"}, "HT-key-needs-another"),
+        ({"warmup_from": 0.1}, "HT-keys-not-together"),
+        ({"warmup": "constant"}, "HT-keys-not-together"),
         ({"warmup_epochs": 3, "warmup_from": -1}, "greater_than_equal"),
         ({"base_batch": 0}, "greater_than_equal"),
     ],
@@ -289,5 +289,5 @@ def test_schedules_that_cannot_be(schedule, kind):
 
 
 def test_a_milestone_within_the_warmup_is_refused():
-    with invalid("HT-key-out-of-range"):
+    with invalid("HT-keys-not-together"):
         digits_recipe(schedule={"name": "step", "milestones": [4], "warmup_epochs": 5})

@@ -61,21 +61,21 @@ def test_published_spans_come_out(name: str, ranks: int) -> None:
             with_span(8, size=64),
             3,
             "HT-batch-norm-span-not-divisible",
-            {"span": 8, "batch": 64, "ranks": 3, "images": 22},
+            {"span": 8, "ranks": 3, "images": 22},
         ),
         (
             with_span(5, size=64, micro_batch=6),
             4,
             "HT-batch-norm-span-not-divisible",
-            {"span": 5, "batch": 64, "ranks": 4},
+            {"span": 5, "ranks": 4},
         ),
         (
             with_span(16, size=64, more=("fault_tolerance=shrink",)),
-            *(8, "HT-keys-exclude-each-other", {"span": 16, "together": 2}),
+            *(8, "HT-keys-not-together", {"span": 16, "together": 2}),
         ),
         (
             with_span("world", size=64, more=("fault_tolerance=shrink",)),
-            *(2, "HT-keys-exclude-each-other", {"span": "world", "together": 2}),
+            *(2, "HT-keys-not-together", {"span": "world", "together": 2}),
         ),
     ],
 )

@@ -24,17 +24,17 @@ def test_another_word_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "values"),
+    ("changes", "code", "word"),
     [
-        (["mesh.tp=2"], "HT-keys-exclude-each-other", {}),
-        (["mesh.pp=2", "pipeline.schedule=zbv"], "HT-keys-exclude-each-other", {"schedule": "zbv"}),
+        (["mesh.tp=2"], "HT-keys-not-together", "over tp"),
+        (["mesh.pp=2", "pipeline.schedule=zbv"], "HT-keys-not-together", "schedule: zbv"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_where_it_is_asked_for(changes, code, values):
+def test_what_cannot_be_compiled_is_refused_where_it_is_asked_for(changes, code, word):
     recipe = smoke(load_recipe("gpt2-124m"))
     assert override_recipe(recipe, changes).compile == "auto"
     override_recipe(recipe, [*changes, "compile=off"])
-    with refused(code, **values):
+    with refused(code, word):
         override_recipe(recipe, [*changes, "compile=on"])
 
 

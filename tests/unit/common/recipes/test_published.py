@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpctrain.common.optim.schedule import learning_rate, sgd_share
+from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
 from hpctrain.common.recipes.entries import Listed, all_entries, load_entry
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe

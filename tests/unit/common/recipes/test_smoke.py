@@ -8,8 +8,8 @@ import math
 import pytest
 
 from hpctrain.cli.training_options import WorkOptions
-from hpctrain.cli.work import read_tasks, read_work
-from hpctrain.common.optim.schedule import LearningRate, sgd_share
+from hpctrain.cli.work import read_work
+from hpctrain.common.optim.learning_rate import LearningRate, sgd_share
 from hpctrain.common.recipes.batch_statistics import require_span
 from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.load import load_recipe
@@ -133,22 +133,6 @@ def test_a_smaller_network_can_be_asked_for_on_top():
     recipe = read_work("goyal2017", WorkOptions(overrides=["model.name=resnet18", "epochs=5"], small=True))
     assert isinstance(recipe, Recipe)
     assert (recipe.model.name, recipe.epochs, recipe.images.size) == ("resnet18", 5, 64)
-
-
-def test_what_a_recipe_needs_is_said_of_the_whole_run():
-    """Of 58 epochs of 40 steps, and of as large a part of the small run."""
-    changes = ["schedule.decay_steps=1160", "seed=3"]
-    small = read_work("mlperf-resnet50@32768", WorkOptions(overrides=changes, small=True))
-    whole = read_work("mlperf-resnet50@32768", WorkOptions(overrides=changes))
-    assert isinstance(small, Recipe) and isinstance(whole, Recipe)
-    assert (whole.schedule.decay_steps, whole.epochs, small.seed) == (1160, 58, 3)
-    assert small.schedule == smoke(whole).schedule
-    tasks = read_tasks(
-        "mlperf-resnet50@32768", WorkOptions(overrides=["schedule.decay_steps=11%a0", "seed=%a"]), [], [5, 6]
-    )
-    assert [(each.schedule.decay_steps, each.seed) for each in tasks.values()] == [(1150, 5), (1160, 6)]
-    with refused("HT-recipe-not-complete"):
-        read_work("mlperf-resnet50@32768", WorkOptions(overrides=["seed=3"], small=True))
 
 
 def test_a_script_has_no_smaller_form(tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.recipes.compatibility import used_values
 from hpctrain.common.recipes.difference import deciding_differences
+from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
@@ -102,15 +102,15 @@ def test_wrong_values(given: str, code: str, values: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("others", "code"),
     [
-        ({"fault_tolerance": "shrink"}, "HT-keys-exclude-each-other"),
-        ({"communication": {"compression": "bf16"}}, "HT-keys-exclude-each-other"),
-        ({"mesh": {"dp_shard": 2}}, "HT-keys-exclude-each-other"),
-        ({"averaging": {"decay": 0.9}}, "HT-keys-exclude-each-other"),
-        ({"precision": "fp16"}, "HT-keys-exclude-each-other"),
-        ({"numbers": {"non_finite": "skip"}}, "HT-keys-exclude-each-other"),
+        ({"fault_tolerance": "shrink"}, "HT-keys-not-together"),
+        ({"communication": {"compression": "bf16"}}, "HT-keys-not-together"),
+        ({"mesh": {"dp_shard": 2}}, "HT-keys-not-together"),
+        ({"averaging": {"decay": 0.9}}, "HT-keys-not-together"),
+        ({"precision": "fp16"}, "HT-keys-not-together"),
+        ({"numbers": {"non_finite": "skip"}}, "HT-keys-not-together"),
         (
             {"model": {"name": "resnet18", "batch_norm": {"span": "world"}}, "data": {"name": "imagenet"}},
-            "HT-keys-exclude-each-other",
+            "HT-keys-not-together",
         ),
     ],
 )
@@ -127,7 +127,7 @@ def test_compression_is_for_the_steps_before() -> None:
 
 def test_asynchronous_ranks_meet_at_the_end_of_an_epoch_only() -> None:
     assert digits_recipe(sync={"every": 4}, checkpoints={"every_steps": 5}).sync
-    with invalid("HT-keys-exclude-each-other"):
+    with invalid("HT-keys-not-together"):
         digits_recipe(sync="async", checkpoints={"every_steps": 5})
 
 
@@ -138,6 +138,6 @@ def test_statistics_over_ranks_are_refused(tmp_path: Path) -> None:
         "batch": {"per_rank": 8},
     }
     require_recipe(digits_recipe(**values).at(4), 4)
-    with refused("HT-keys-exclude-each-other", together=2) as caught:
+    with refused("HT-keys-not-together", together=2) as caught:
         require_recipe(digits_recipe(**values, sync={"every": 4}).at(4), 4)
     assert "model.batch_norm.span=8" in caught.value.hint

@@ -200,22 +200,6 @@ def test_overrides_do_not_make_up_for_what_is_missing() -> None:
         load_recipe("jia2018", ["optimizer={name: lars, learning_rate: 1}"])
 
 
-@pytest.mark.parametrize("override", ["schedule.decay_steps=1846", "schedule={name: polynomial, decay_steps: 1846}"])
-def test_the_keys_that_a_recipe_needs_make_it_run(override: str) -> None:
-    with refused("HT-recipe-not-complete") as caught:
-        load_recipe("mlperf-resnet50@49152", ["epochs=71"])
-    assert "--set schedule.decay_steps=…" in caught.value.hint
-    recipe = load_recipe("mlperf-resnet50@49152", [override])
-    assert (recipe.global_batch, recipe.optimizer.learning_rate, recipe.schedule.decay_steps) == (49152, 19.405, 1846)
-    assert recipe.model.batch_norm.span == 256
-    # What was given for it is not the source's.
-    assert all(row.of_other_values for row in recipe.reported)
-    with refused("HT-file-value", where="--set schedule.decay_steps=0", key="schedule.decay_steps", value="0"):
-        load_recipe("mlperf-resnet50@49152", ["schedule.decay_steps=0"])
-    with refused("HT-recipe-not-complete"):
-        load_recipe("mlperf-resnet50@49152", ["schedule.decay_steps=null"])
-
-
 @pytest.mark.parametrize(
     ("text", "code", "values"),
     [

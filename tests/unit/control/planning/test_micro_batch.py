@@ -135,7 +135,7 @@ def test_a_gpu_that_does_not_tell_its_memory_stops_no_other_plan(monkeypatch: py
 
 def test_it_is_refused_where_memory_would_decide_the_result_or_is_not_predicted() -> None:
     for span in ("null", "world"):
-        with refused("HT-batch-auto-not-possible", model="resnet50"):
+        with refused("HT-keys-not-together", "resnet50 normalises"):
             load_recipe("goyal2017", [*GHOST, f"model.batch_norm.span={span}"])
     with refused("HT-only-in-pytorch", title="digits"):
         unplaced_plan(TrainingRequest(work=DIGITS, ranks=1, framework="keras"), BOTH)

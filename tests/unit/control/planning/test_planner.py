@@ -188,7 +188,7 @@ def test_shrinking_needs_the_mpi_engine(backend: str) -> None:
 
 def test_more_ranks_left_than_begun_are_refused() -> None:
     work = load_recipe("digits", ["fault_tolerance.lost_rank=shrink", "fault_tolerance.min_ranks=3"])
-    with refused("HT-ranks-too-few", least=3, ranks=2) as caught:
+    with refused("HT-ranks-too-few", bound=3, ranks=2) as caught:
         make_plan(TrainingRequest(work=work, ranks=2), MACHINE)
     assert "-np 3" in caught.value.hint
     assert make_plan(TrainingRequest(work=work, ranks=3), MACHINE).backend == "mpi"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.control.predict.zero import StateBytes, all_stages, bytes_of_parameter, zero_bytes
 
 # Adam in mixed precision: 16-bit parameters and gradients; parameters, mean and variance in float32.

@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.models import BLOCKS, build
+from hpctrain.worker.models import build
 from hpctrain.worker.train.feed import Feed
 from support.one_rank import OneRank
 from support.refusals import refused
@@ -51,11 +52,11 @@ def test_blocks_are_left_out_sample_by_sample_in_training_alone():
         assert torch.equal(model(images), plain(images))
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet101"])
 def test_every_network_has_the_blocks_that_are_drawn_for(name):
     with torch.device("meta"):
         model = build(ModelSettings(name=name), "torch")
-    assert sum(isinstance(module, Basic | Bottleneck) for module in model.modules()) == BLOCKS[name]
+    assert sum(isinstance(module, Basic | Bottleneck) for module in model.modules()) == network(name).blocks
 
 
 def recipe(**values: object) -> Recipe:

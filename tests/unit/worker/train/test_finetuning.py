@@ -164,10 +164,10 @@ def test_a_new_last_layer_is_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [
-        (["model.new_head=true"], "HT-key-needs-another"),
-        (["model.frozen=[layer1]", "mesh.dp_shard=2"], "HT-keys-exclude-each-other"),
-        (["optimizer.rates={fc: 2}", "mesh.dp_shard=2"], "HT-keys-exclude-each-other"),
-        (["model.init_from=run", "mesh.dp_shard=2"], "HT-keys-exclude-each-other"),
+        (["model.new_head=true"], "HT-keys-not-together"),
+        (["model.frozen=[layer1]", "mesh.dp_shard=2"], "HT-keys-not-together"),
+        (["optimizer.rates={fc: 2}", "mesh.dp_shard=2"], "HT-keys-not-together"),
+        (["model.init_from=run", "mesh.dp_shard=2"], "HT-keys-not-together"),
         (["optimizer.rates={fc: 0}"], "HT-file-value"),
     ],
 )

@@ -21,7 +21,7 @@ from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import InMemory, Samples
 from hpctrain.worker.data.sampling import epoch_order
-from hpctrain.worker.train.checkpoint import Checkpoints
+from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.non_finite import mean_of_finite
 from hpctrain.worker.train.state import LazyState

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-
 import pytest
 
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
-from hpctrain.common.recipes.optimizers import SCALARS
-from hpctrain.common.recipes.sections import Optimizer
+from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 
 torch = pytest.importorskip("torch")
 from hpctrain.worker.train import torch_rules, torch_updates  # noqa: E402
@@ -118,20 +113,6 @@ def test_gives_what_the_rule_gives_for_each_parameter(chosen: str, dtype: torch.
     assert not optimizer.state.get(ours[5].weight)
 
 
-@pytest.mark.parametrize("chosen", ["sgd, decoupled", "lars", "lamb", "rmsprop_to_sgd"])
-def test_an_update_on_which_a_device_decides_is_as_precise(chosen: str):
-    read, decided = network(torch.float64), network(torch.float64)
-    for model in (read, decided):
-        optimizer = torch_rules.make_optimizer(settings(chosen), model)
-        if model is decided:
-            optimizer.found_inf = torch.zeros(())
-        for number in range(3):
-            give_gradients(model, number)
-            optimizer.step()
-    for one, other in zip(read.parameters(), decided.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=1e-13, atol=1e-13)
-
-
 def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
     """However parameters are put together, the numbers are the same."""
     results = []
@@ -163,72 +144,6 @@ def test_leaves_what_lies_between_the_numbers_of_a_parameter(chosen: str):
             optimizer.step()
     assert torch.equal(whole[:, 1::2], kept)
     assert torch.allclose(models[0].weight, models[1].weight, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_threads_give_the_same_numbers_and_leave_pytorchs_alone(monkeypatch: pytest.MonkeyPatch, chosen: str):
-    """Also in a forked process, which has no threads of its parent's."""
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one core")
-    monkeypatch.setitem(rules.TOGETHER, "cpu", 20)
-    before = torch.get_num_threads()
-    asked, threads = set(), torch_updates._threads
-    monkeypatch.setattr(torch_updates, "_threads", lambda number: asked.add(number) or threads(number))
-    results = []
-    try:
-        for number in (1, 2):
-            torch.set_num_threads(number)
-            model = network(torch.float64)
-            optimizer = torch_rules.make_optimizer(settings(chosen), model)
-            for step in range(3):
-                give_gradients(model, step)
-                optimizer.step()
-            results.append([each.detach() for each in model.parameters()])
-            assert torch.get_num_threads() == number
-        assert asked == {2}
-        assert set(threads(2).map(lambda _: torch.get_num_threads(), range(4))) == {1}
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            optimizer.step()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
-def test_threads_that_cannot_start_end_the_update_before_it_changes_anything(monkeypatch: pytest.MonkeyPatch):
-    """The one that did start does not wait for the other, and the next update tries again."""
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one core")
-    monkeypatch.setitem(rules.TOGETHER, "cpu", 20)
-    torch_updates._threads.cache_clear()
-    before, begun, start = torch.get_num_threads(), [], threading.Thread.start
-
-    def start_one(thread: threading.Thread) -> None:
-        if begun:
-            raise RuntimeError("can't start new thread")
-        begun.append(thread)
-        start(thread)
-
-    model = network(torch.float64)
-    optimizer = torch_rules.make_optimizer(settings("lamb"), model)
-    give_gradients(model, 0)
-    kept = [each.detach().clone() for each in model.parameters()]
-    try:
-        torch.set_num_threads(2)
-        with monkeypatch.context() as patch, pytest.raises(RuntimeError):
-            patch.setattr(threading.Thread, "start", start_one)
-            optimizer.step()
-        begun[0].join(20)
-        assert not begun[0].is_alive()
-        assert torch.get_num_threads() == 2
-        assert all(torch.equal(*pair) for pair in zip(kept, model.parameters(), strict=True))
-        optimizer.step()
-        assert not torch.equal(kept[0], next(model.parameters()))
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.recipes.optimizers import Transition
 from hpctrain.common.recipes.schedule import Schedule
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Transition
 
 
 @dataclass(frozen=True, kw_only=True)
