@@ -242,7 +242,6 @@ def forget(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
         monkeypatch.delitem(sys.modules, name)
     for name in (
         "report.plots",
-        "report.allreduce_plot",
         "report.tracking.tensorboard_files",
         "control.topology.drawing",
     ):
