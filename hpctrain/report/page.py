@@ -23,9 +23,10 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events.kinds import Moment, OverlapEvent
+from hpctrain.common.run.events.kinds import OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
+from hpctrain.common.run.value_types import Moment
 from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.report.faults import fault_line, first_of, trouble_lines

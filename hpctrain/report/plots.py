@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
-from hpctrain.common.run.events.kinds import EpochEvent, Moment, StepEvent
-from hpctrain.common.run.value_types import ratio
+from hpctrain.common.run.events.kinds import EpochEvent, StepEvent
+from hpctrain.common.run.value_types import Moment, ratio
 from hpctrain.report.pictures import MARKED, POINTS
 from hpctrain.report.record import Record
 

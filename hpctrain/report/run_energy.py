@@ -8,8 +8,9 @@ from typing import Any
 
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import Event, attempts
-from hpctrain.common.run.events.kinds import EnergyEvent, EnergySource, HostEnergy, RunEvent
+from hpctrain.common.run.events.kinds import EnergyEvent, RunEvent
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.value_types import EnergySource, HostEnergy
 from hpctrain.report.record import of_kind
 
 _JOULES = 3.6e6

@@ -21,7 +21,7 @@ from typing import Any
 
 import pynvml
 
-from hpctrain.common.run.events.kinds import EnergySource, HostEnergy
+from hpctrain.common.run.value_types import EnergySource, HostEnergy
 
 POWERCAP = Path("/sys/class/powercap")
 

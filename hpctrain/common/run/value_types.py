@@ -6,7 +6,7 @@ import math
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Strict
+from pydantic import AfterValidator, AllowInfNan, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 from hpctrain.common.files.printable import shortened
 
@@ -45,3 +45,24 @@ Text = Annotated[str, AfterValidator(shortened)]
 
 Outcome = Literal["done", "failed", "resumable"]
 """What a run is when an attempt has ended."""
+
+Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
+
+
+EnergySource = Literal["gpu", "cpu", "dram"]
+
+Joules = Annotated[float, Strict(), Ge(0), Lt(1e15), AllowInfNan(False)]
+"""More a country does not draw."""
+
+
+class HostEnergy(BaseModel):
+    """What one host has drawn since one meter began; further readings of that meter contain this one."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    began: Seconds = Field(description="when, in seconds since the epoch; with the host it identifies the meter")
+    seconds: Seconds = Field(description="since then")
+    joules: dict[EnergySource, Joules] = Field(
+        description="since then: gpu, cpu (the packages), dram; only of what could be read"
+    )
+    missing: tuple[Text, ...] = Field(default=(), description="what could not be read, and why")

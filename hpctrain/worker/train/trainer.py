@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.layout import MOMENTS
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.events.kinds import Moment
+from hpctrain.common.run.value_types import Moment
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.local_steps import OuterStep

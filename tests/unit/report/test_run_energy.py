@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hpctrain.cli.status import _table
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy, StartEvent
+from hpctrain.common.run.events.kinds import EnergyEvent, StartEvent
+from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.page import read_summary, render
 from hpctrain.report.run_energy import energy_line, energy_of, energy_text

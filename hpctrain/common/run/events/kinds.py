@@ -8,13 +8,22 @@ lines whose writer knows them. Keys that a kind does not have are passed over, b
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
-from annotated_types import Ge, Lt
-from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field
 
-from hpctrain.common.run.value_types import Count, Finite, Number, Outcome, Rate, Seconds, Text, ratio
+from hpctrain.common.run.value_types import (
+    Count,
+    Finite,
+    HostEnergy,
+    Moment,
+    Number,
+    Outcome,
+    Rate,
+    Seconds,
+    Text,
+    ratio,
+)
 
 
 class BaseEvent(BaseModel):
@@ -52,6 +61,13 @@ class _OfStep(BaseEvent):
 
     def last_step_needed(self, done: int) -> int:
         return self.iteration
+
+
+class _AfterStep(BaseEvent):
+    """An event that is lost unless a later step was saved: a checkpoint is written before what follows its step."""
+
+    def last_step_needed(self, done: int) -> int:
+        return done + 1
 
 
 class StartEvent(BaseEvent):
@@ -174,15 +190,12 @@ class StepEvent(_OfStep):
     )
 
 
-class LogEvent(BaseEvent):
+class LogEvent(_AfterStep):
     """Values that a script logged."""
 
     event: Literal["log"] = "log"
     iteration: Count = Field(description="of the step that it is about; a script may count by itself")
     values: dict[str, Number] = Field(description="by name")
-
-    def last_step_needed(self, done: int) -> int:
-        return done + 1
 
 
 class NonFiniteEvent(_OfStep):
@@ -213,7 +226,7 @@ class SpikeEvent(_OfStep):
 _SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")
 
 
-class EpochEvent(BaseEvent):
+class EpochEvent(_AfterStep):
     """An epoch is done and evaluated. Further keys are other measurements of the model, all of them numbers."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
@@ -231,10 +244,6 @@ class EpochEvent(BaseEvent):
         default=None, description="model FLOPs utilisation, 0 to 1, where operations and the GPUs' peak are known"
     )
 
-    def last_step_needed(self, done: int) -> int:
-        """A checkpoint is written before the evaluation, which is therefore repeated after a resume."""
-        return done + 1
-
     @property
     def metrics(self) -> dict[str, float | None]:
         """The measurements of the model, by name."""
@@ -247,16 +256,13 @@ class EpochEvent(BaseEvent):
         return {name: value for name, value in self.record().items() if name in _SPEEDS}
 
 
-class BrokenImagesEvent(BaseEvent):
+class BrokenImagesEvent(_AfterStep):
     """Images that were skipped on all ranks, not reported before in this attempt. Written after their epoch."""
 
     event: Literal["broken_images"] = "broken_images"
     epoch: Count = Field(description="whose event comes before it")
     count: Count = Field(description="of images that could not be decoded")
     names: tuple[Text, ...] = Field(description="of the first 20")
-
-    def last_step_needed(self, done: int) -> int:
-        return done + 1
 
 
 class CheckpointEvent(_OfStep):
@@ -271,28 +277,6 @@ class CheckpointEvent(_OfStep):
     kept: tuple[Count, ...] | None = Field(
         default=None, description="iterations of all checkpoints that there are then"
     )
-
-
-Moment = tuple[Seconds, Literal["gradient", "launched", "finished"], Count]
-
-
-EnergySource = Literal["gpu", "cpu", "dram"]
-
-Joules = Annotated[float, Strict(), Ge(0), Lt(1e15), AllowInfNan(False)]
-"""More a country does not draw."""
-
-
-class HostEnergy(BaseModel):
-    """What one host has drawn since one meter began; further readings of that meter contain this one."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    began: Seconds = Field(description="when, in seconds since the epoch; with the host it identifies the meter")
-    seconds: Seconds = Field(description="since then")
-    joules: dict[EnergySource, Joules] = Field(
-        description="since then: gpu, cpu (the packages), dram; only of what could be read"
-    )
-    missing: tuple[Text, ...] = Field(default=(), description="what could not be read, and why")
 
 
 class EnergyEvent(BaseEvent):
@@ -412,16 +396,3 @@ KnownEvent = (
     | EndEvent
 )
 Event = KnownEvent | OtherEvent
-
-CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
-
-_RECOVERED = RecoveredFaultEvent.model_fields.keys() - FaultEvent.model_fields.keys()
-
-
-def class_of(values: Mapping[str, Any]) -> type[Event]:
-    """The class of an event, by its line's keys and values."""
-    kind = values["event"]
-    if kind == "fault":
-        # One that lost a key is refused, and not taken for a fault that ended the run.
-        return RecoveredFaultEvent if _RECOVERED & values.keys() else FaultEvent
-    return CLASSES.get(kind, OtherEvent)

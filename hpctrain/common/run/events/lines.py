@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -11,13 +13,25 @@ from pydantic_core import from_json
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.utf8 import json_text
-from hpctrain.common.run.events.kinds import CLASSES, Event, FaultEvent, class_of
+from hpctrain.common.run.events.kinds import Event, FaultEvent, KnownEvent, OtherEvent, RecoveredFaultEvent
 
 LONGEST_LINE = 2**24
 """Bytes of an event; the longest that was seen, a stall with a deep stack, has some thousands."""
 
+CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
+
+_RECOVERED = RecoveredFaultEvent.model_fields.keys() - FaultEvent.model_fields.keys()
 # Without faults, for which there are two classes.
 _KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclass(kind, FaultEvent)}
+
+
+def class_of(values: Mapping[str, Any]) -> type[Event]:
+    """The class of an event, by its line's keys and values."""
+    kind = values["event"]
+    if kind == "fault":
+        # One that lost a key is refused, and not taken for a fault that ended the run.
+        return RecoveredFaultEvent if _RECOVERED & values.keys() else FaultEvent
+    return CLASSES.get(kind, OtherEvent)
 
 
 def line_of(event: Event) -> bytes:

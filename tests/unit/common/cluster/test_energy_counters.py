@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.run.events.kinds import HostEnergy
+from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.worker import energy_meter as energy
 from hpctrain.worker.energy_meter import HostMeter
 from support.power_zones import RANGE, SERVER, PowerZones

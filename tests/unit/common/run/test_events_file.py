@@ -26,8 +26,8 @@ from hpctrain.common.run.events.kinds import (
     StartEvent,
     StepEvent,
     StoppedEvent,
-    class_of,
 )
+from hpctrain.common.run.events.lines import class_of
 from hpctrain.report.record import Record
 from support.refusals import refused
 

@@ -13,8 +13,9 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter, read_events
-from hpctrain.common.run.events.kinds import EnergyEvent, HostEnergy
+from hpctrain.common.run.events.kinds import EnergyEvent
 from hpctrain.common.run.plan import Plan, Script, Slots
+from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.report.summary import summarise
 from hpctrain.worker.energy_meter import HostMeter
 from hpctrain.worker.train import run_energy
