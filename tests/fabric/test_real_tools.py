@@ -1,23 +1,109 @@
-"""What is read from the real InfiniBand tools, and the routes derived from it, against the tools themselves."""
+"""What is read from the real InfiniBand tools, and the routes derived from it, against the tools themselves.
+
+ibsim simulates the fabric in the place of the hardware, and opensm routes it.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.routes import Routes
-from support.topology.simulated_fabric import Simulated
 
+_PACKAGES = {
+    "ibsim": "ibsim-utils",
+    "opensm": "opensm",
+    "ibnetdiscover": "infiniband-diags",
+    "dump_lfts": "infiniband-diags",
+}
+_PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin"
+# Two tiers with rails and oversubscription, and three tiers whose last leaf is not full.
+TREES: dict[str, dict[str, Any]] = {
+    "two-level": {"hosts": 22, "rails": 2, "leaf_down": 6, "leaf_up": 3, "speed": "QDR"},
+    "three-level": {
+        "hosts": 30,
+        "leaf_down": 4,
+        "leaf_up": 3,
+        "levels": 3,
+        "pod_leaves": 2,
+        "spine_up": 2,
+        "speed": "QDR",
+    },
+}
 _PAIRS = 200
 # "[5] -> switch port {0x…}[2] lid 5-5 "spine001"": leaves by port 5, arrives at spine001.
 _HOP = re.compile(r'^\[([0-9]+)\] -> .* "(.*)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A fabric under ibsim, which opensm has brought up.
+
+    Attributes:
+        tree: what ``fat_tree`` made it of.
+        folder: for files of the test.
+    """
+
+    tree: dict[str, Any]
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str) -> str:
+        """What a tool prints on this fabric."""
+        done = subprocess.run(
+            ["ibsim-run", *command], env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{command} exited {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="session", params=TREES)
+def simulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    for tool, package in _PACKAGES.items():
+        if shutil.which(tool, path=_PATH) is None:
+            pytest.skip(f"no {tool}: apt-get install {package}")
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "net").write_text(fat_tree(**TREES[request.param]))
+    environment = {
+        **os.environ,
+        "PATH": _PATH,
+        "IBSIM_SOCKNAME": f"hpctrain-{os.getpid()}-{request.param}",
+        "OSM_TMP_DIR": str(folder),
+        "OSM_CACHE_DIR": str(folder),
+    }
+    with (folder / "ibsim.log").open("wb") as log:
+        server = subprocess.Popen(["ibsim", "-n", "-s", "net"], env=environment, cwd=folder, stdout=log, stderr=log)
+    try:
+        _wait_until_ready(server, folder / "ibsim.log")
+        fabric = Simulated(tree=TREES[request.param], folder=folder, environment=environment)
+        assert "SUBNET UP" in fabric.run("opensm", "-F", "/dev/null", "-o", "-f", "-")
+        yield fabric
+    finally:
+        server.kill()
+        server.wait(timeout=10)
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 100
+    while "Network simulator ready" not in log.read_text():
+        assert server.poll() is None, f"ibsim ended: {log.read_text()}"
+        assert time.monotonic() < deadline, f"ibsim is not ready after 100 s: {log.read_text()}"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
-from support.fuzz.outside_readers import READERS
+from support.fuzz import outside_data, outside_texts
 
+READERS = {**outside_texts.READERS, **outside_data.READERS}
 _MOST_BYTES = 3 << 30
 _EXAMPLES = 100
 
