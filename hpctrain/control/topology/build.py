@@ -247,13 +247,13 @@ def _slow_links(names: Sequence[str], level: Ints, source: Ints, target: Ints, r
 
 def _no_hosts(found: Found) -> HpctrainError:
     names = [node.name or node.guid for node in found.nodes.values() if node.kind == "adapter"]
-    what = f"adapters without a cable to anything: {abbreviated(names)}" if names else "no channel adapter"
+    kind = f"adapters without a cable to anything: {abbreviated(names)}" if names else "no channel adapter"
     return HpctrainError(
         "HT-fabric-no-hosts",
         "{where}: no host on a fabric, only {found}",
         "discover again as root from a host whose port is Active (ibstat shows it; -C and -P choose the port)",
         where=found.where,
-        found=what,
+        found=kind,
     )
 
 

@@ -87,7 +87,7 @@ def _require_names(fabric: Fabric) -> None:
 
 
 def _switch(fabric: Fabric, tree: Subtree, names: _Names) -> Switch:
-    below = tuple(_switch(fabric, each, names) for each in tree.below)
+    below = tuple(_switch(fabric, subtree, names) for subtree in tree.below)
     hosts = tuple(fabric.hosts[host] for host in tree.hosts)
     if tree.switches:
         name = min(fabric.names[switch] for switch in tree.switches) if below else fabric.names[tree.switches[0]]

@@ -96,13 +96,13 @@ def reader_of(text: str, where: str) -> Reader:
         )
     if _NO_SWITCHES.search(text):
         raise without_switches(where)
-    what = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
+    kind = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
     raise HpctrainError(
         "HT-fabric-unknown-format",
         "{where}: {found}",
         f"valid: the output of {', '.join(_FORMATS)}",
         where=where,
-        found=what,
+        found=kind,
     )
 
 

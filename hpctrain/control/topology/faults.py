@@ -167,14 +167,14 @@ def _joined(causes: Sequence[_Cause]) -> Iterator[_Cause]:
     parts: dict[tuple[Kind, str], list[_Cause]] = defaultdict(list)
     for cause in causes:
         parts[cause.suspect.kind, cause.suspect.name].append(cause)
-    for (kind, name), found in parts.items():
-        shares = [cause.share for cause in found]
-        if len(found) > 1 and min(shares) >= _ALIKE * max(shares):
+    for (kind, name), same_part in parts.items():
+        shares = [cause.share for cause in same_part]
+        if len(same_part) > 1 and min(shares) >= _ALIKE * max(shares):
             yield _Cause(
                 suspect=Suspect(kind=kind, name=name),
-                flows=set().union(*(cause.flows for cause in found)),
-                reached=found[0].reached,
-                alternatives=tuple(dict.fromkeys(each for cause in found for each in cause.alternatives)),
+                flows=set().union(*(cause.flows for cause in same_part)),
+                reached=same_part[0].reached,
+                alternatives=tuple(dict.fromkeys(other for cause in same_part for other in cause.alternatives)),
             )
         else:
-            yield from found
+            yield from same_part

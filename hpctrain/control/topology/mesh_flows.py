@@ -91,14 +91,14 @@ def mesh_flows(work: MeshWork) -> dict[Axis, MeshFlows]:
 def mesh_bytes(work: MeshWork) -> dict[Axis, float]:
     """The bytes that a rank sends to a neighbour along each axis with several ranks; see :func:`mesh_flows`."""
     sizes = work.mesh.sizes
-    found = {
+    nbytes_of = {
         axes[0]: 1.0 if work.model is None else nbytes(work, work.model)
         for axes, nbytes in _RINGS.items()
         if math.prod(sizes[axis] for axis in axes) > 1
     }
     if sizes["pp"] > 1:
-        found["pp"] = 1.0 if work.model is None else stage_bytes(work.model, sizes)
-    return {axis: found[axis] for axis in AXES if axis in found}
+        nbytes_of["pp"] = 1.0 if work.model is None else stage_bytes(work.model, sizes)
+    return {axis: nbytes_of[axis] for axis in AXES if axis in nbytes_of}
 
 
 def replicated_bytes(work: MeshWork, model: MeshModel) -> float:
@@ -115,8 +115,8 @@ def sharded_bytes(work: MeshWork, model: MeshModel) -> float:
     """
     sizes, ranks = work.mesh.sizes, _shards(work)
     gathers = model.parts * (2 if work.sharding.zero == 3 and sizes["pp"] == 1 else 1)
-    each = gathers * model.parameter_bytes + model.gradient_bytes
-    return (ranks - 1) / ranks * _parameters(model, sizes) * each
+    bytes_of_parameter = gathers * model.parameter_bytes + model.gradient_bytes
+    return (ranks - 1) / ranks * _parameters(model, sizes) * bytes_of_parameter
 
 
 def tensor_bytes(work: MeshWork, model: MeshModel) -> float:

@@ -114,7 +114,7 @@ class MeshLayout:
         """
         hosts, rails = self.places(order, axes)
         levels = self._levels(hosts, rails)
-        found = [
+        traffic = [
             AxisTraffic(
                 axis=axis,
                 ranks=self.mesh.sizes[axis],
@@ -126,7 +126,7 @@ class MeshLayout:
         fabric, load = self.rings.fabric, self.load(order, axes)
         busiest = int(load.argmax())
         return LaidMesh(
-            axes=tuple(found),
+            axes=tuple(traffic),
             busiest_link=float(load[busiest] * fabric.bandwidth[busiest]),
             busiest_seconds=float(load[busiest]) if fabric.has_speeds else None,
         )
@@ -147,7 +147,7 @@ class MeshLayout:
         hosts, rails = self.places(order, axes)
         routes, adapters = self.rings.routes, self.rings.adapters[hosts, rails]
         total = np.zeros(len(routes.fabric.source))
-        for flows in (each.over_rails(hosts) for each in self.flows.values()):
+        for flows in (axis_flows.over_rails(hosts) for axis_flows in self.flows.values()):
             away = hosts[flows.source] != hosts[flows.target]
             source, target = adapters[flows.source[away]], adapters[flows.target[away]]
             total += routes.loads(source, target, flows.nbytes[away])
@@ -202,13 +202,13 @@ class MeshLayout:
 def _by_level(flows: MeshFlows, levels: Sequence[Order]) -> tuple[float, ...]:
     """The bytes by the lowest level at which source and target are in the same part."""
     left = np.ones(len(flows.source), bool)
-    found = []
+    sums = []
     for level in levels:
         together = left & (level[flows.source] == level[flows.target])
-        found.append(float(flows.nbytes[together].sum()))
+        sums.append(float(flows.nbytes[together].sum()))
         left &= ~together
     assert not left.any()
-    return tuple(found)
+    return tuple(sums)
 
 
 def host_grid(sizes: Sequence[int], slots: int) -> list[int] | None:

@@ -39,12 +39,12 @@ def host_and_device(description: str) -> tuple[str | None, str]:
     """Host and device in an adapter's description such as ``node01 mlx5_0``; no host if it names a product or only a
     device.
     """
-    found = _HOST_AND_DEVICE.fullmatch(description.strip())
-    if found is None or _PRODUCT.search(found[1]) or (found[2] and _PRODUCT.search(found[2])):
+    match = _HOST_AND_DEVICE.fullmatch(description.strip())
+    if match is None or _PRODUCT.search(match[1]) or (match[2] and _PRODUCT.search(match[2])):
         return None, description.strip()
-    if found[2] is None and _DEVICE.fullmatch(found[1]):
-        return None, found[1]
-    return found[1], found[2] or ""
+    if match[2] is None and _DEVICE.fullmatch(match[1]):
+        return None, match[1]
+    return match[1], match[2] or ""
 
 
 def is_guid(host: str) -> bool:
@@ -54,8 +54,8 @@ def is_guid(host: str) -> bool:
 
 def switch_name(description: str) -> str:
     """The name of a switch in its description, or the description if its form is unknown."""
-    found = _MANAGED.fullmatch(description.strip())
-    return found[1] if found else description.strip()
+    match = _MANAGED.fullmatch(description.strip())
+    return match[1] if match else description.strip()
 
 
 def is_aggregation_name(description: str) -> bool:
@@ -70,8 +70,8 @@ def is_aggregation_node(node: FabricNode) -> bool:
 
 def managers(hosts: Collection[str]) -> set[str]:
     """The hosts whose names say that they manage the fabric; none where half of all are called so."""
-    found = {host for host in hosts if _MANAGER.search(host)}
-    return found if 2 * len(found) < len(set(hosts)) else set()
+    managing = {host for host in hosts if _MANAGER.search(host)}
+    return managing if 2 * len(managing) < len(set(hosts)) else set()
 
 
 def is_service_host(host: str) -> bool:

@@ -105,15 +105,15 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     by_name = np.array(sorted(range(len(given)), key=lambda host: natural_key(fabric.hosts[given[host]])))
     tree = np.lexsort((np.argsort(by_name), *rings.groups))
     # min takes the first of equals, so that the user's order stays where no other is better.
-    found = min([as_given, search(rings, tree, seed=seed), tree, by_name], key=rings.cost)
-    orders: dict[str, Order] = {"given": as_given, "name": by_name, "tree": tree, "placed": found}
+    best = min([as_given, search(rings, tree, seed=seed), tree, by_name], key=rings.cost)
+    orders: dict[str, Order] = {"given": as_given, "name": by_name, "tree": tree, "placed": best}
     measured = {name: rings.measure(order) for name, order in orders.items()}
     return PlacementReport(
         **measured,
         bound_by_level=rings.bounds,
         rails=rings.adapters.shape[1],
         short=rings.short,
-        already_optimal=rings.cost(as_given) <= rings.cost(found),
+        already_optimal=rings.cost(as_given) <= rings.cost(best),
     )
 
 

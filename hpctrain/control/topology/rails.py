@@ -50,10 +50,10 @@ def rail_adapters(fabric: Fabric, hosts: Sequence[int]) -> Ints:
         rails = _match(fabric.subnet[adapters(other)].tolist(), whole)
         return {rails[place]: adapter for place, adapter in zip(_match(own, pattern), adapters(host), strict=True)}
 
-    found = [on_rails(host) for host in hosts]
-    common = sorted(set.intersection(*(set(rails) for rails in found)))
+    by_host_rails = [on_rails(host) for host in hosts]
+    common = sorted(set.intersection(*(set(rails) for rails in by_host_rails)))
     if common:
-        return np.array([[rails[rail] for rail in common] for rails in found], np.int32)
+        return np.array([[rails[rail] for rail in common] for rails in by_host_rails], np.int32)
     fewest = min(len(adapters(host)) for host in hosts)
     return np.array([adapters(host)[:fewest] for host in hosts], np.int32)
 

@@ -233,8 +233,8 @@ class MinHop:
         columns = np.full((len(self.switches), new.size), _UNASKED, np.int16)
         fabric = self._fabric
         begin, end = (np.searchsorted(fabric.target[self._down], new, side) for side in ("left", "right"))
-        own = self._down[_ranges(begin, end)]
-        columns[self._row[fabric.source[own]], np.repeat(np.arange(new.size), end - begin)] = fabric.source_port[own]
+        link = self._down[_ranges(begin, end)]
+        columns[self._row[fabric.source[link]], np.repeat(np.arange(new.size), end - begin)] = fabric.source_port[link]
         # No switch has a cable to these adapters.
         columns[:, begin == end] = NO_PORT
         self._column[new] = self._ports.shape[1] + np.arange(new.size)
@@ -250,11 +250,11 @@ class MinHop:
         cable, flow = cable[nearer], flow[nearer]
         ways = np.bincount(flow, minlength=len(switch))
         ports = np.full(len(switch), NO_PORT, np.int16)
-        found = np.flatnonzero(ways)
-        start = (np.cumsum(ways) - ways)[found]
-        crossed = np.minimum(self._level[switch[found]], self._level[self._far[cable[start]]])
-        digit = self._number[target[found]] // self._divisors[crossed]
-        ports[found] = self._port[cable[start + digit % ways[found]]]
+        known = np.flatnonzero(ways)
+        start = (np.cumsum(ways) - ways)[known]
+        crossed = np.minimum(self._level[switch[known]], self._level[self._far[cable[start]]])
+        digit = self._number[target[known]] // self._divisors[crossed]
+        ports[known] = self._port[cable[start + digit % ways[known]]]
         return ports
 
     def _reach(self, leaf: Ints) -> None:

@@ -36,8 +36,8 @@ class Subtree:
     def walk(self) -> Iterator[Subtree]:
         """This subtree and all below it, depth-first."""
         yield self
-        for each in self.below:
-            yield from each.walk()
+        for subtree in self.below:
+            yield from subtree.walk()
 
 
 def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
@@ -119,9 +119,9 @@ def _joined(fabric: Fabric, level: int, tops: dict[int, Subtree], label: Ints, *
         switches[int(label[switch])].append(switch)
     joined: dict[int, Subtree] = {}
     for part, below in together.items():
-        own = () if equals else tuple(switches[part])
-        if own or len(below) > 1:
-            joined[below[0]] = Subtree(level=level, switches=own, below=tuple(tops[top] for top in below))
+        joining = () if equals else tuple(switches[part])
+        if joining or len(below) > 1:
+            joined[below[0]] = Subtree(level=level, switches=joining, below=tuple(tops[top] for top in below))
         else:
             joined |= {top: tops[top] for top in below}
     return joined

@@ -179,15 +179,15 @@ def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, direct
         for end in (flow.source, flow.target):
             devices[end.host].add(end.device)
     directions: tuple[Direction, Direction] = ("sends", "receives") if directed else ("both", "both")
-    found = []
+    suspects = []
     for flow, between in zip(flows, links, strict=True):
         parts = {Suspect(kind="link", name=name) for name in between}
         for end, direction in zip((flow.source, flow.target), directions, strict=True):
             parts.add(Suspect(kind="host", name=end.host, direction=direction))
             if len(devices[end.host]) > 1:
                 parts.add(Suspect(kind="adapter", name=str(end), direction=direction))
-        found.append(parts)
-    return found
+        suspects.append(parts)
+    return suspects
 
 
 def usual(values: Floats, flows: Sequence[Flow]) -> float:
@@ -257,12 +257,12 @@ def gain(flows: Sequence[Flow], faults: Sequence[Fault], ring: Sequence[str]) ->
     others = [host for host in ring if host not in slow]
     if len(others) < 2:
         return None
-    found = Gain(
+    gained = Gain(
         without=tuple(host for host in ring if host in slow),
         bandwidth=_slowest(flows, ring),
         bandwidth_without=_slowest(flows, others),
     )
-    return found if found.bandwidth_without > found.bandwidth else None
+    return gained if gained.bandwidth_without > gained.bandwidth else None
 
 
 def _slowest(flows: Sequence[Flow], ring: Sequence[str]) -> float:

@@ -39,7 +39,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     several = len(list(islice(_HEADING.finditer(text), 2))) > 1
     listing = Listing(text, where, "dump_lfts" if several else "ibroute LID")
     table: _Table | None = None
-    found = False
+    has_entries = False
     for number, line in listing:
         if entry := _ENTRY.fullmatch(line):
             if table is None:
@@ -49,7 +49,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             table.entries += 1
             port = int(entry[2])
             if port < _DROP:
-                found = True
+                has_entries = True
                 yield Forward(
                     switch=table.guid, switch_lid=table.lid, lid=int(entry[1], 16), port=port, where=f"{where}:{number}"
                 )
@@ -58,7 +58,7 @@ def read(text: str, where: str) -> Iterator[Record]:
             table = _Table(heading["guid"], int(heading["lid"]) if heading["lid"] else None, last=heading["last"])
         else:
             _other(listing, number, line, table)
-    if not found:
+    if not has_entries:
         raise listing.fault(
             "HT-fabric-unknown-format",
             "no entry of a forwarding table in it: not the output of ibroute or dump_lfts",

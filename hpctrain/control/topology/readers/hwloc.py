@@ -189,14 +189,14 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
         free = {cpu for pu in found.threads for cpu in cores_of_mask(pu.attribute("cpuset"), pu.where)}
     else:
         free = {cpu for cpus in beside for cpu in cpus}
-    own = []
+    first_threads = []
     for cpus in beside:
-        own.append(tuple(cpu for cpu in cpus if cpu in free))
+        first_threads.append(tuple(cpu for cpu in cpus if cpu in free))
         free.difference_update(cpus)
-    cores = list[tuple[int, ...] | None](own) if found.cores else cores_of_nodes(own)
+    cores = list[tuple[int, ...] | None](first_threads) if found.cores else cores_of_nodes(first_threads)
     return [
-        NumaNode(index=node.number("os_index"), cores=each or (), complete=each is not None)
-        for node, each in zip(memories, cores, strict=True)
+        NumaNode(index=node.number("os_index"), cores=node_cores or (), complete=node_cores is not None)
+        for node, node_cores in zip(memories, cores, strict=True)
     ]
 
 
@@ -234,8 +234,8 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
         of_name = link_layer_of_name(name)
         layer = of_vendor or (of_name if is_telling(of_name) else link_layer(device.pci_class, ports) or of_name)
         # An active Ethernet port beside an InfiniBand port does not make the adapter active.
-        own = [port for port in ports if port.lid] or ports
-        states = [port.active for port in own if port.active is not None]
+        used = [port for port in ports if port.lid] or ports
+        states = [port.active for port in used if port.active is not None]
         adapters.append(
             Adapter(
                 name=name,

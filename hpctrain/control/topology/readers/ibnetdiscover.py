@@ -41,7 +41,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     listing = Listing(text, where, "ibnetdiscover")
     block = _Block()
     listed: set[str] = set()
-    found = False
+    has_nodes = False
     for number, line in listing:
         if line.startswith("[") and line[1:2].isdigit():
             if link := _link(listing, number, line, block):
@@ -50,13 +50,13 @@ def read(text: str, where: str) -> Iterator[Record]:
             node, kind = block.begin(listing, number, line)
             listed.add(node["guid"])
             if kind:
-                found = True
+                has_nodes = True
                 yield _node(node, kind, block.device, f"{where}:{number}")
         elif line and not block.attribute(line) and not line.startswith("#"):
             listing.pass_over(number, line)
     if block.unnamed:
         raise listing.fault("HT-fabric-file-damaged", "the file is cut off in the middle of a node", listing.last)
-    if not found:
+    if not has_nodes:
         raise listing.fault(
             "HT-fabric-unknown-format", "no switch and no adapter in it: not the output of ibnetdiscover", 1
         )
@@ -116,10 +116,10 @@ def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | Non
     """A cable end, as most lines of a listing are; None for one of a router's cables."""
     if block.node is None:
         raise listing.fault("HT-fabric-file-damaged", "a cable before any node", number, line)
-    found = _CABLE.fullmatch(line)
-    if found is None:
+    cable = _CABLE.fullmatch(line)
+    if cable is None:
         raise listing.fault("HT-fabric-file-damaged", "not a cable as ibnetdiscover lists it", number, line)
-    port, peer_kind, peer, peer_port, lid, peer_name, lanes, rate = found.groups()
+    port, peer_kind, peer, peer_port, lid, peer_name, lanes, rate = cable.groups()
     width, speed = listing.lanes(number, lanes, rate)
     if peer_kind == "R" or block.kind is None:
         return None

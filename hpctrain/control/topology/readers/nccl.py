@@ -100,7 +100,8 @@ def _numa(cpu: Element) -> int:
 def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
     cores = cores_of_nodes([cores_of_mask(cpu.attributes.get("affinity", ""), cpu.where) for cpu in cpus])
     return [
-        NumaNode(index=_numa(cpu), cores=own or (), complete=bool(own)) for cpu, own in zip(cpus, cores, strict=True)
+        NumaNode(index=_numa(cpu), cores=node_cores or (), complete=bool(node_cores))
+        for cpu, node_cores in zip(cpus, cores, strict=True)
     ]
 
 
@@ -134,8 +135,8 @@ def _indices(gpus: list[Element]) -> list[int]:
 
     Processes that each see only one GPU give it the number 0.
     """
-    own = [each.attributes.get("dev", "") for gpu in gpus for each in gpu.all("gpu")[:1]]
-    if len(own) == len(gpus) == len(set(own)) and all(own):
+    numbers = [device.attributes.get("dev", "") for gpu in gpus for device in gpu.all("gpu")[:1]]
+    if len(numbers) == len(gpus) == len(set(numbers)) and all(numbers):
         return [gpu.all("gpu")[0].number("dev") for gpu in gpus]
     ordered = sorted(gpu.attribute("busid") for gpu in gpus)
     return [ordered.index(gpu.attribute("busid")) for gpu in gpus]

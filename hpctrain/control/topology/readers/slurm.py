@@ -150,14 +150,14 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
             )
     switches = [(pairs, place) for pairs, place in lines if "switchname" in pairs]
     blocks = [(pairs, place) for pairs, place in lines if "switchname" not in pairs]
-    found = []
+    topologies = []
     if switches or not blocks:
-        found.append(Topology(name="tree", groups=[_switch(*line) for line in switches], default=True))
+        topologies.append(Topology(name="tree", groups=[_switch(*line) for line in switches], default=True))
     if blocks:
-        found.append(Topology(name="block", groups=list(_blocks(blocks))))
-    if len(found) == 1 and choice.name is None:
-        return check_groups(found[0].groups, where)
-    taken, remarks = choose(found, choice, where)
+        topologies.append(Topology(name="block", groups=list(_blocks(blocks))))
+    if len(topologies) == 1 and choice.name is None:
+        return check_groups(topologies[0].groups, where)
+    taken, remarks = choose(topologies, choice, where)
     return chain(remarks, check_groups(taken.groups, where))
 
 
