@@ -1,10 +1,12 @@
-"""The environment variables in which a launcher tells this process its rank."""
+"""The environment variables in which a launcher tells this process its rank, and Kubernetes its pod."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from hpctrain.common.settings import POD
 
 TORCHRUN = "torchrun"
 SRUN = "srun"
@@ -40,6 +42,8 @@ _KNOWN = (
     (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 
+# The number of a pod of an Indexed Job.
+_POD_INDEX = "JOB_COMPLETION_INDEX"
 # A process without these variables is not a rank.
 SIZE_VARIABLES = (*(size for _, size, _ in _KNOWN), TORCHRUN_MARK)
 
@@ -59,3 +63,17 @@ def detect(environment: Mapping[str, str] = os.environ) -> LauncherClaim | None:
                 size=int(environment[size]),
             )
     return None
+
+
+def in_pod(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs in a pod that was made for a run; a pod of somebody else's is any machine."""
+    return POD.read(environment) is not None
+
+
+def pod_index(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The number of this pod among those of a run's Indexed Job; None elsewhere.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode.
+    """
+    index = environment.get(_POD_INDEX, "")
+    return int(index) if in_pod(environment) and index.isascii() and index.isdigit() else None

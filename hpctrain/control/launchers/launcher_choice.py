@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN
+from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN, in_pod, pod_index
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
-from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoints
-from hpctrain.common.cluster.pod import in_pod
+from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.locks import lock
 from hpctrain.common.files.private import private

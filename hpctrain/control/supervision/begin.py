@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpctrain.common.checkpoints.layout import iterations
 from hpctrain.common.cluster.gpus import SHARING_NOTE
+from hpctrain.common.cluster.launcher import in_pod, pod_index
 from hpctrain.common.cluster.machine import Machine, as_if_installed, this_machine
-from hpctrain.common.cluster.pod import in_pod, pod_index
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.common.run.open_directory import HeldDirectory

@@ -16,8 +16,8 @@ from pathlib import Path
 import hpctrain
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.interfaces import read_interfaces
+from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.cluster.mpi import MpiInstallation
-from hpctrain.common.cluster.pod import in_pod
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import nearest_existing, temporary_folder
 from hpctrain.common.run.plan import Plan, Slots
