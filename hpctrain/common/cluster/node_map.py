@@ -3,7 +3,6 @@
 Distances are the classes that ``nvidia-smi topo -m`` prints, nearest first:
 
 ===== =========================================================================================
-NV#   over # bonded NVLinks, directly or through NVSwitches
 PIX   through at most one PCIe bridge: the two are on one PCIe switch
 PXB   through several PCIe bridges, but not through the PCIe host bridge
 PHB   through a PCIe host bridge, typically the CPU
@@ -127,7 +126,6 @@ class NodeMap:
         gpus: in the order of their index.
         adapters: all RDMA devices, those that training must not use too (see ``fabric_adapters``).
         numa_nodes: in the order of their index.
-        gpu_gpu: distance class of each pair of GPUs, by position; "X" of a GPU and itself.
         gpu_adapter: distance class of each GPU and adapter, by position.
         warnings: sentences about what is odd in the node map.
         whole: whether the format lists all cores of a host, not only those of NUMA nodes near its devices.
@@ -136,7 +134,6 @@ class NodeMap:
     gpus: tuple[Gpu, ...]
     adapters: tuple[Adapter, ...]
     numa_nodes: tuple[NumaNode, ...]
-    gpu_gpu: tuple[tuple[str, ...], ...]
     gpu_adapter: tuple[tuple[str, ...], ...]
     warnings: tuple[str, ...] = ()
     whole: bool = True
@@ -182,12 +179,9 @@ class NodeMap:
         classes = (PCI_CLASSES.index(self.distance(gpu, adapter)) for adapter in adapters)
         return min(classes, default=len(PCI_CLASSES))
 
-    def distance(self, gpu: Gpu, other: Gpu | Adapter) -> str:
-        """The distance class of a GPU and another device; "X" for itself."""
-        row = self.gpus.index(gpu)
-        if isinstance(other, Gpu):
-            return self.gpu_gpu[row][self.gpus.index(other)]
-        return self.gpu_adapter[row][self.adapters.index(other)]
+    def distance(self, gpu: Gpu, adapter: Adapter) -> str:
+        """The distance class of a GPU and an adapter."""
+        return self.gpu_adapter[self.gpus.index(gpu)][self.adapters.index(adapter)]
 
 
 def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:

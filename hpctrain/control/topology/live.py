@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +21,11 @@ _RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 
-_Links = dict[str, dict[str, int]]
-
 
 def this_node(root: Path = Path("/")) -> NodeMap:
     """The devices of this host that this process may use: its CPUs, and the GPUs that NVML shows.
 
-    Without NVML (no driver library) the GPUs are those of the kernel's nvidia driver, and NVLinks are unknown.
+    Without NVML (no driver library) the GPUs are those of the kernel's nvidia driver.
 
     Args:
         root: the folder with /sys and /proc; NVML, which knows only this machine, is used only for "/".
@@ -45,7 +42,7 @@ def this_node(root: Path = Path("/")) -> NodeMap:
             "describe the host with a file: lstopo --of xml node.xml, then --node node.xml",
             path=sys,
         )
-    gpus, nvlinks = (_nvml() if here else None) or (_gpus_of_driver(sys), {})
+    gpus = (_nvml() if here else None) or _gpus_of_driver(sys)
     return node_map_of_tree(
         {
             Gpu(index=index, bus_id=bus_id, numa=_numa(device)): _bridges(device)
@@ -54,7 +51,6 @@ def this_node(root: Path = Path("/")) -> NodeMap:
         },
         dict(_adapters(sys)),
         numa_nodes(root),
-        nvlinks=nvlinks,
         where=str(sys),
     )
 
@@ -110,32 +106,17 @@ def _gpus_of_driver(sys: Path) -> list[str]:
     )
 
 
-def _nvml() -> tuple[list[str], _Links] | None:
-    """Bus IDs of the GPUs in NVML's order, and their NVLinks; None where there is no NVML."""
+def _nvml() -> list[str] | None:
+    """Bus IDs of the GPUs in NVML's order; None where there is no NVML."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     try:
         devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        bus_ids = [_bus_id(pynvml.nvmlDeviceGetPciInfo(device)) for device in devices]
-        return bus_ids, {bus_id: _nvlinks(device) for bus_id, device in zip(bus_ids, devices, strict=True)}
+        return [_bus_id(pynvml.nvmlDeviceGetPciInfo(device)) for device in devices]
     finally:
         pynvml.nvmlShutdown()
-
-
-def _nvlinks(device: object) -> dict[str, int]:
-    """The number of active NVLinks of a GPU by their other end, without those to a CPU (POWER9)."""
-    ends: dict[str, int] = {}
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        # NVML raises for links that this model does not have.
-        with contextlib.suppress(pynvml.NVMLError):
-            active = pynvml.nvmlDeviceGetNvLinkState(device, link)
-            to_cpu = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU
-            end = _bus_id(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(device, link))
-            if active and not to_cpu:
-                ends[end] = ends.get(end, 0) + 1
-    return ends
 
 
 def _bus_id(pci: object) -> str:

@@ -8,8 +8,6 @@ from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode, ch
 
 # The host bridge of a device and the PCIe bridges between it and the device, from the root.
 Bridges = tuple[str, ...]
-# For each GPU's bus ID, the number of its NVLinks by the bus ID of their other end, a GPU or an NVSwitch.
-NvLinks = Mapping[str, Mapping[str, int]]
 
 
 def node_map_of_tree(
@@ -17,7 +15,6 @@ def node_map_of_tree(
     adapters: Mapping[Adapter, Bridges],
     numa_nodes: Sequence[NumaNode],
     *,
-    nvlinks: NvLinks,
     where: str,
     warnings: Sequence[str] = (),
 ) -> NodeMap:
@@ -37,27 +34,10 @@ def node_map_of_tree(
         gpus=ordered,
         adapters=names,
         numa_nodes=tuple(sorted(numa_nodes, key=lambda node: node.index)),
-        gpu_gpu=_between_gpus(ordered, gpus, nvlinks),
         gpu_adapter=tuple(tuple(pci_class(g.numa, gpus[g], a.numa, adapters[a]) for a in names) for g in ordered),
         warnings=tuple(warnings),
     )
     return checked(node_map, where)
-
-
-def _between_gpus(gpus: Sequence[Gpu], bridges: Mapping[Gpu, Bridges], nvlinks: NvLinks) -> tuple[tuple[str, ...], ...]:
-    links = [nvlinks.get(gpu.bus_id or "", {}) for gpu in gpus]
-    bus_ids = {gpu.bus_id for gpu in gpus}
-    # NVSwitches are connected to each other, so a GPU's links to all of them count together.
-    to_switches = [sum(count for end, count in ends.items() if end not in bus_ids) for ends in links]
-
-    def between(i: int, j: int) -> str:
-        if i == j:
-            return "X"
-        a, b = gpus[i], gpus[j]
-        bonded = links[i].get(b.bus_id or "", 0) + min(to_switches[i], to_switches[j])
-        return f"NV{bonded}" if bonded else pci_class(a.numa, bridges[a], b.numa, bridges[b])
-
-    return tuple(tuple(between(i, j) for j in range(len(gpus))) for i in range(len(gpus)))
 
 
 def pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:

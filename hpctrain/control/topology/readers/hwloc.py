@@ -26,14 +26,11 @@ _NVIDIA, _AMD = "10de", "1002"
 # processing accelerators.
 _GPUS = {_NVIDIA: ("03",), _AMD: ("0302", "0380", "12")}
 _NUMBER = re.compile(r"(?:nvml|rsmi)([0-9]{1,4})")
-_BANDWIDTH = re.compile(r"[0-9]{1,20}")
 _PORT = re.compile(r"Port([0-9]{1,3})(State|LID)")
 _LID = re.compile(r"0x[0-9a-fA-F]{1,8}")
 _PORT_ACTIVE = "4"
 # hwloc_obj_osdev_type_e: a number in version 2, a bit in version 3.
 _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
-# MB/s of one NVLink in hwloc/topology-nvml.c: generation 1, later ones.
-_LINK_SPEEDS = (20000, 25000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +79,6 @@ class _Found:
 def read(text: str, where: str) -> NodeMap:
     """The node map of an export. It describes one host, so it is a NodeMap rather than fabric records.
 
-    NVLinks are known where hwloc was built with NVML.
-
     Raises:
         HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
@@ -116,7 +111,6 @@ def read(text: str, where: str) -> NodeMap:
             for adapter in _adapters(device, _OPENFABRICS[version])
         },
         numa_nodes,
-        nvlinks=_nvlinks(topology, found.devices),
         where=topology.where,
         warnings=list(_restricted(topology)),
     )
@@ -261,34 +255,3 @@ def _ports(function: Element) -> list[Port]:
         )
         for port in values.values()
     ]
-
-
-def _nvlinks(topology: Element, devices: list[_Device]) -> dict[str, dict[str, int]]:
-    """The number of NVLinks between PCI devices, from the bandwidth matrix; other ends in the matrix are CPUs."""
-    bus_ids = {
-        element.attributes.get("gp_index"): device.bus_id
-        for device in devices
-        for element in (device.element, *device.functions)
-    }
-    links: dict[str, dict[str, int]] = {}
-    for matrix in (*topology.all("distances2"), *topology.all("distances2hetero")):
-        if matrix.attributes.get("name") != "NVLinkBandwidth":
-            continue
-        ends = [
-            bus_ids.get(end.rpartition(":")[2]) for indexes in matrix.all("indexes") for end in indexes.text.split()
-        ]
-        values = [value for part in matrix.all("u64values") for value in part.text.split()]
-        if len(values) != len(ends) ** 2 or not all(map(_BANDWIDTH.fullmatch, values)):
-            raise not_valid(matrix.where, f"{len(values)} bandwidths for {len(ends)} ends of NVLinks", _REMEDY)
-        for row, source in enumerate(ends):
-            bandwidths = [int(value) for value in values[row * len(ends) : (row + 1) * len(ends)]]
-            for target, bandwidth in zip(ends, bandwidths, strict=True):
-                # The diagonal holds no measured value.
-                if source and target and source != target and bandwidth:
-                    links.setdefault(source, {})[target] = _links(bandwidth)
-    return links
-
-
-def _links(bandwidth: int) -> int:
-    old, new = _LINK_SPEEDS
-    return bandwidth // (old if bandwidth % new else new)

@@ -27,7 +27,6 @@ from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 _REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
 # PCI base classes.
 _DISPLAY, _NETWORK = "0x03", "0x02"
-_NVSWITCH = "0x0680"
 # NCCL adds this suffix to an adapter's name for its data-direct function.
 _DATA_DIRECT = "_dma"
 # Far above the speed of any port.
@@ -85,7 +84,6 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
         },
         adapters,
         _numa_nodes(cpus),
-        nvlinks={device.attribute("busid"): _nvlinks(device) for device, _, _ in gpus},
         where=where,
         warnings=_unnamed(adapters, file),
     )
@@ -204,16 +202,6 @@ def _identity(device: Element) -> tuple[str, str, str]:
 
 def _is_virtual(device: Element) -> bool:
     return is_virtual_function(*_identity(device)[:2])
-
-
-def _nvlinks(device: Element) -> dict[str, int]:
-    """The NVLinks of a GPU to other GPUs and to NVSwitches, without those to a POWER9 CPU."""
-    links = [link for gpu in device.all("gpu") for link in gpu.all("nvlink")]
-    return {
-        link.attribute("target"): link.number("count")
-        for link in links
-        if link.attributes.get("tclass", _NVSWITCH).startswith((_NVSWITCH, _DISPLAY))
-    }
 
 
 def _unnamed(adapters: dict[Adapter, Bridges], where: str) -> list[str]:

@@ -76,7 +76,6 @@ def read(text: str, where: str) -> NodeMap:
                 for name, distances in adapters
             ),
             numa_nodes=numa_nodes,
-            gpu_gpu=tuple(tuple(row.classes[devices.index(other.name)] for other in gpus) for row in gpus),
             gpu_adapter=tuple(tuple(distances_of[row] for _, distances_of in adapters) for row in range(len(gpus))),
             warnings=tuple(_nameless(names, where)),
             whole=False,

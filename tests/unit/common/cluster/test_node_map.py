@@ -37,7 +37,7 @@ def node_maps(draw: st.DrawFn) -> NodeMap:
         bus_id = f"0000:{index + 32:02x}:00.0"
         adapter = Adapter(name=f"mlx5_{index}", bus_id=bus_id, numa=node, link_layer=layer, active=active)
         adapters[adapter] = bridges
-    return node_map_of_tree(gpus, adapters, nodes, nvlinks={}, where="generated")
+    return node_map_of_tree(gpus, adapters, nodes, where="generated")
 
 
 @given(node_maps(), st.data())
@@ -69,7 +69,7 @@ def test_each_rank_has_a_place_of_its_own_and_adapters_are_evenly_used(node_map:
 def test_without_gpus_cores_and_adapters_are_shared_evenly(ranks: int, widths: list[int], adapters: int) -> None:
     nodes = [NumaNode(index=i, cores=tuple(range(100 * i, 100 * i + width))) for i, width in enumerate(widths)]
     devices = {Adapter(name=f"mlx5_{i}", bus_id=None, numa=i % len(widths)): ("root", str(i)) for i in range(adapters)}
-    node_map = node_map_of_tree({}, devices, nodes, nvlinks={}, where="generated")
+    node_map = node_map_of_tree({}, devices, nodes, where="generated")
     if ranks > sum(widths):
         with refused("HT-ranks-too-many", ranks=ranks, cores=sum(widths)):
             slots(node_map, ranks)
@@ -92,7 +92,7 @@ def test_without_gpus_cores_and_adapters_are_shared_evenly(ranks: int, widths: l
 def test_a_full_numa_node_lends_from_the_one_with_most_to_spare() -> None:
     gpus = {Gpu(index=i, bus_id=str(i), numa=0): ("root", str(i)) for i in range(3)}
     nodes = [NumaNode(index=0, cores=(0, 1)), NumaNode(index=1, cores=(2,)), NumaNode(index=2, cores=(3, 4, 5, 6))]
-    placed = slots(node_map_of_tree(gpus, {}, nodes, nvlinks={}, where="test"), 3)
+    placed = slots(node_map_of_tree(gpus, {}, nodes, where="test"), 3)
     assert [slot.cores for slot in placed] == [(0,), (1,), (3, 4, 5, 6)]
 
 
@@ -106,13 +106,13 @@ def test_a_gpu_with_a_choice_steps_aside_for_one_without() -> None:
         Adapter(name="mlx5_0", bus_id="c", numa=0): ("root", "port", "switch", "c"),
         Adapter(name="mlx5_1", bus_id="d", numa=0): ("root", "d"),
     }
-    placed = slots(node_map_of_tree(gpus, adapters, [], nvlinks={}, where="test"), 2)
+    placed = slots(node_map_of_tree(gpus, adapters, [], where="test"), 2)
     assert [slot.adapter for slot in placed] == ["mlx5_1", "mlx5_0"]
 
 
 def test_more_ranks_than_gpus_is_refused_with_both_numbers() -> None:
     gpus = {Gpu(index=i, bus_id=str(i), numa=0): ("root", str(i)) for i in range(2)}
-    node_map = node_map_of_tree(gpus, {}, [NumaNode(index=0, cores=tuple(range(8)))], nvlinks={}, where="test")
+    node_map = node_map_of_tree(gpus, {}, [NumaNode(index=0, cores=tuple(range(8)))], where="test")
     with refused("HT-gpus-too-few", ranks=3, gpus=2):
         slots(node_map, 3)
 
@@ -122,7 +122,7 @@ def test_what_training_leaves_out_is_named() -> None:
         Adapter(name="mlx5_0", bus_id="a", numa=0, link_layer="Ethernet"): ("root", "a"),
         Adapter(name="mlx5_1", bus_id="b", numa=0, link_layer="InfiniBand", active=False): ("root", "b"),
     }
-    node_map = node_map_of_tree({}, adapters, [], nvlinks={}, where="test")
+    node_map = node_map_of_tree({}, adapters, [], where="test")
     assert slots(node_map, 1)[0].adapter is None
     assert node_map.warnings == (
         "test: mlx5_0 is Ethernet: left out",

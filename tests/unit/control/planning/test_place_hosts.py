@@ -24,7 +24,7 @@ from support.refusals import invalid, refused
 TREE = "SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n[1,3,5]\nSwitchName=s2 Nodes=n[2,4,6]\n"
 NAMES = ("n1", "n2", "n3", "n4", "n5", "n6")
 FABRIC = build_fabric(slurm.read(TREE, "topology.conf"))
-NODE = NodeMap(gpus=(), adapters=(), numa_nodes=(NumaNode(index=0, cores=(0, 1, 2, 3)),), gpu_gpu=(), gpu_adapter=())
+NODE = NodeMap(gpus=(), adapters=(), numa_nodes=(NumaNode(index=0, cores=(0, 1, 2, 3)),), gpu_adapter=())
 MACHINE = Machine(host="login", cores=8, frameworks=frozenset({"torch"}), versions={})
 
 

@@ -91,7 +91,6 @@ def test_a_machine_of_several_adapters(machine: Machine) -> None:
         ("PIX", "SYS", "SYS", "SYS"),
         ("SYS", "PHB", "PHB", "SYS"),
     )
-    assert node_map.gpu_gpu[0] == ("X", "PIX", "SYS")
     assert [(slot.adapter, slot.cores) for slot in slots(node_map, 3)] == [
         ("mlx5_0", (0,)),
         ("mlx5_0", (1,)),
@@ -135,10 +134,9 @@ def test_a_kernel_without_numa_nodes_or_threads(tmp_path: Path) -> None:
 
 
 class FakeNvml:
-    """NVML with two GPUs, in the other order than /sys, of two and three NVLinks to a switch, and one between them."""
+    """NVML with two GPUs, in the other order than /sys."""
 
     bus = (0xAF, 0x3D)
-    links = ((0x61, 0x61, 0x3D, None), (0x61, 0x61, 0x61, 0xAF))
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = 0
@@ -148,9 +146,6 @@ class FakeNvml:
             "nvmlDeviceGetCount": lambda: 2,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetPciInfo": lambda device: self.pci(self.bus[device]),
-            "nvmlDeviceGetNvLinkState": self.state,
-            "nvmlDeviceGetNvLinkRemoteDeviceType": lambda device, link: 0,
-            "nvmlDeviceGetNvLinkRemotePciInfo": lambda device, link: self.pci(self.links[device][link]),
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(pynvml, name, fake)
@@ -161,24 +156,13 @@ class FakeNvml:
     def shutdown(self) -> None:
         self.open -= 1
 
-    def pci(self, bus: int | None) -> SimpleNamespace:
-        return SimpleNamespace(domain=0, bus=bus or 0, device=0)
-
-    def state(self, device: int, link: int) -> int:
-        if link >= len(self.links[device]):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return int(self.links[device][link] is not None)
+    def pci(self, bus: int) -> SimpleNamespace:
+        return SimpleNamespace(domain=0, bus=bus, device=0)
 
 
-def test_gpus_and_nvlinks_of_nvml(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_nvml(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(monkeypatch)
-    assert live._nvml() == (
-        ["0000:af:00.0", "0000:3d:00.0"],
-        {
-            "0000:af:00.0": {"0000:61:00.0": 2, "0000:3d:00.0": 1},
-            "0000:3d:00.0": {"0000:61:00.0": 3, "0000:af:00.0": 1},
-        },
-    )
+    assert live._nvml() == ["0000:af:00.0", "0000:3d:00.0"]
     assert nvml.open == 0
     monkeypatch.setattr(live, "Path", lambda _: machine.root)
     node_map = this_node(machine.root)
@@ -186,7 +170,6 @@ def test_gpus_and_nvlinks_of_nvml(machine: Machine, monkeypatch: pytest.MonkeyPa
         (0, "0000:af:00.0", 1),
         (1, "0000:3d:00.0", 0),
     ]
-    assert node_map.gpu_gpu == (("X", "NV3"), ("NV3", "X"))
 
 
 def test_this_machine() -> None:

@@ -405,7 +405,6 @@ def maps(draw: st.DrawFn, cells: st.SearchStrategy[str] = CELLS) -> NodeMap:
             NumaNode(index=i, cores=tuple(range(10 * i, 10 * i + width)) if listed else (), complete=listed)
             for i, (width, listed) in enumerate(zip(widths, whole, strict=True))
         ),
-        gpu_gpu=(("X",) * count,) * count,
         gpu_adapter=tuple(tuple(draw(cells) for _ in range(adapters)) for _ in range(count)),
     )
     return checked(found, "generated")
