@@ -20,7 +20,6 @@ class FabricNode:
     kind: Literal["switch", "adapter"]
     guid: str
     name: str
-    ports: int
     where: str
     device_id: int | None = None
     lid: int | None = None

@@ -105,7 +105,6 @@ def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> Fa
         kind=kind,
         guid=node["guid"],
         name=node["name"],
-        ports=int(node["ports"]),
         device_id=device,
         lid=int(node["lid"]) if node["lid"] else None,
         where=where,

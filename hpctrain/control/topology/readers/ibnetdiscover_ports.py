@@ -20,8 +20,8 @@ _PORT = re.compile(
 def read(text: str, where: str) -> Iterator[Record]:
     """Cable ends in the order of the lines, then the nodes that they belong to.
 
-    GUIDs are those of ports here, so each port of an adapter becomes a separate adapter. The number of ports is the
-    largest port number. Progress lines of the discovery (``DR path …``) are skipped with one remark.
+    GUIDs are those of ports here, so each port of an adapter becomes a separate adapter. Progress lines of the
+    discovery (``DR path …``) are skipped with one remark.
 
     Raises:
         HpctrainError: the text is not such a listing, or a line of it is damaged or cut off.
@@ -43,11 +43,10 @@ def read(text: str, where: str) -> Iterator[Record]:
         port = int(row["port"])
         name = row["name"] if row["peer"] else row["lone"]
         listed.add(row["guid"])
-        _add_node(nodes, row["kind"], row["guid"], name, int(row["lid"]), port, at)
+        nodes.setdefault(row["guid"], _node(row["kind"], row["guid"], name, int(row["lid"]), at))
         if row["peer"]:
-            _add_node(
-                nodes, row["peer_kind"], row["peer"], row["peer_name"], int(row["peer_lid"]), int(row["peer_port"]), at
-            )
+            peer = _node(row["peer_kind"], row["peer"], row["peer_name"], int(row["peer_lid"]), at)
+            nodes.setdefault(peer.guid, peer)
         yield Link(
             guid=row["guid"],
             port=port,
@@ -66,14 +65,8 @@ def read(text: str, where: str) -> Iterator[Record]:
     yield from listing.remarks()
 
 
-def _add_node(nodes: dict[str, FabricNode], kind: str, guid: str, name: str, lid: int, port: int, where: str) -> None:
-    known = nodes.get(guid)
-    if known is None or port > known.ports:
-        nodes[guid] = FabricNode(
-            kind="switch" if kind == "SW" else "adapter",
-            guid=guid,
-            name=name,
-            ports=port,
-            lid=lid if kind == "SW" else None,
-            where=known.where if known else where,
-        )
+def _node(kind: str, guid: str, name: str, lid: int, where: str) -> FabricNode:
+    is_switch = kind == "SW"
+    return FabricNode(
+        kind="switch" if is_switch else "adapter", guid=guid, name=name, lid=lid if is_switch else None, where=where
+    )

@@ -35,15 +35,13 @@ class Plant:
         guid = guid or f"{len(self._ports) + 1:016x}"
         self._ports[guid] = 0
         lid = len(self._ports)
-        self.records.append(FabricNode(kind="switch", guid=guid, name=name, ports=64, lid=lid, where="f:1"))
+        self.records.append(FabricNode(kind="switch", guid=guid, name=name, lid=lid, where="f:1"))
         return guid
 
     def adapter(self, name: str, *switches: str, speed: str = "NDR", device: int = 0x1021) -> str:
         guid = f"{0xA000 + len(self._ports):016x}"
         self._ports[guid] = 0
-        self.records.append(
-            FabricNode(kind="adapter", guid=guid, name=name, ports=len(switches), device_id=device, where="f:1")
-        )
+        self.records.append(FabricNode(kind="adapter", guid=guid, name=name, device_id=device, where="f:1"))
         for switch in switches:
             self.cable(guid, switch, speed)
         return guid
@@ -141,7 +139,7 @@ def test_odd_cables_are_warnings() -> None:
         Link(guid=one, port=60, where="f:1"),
         Link(guid=one, port=61, peer=two, peer_port=1, where="f:1"),
         Link(guid=one, port=62, peer="f" * 16, peer_port=1, where="f:1"),
-        FabricNode(kind="adapter", guid="e" * 16, name="n5 mlx5_0", ports=1, where="f:1"),
+        FabricNode(kind="adapter", guid="e" * 16, name="n5 mlx5_0", where="f:1"),
         Remark(text="odd", where="f:9"),
         Remark(text="odd", where="g:9"),
     ]
