@@ -104,6 +104,34 @@ def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path
     assert re.search(r"step 3\b.*'bias'", summary["failure"]["message"])
 
 
+DISTRIBUTED = "model, optimizer = ht.distribute(model, optimizer)"
+# The same samples in every batch, which the ranks divide.
+SHARDED = f"""{DISTRIBUTED}
+    from torch.utils.data import DataLoader, TensorDataset
+    for x, in ht.shard(DataLoader(TensorDataset(torch.ones(24, 2)), batch_size=4)):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return"""
+
+
+@pytest.mark.parametrize(
+    ("distribute", "told"),
+    [
+        (DISTRIBUTED, 1),
+        pytest.param(SHARDED, 0, marks=pytest.mark.long),
+        # Samples that the script divides itself.
+        pytest.param(f"{DISTRIBUTED}; torch.ones = lambda *_: torch.rand(1, 2) + comm.rank", 0, marks=pytest.mark.long),
+    ],
+)
+def test_ranks_that_compute_the_same_batches_are_told_so_once(hpctrain, tmp_path, distribute, told):
+    (tmp_path / "script.py").write_text(INIT + TRAINS.format(seed=1, distribute=distribute, after=""))
+    result = hpctrain("run", "script.py", "-np", "2", "--run-dir", "run")
+    assert result.returncode == 0, result.stdout
+    log = without_marks((tmp_path / "run" / "logs" / "rank-0.log").read_text())
+    assert log.count("compute the same gradients") == told
+
+
 GROUP = """
 import torch
 import torch.distributed as dist

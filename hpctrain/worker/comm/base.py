@@ -133,6 +133,7 @@ class Communicator(ABC):
         distributed: whether ``ht.distribute`` got a model, whose parameters are proven equal, or the script asked for
             process groups.
         reduced_by_hand: whether the script reduced an array of several numbers itself.
+        divides_batches: whether ``ht.shard`` got a DataLoader.
         mesh: the mesh that the ranks form; None for that of the launch.
         left: whether :func:`hpctrain.shutdown` has left the run.
         passes: how many backward passes this rank has begun, for messages; the adapter counts.
@@ -154,7 +155,7 @@ class Communicator(ABC):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         self.passes = 0
-        self.left = self.distributed = self.reduced_by_hand = False
+        self.left = self.distributed = self.reduced_by_hand = self.divides_batches = False
         self.host = socket.gethostname()
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets, reduce_sparse
 from hpctrain.worker.adapters.torch.model_order import model_order
+from hpctrain.worker.adapters.torch.same_gradients import SameGradients
 from hpctrain.worker.comm.base import Communicator
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
@@ -92,6 +93,7 @@ class GradientReducer:
         self._order = model_order(comm)
         self.title = title
         self.number = self._order.enter(comm, self)
+        self._same = None if self.number else SameGradients(comm)
         self._bucket_bytes, self._wire = bucket_bytes, wire
         self._sparse: list[Named] = []
         self._dense: list[Named] = []
@@ -258,6 +260,8 @@ class GradientReducer:
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         self._launched += 1
+        if self._same and not bucket.index:
+            self._same.before(bucket.numbers())
         bucket.launch()
         self._note("launched", bucket.index)
 
@@ -285,6 +289,8 @@ class GradientReducer:
             self._order.done(self)
         for bucket in self._buckets:
             bucket.finish()
+            if self._same and not bucket.index:
+                self._same.after(bucket.numbers())
             self._note("finished", bucket.index)
         for number, (name, parameter) in enumerate(self._sparse):
             reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.sparse.{number}")

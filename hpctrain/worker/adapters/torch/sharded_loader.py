@@ -115,6 +115,7 @@ class ShardedLoader:
         self, loader: DataLoader[Any], comm: Communicator, *, evaluation: bool, seed: int, by_sample: bool
     ) -> None:
         self._comm = comm
+        comm.divides_batches = True
         self._evaluation = evaluation
         self._started = 0
         _refuse_loaded_state(loader)
