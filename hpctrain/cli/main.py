@@ -128,7 +128,8 @@ def _name_unknown_options(command: Any) -> None:
             elif key := _key_of_recipes(name):
                 hint = f"a value of a recipe is set by --set {key}=…; its keys: hpctrain recipes show NAME"
             else:
-                hint = nearest(option, [name for parameter in command.params for name in parameter.opts])
+                known = [name for parameter in command.params for name in parameter.opts]
+                hint = nearest(option, [name for name in known if name.startswith("-")])
             raise HpctrainError(
                 "HT-option-unknown",
                 "hpctrain {command} has no option {option}",
