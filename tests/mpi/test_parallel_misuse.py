@@ -36,6 +36,7 @@ REFUSED = {
     "zero_1_of_a_divided_model": ("HT-parallel-plan-not-valid", {}),
     "compressed_shards": ("HT-compression-of-divided-model", {}),
     "a_copy_of_what_cannot_be_copied": ("HT-model-divided", {"model": "GPT"}),
+    "a_layer_added_to_a_divided_model": ("HT-model-divided", {"name": "head.1.weight", "model": "FSDPGPT"}),
     "divided_already": DIVIDED,
     "other_optimizers_of_a_divided_model": DIVIDED,
     "divided_by_pytorch": ("HT-gradients-reduced-twice", {}),

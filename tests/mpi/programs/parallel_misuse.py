@@ -74,6 +74,13 @@ def other_optimizers_of_a_divided_model() -> None:
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
 
 
+def a_layer_added_to_a_divided_model() -> None:
+    model, optimizer = _model()
+    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
+    model.head = nn.Sequential(model.head, nn.Linear(model.head.out_features, 2))
+    model(torch.zeros(2, 6, dtype=torch.int64))
+
+
 def divided_by_pytorch() -> None:
     model, _ = _model()
     fully_shard(model)
@@ -209,7 +216,11 @@ CASES: dict[str, Callable[[], object]] = {
             *(a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
             *(other_optimizers_of_a_divided_model, a_step_within_no_sync, gradients_of_no_sync_made_zero),
             *(a_step_after_an_error, a_clip_of_one_stage, tie_divided_in_two_ways_over_stages),
-            *(layer_without_a_plan_in_a_divided_sequence, parts_that_ranks_gather_alone),
+            *(
+                layer_without_a_plan_in_a_divided_sequence,
+                parts_that_ranks_gather_alone,
+                a_layer_added_to_a_divided_model,
+            ),
         )
     },
 }
