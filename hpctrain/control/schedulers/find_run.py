@@ -179,13 +179,14 @@ def _hint(target: str) -> str:
 def _job_directory(target: str) -> Path:
     task = target.partition("_")[2]
     silent: list[HpctrainError] = []
-    for scheduler in schedulers():
+    asked = list(schedulers())
+    for scheduler in asked:
         try:
             for state in scheduler.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
                 return state.directory / f"task-{task}" if task else state.directory
         except HpctrainError as error:
             silent.append(error)
-    if silent:
+    if silent and len(silent) == len(asked):
         raise silent[0]
     raise HpctrainError(
         "HT-run-not-found",

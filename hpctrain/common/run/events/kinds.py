@@ -63,7 +63,7 @@ class _OfStep(BaseEvent):
         return self.iteration
 
 
-class _AfterStep(BaseEvent):
+class AfterStepEvent(BaseEvent):
     """An event that is lost unless a later step was saved: a checkpoint is written before what follows its step."""
 
     def last_step_needed(self, done: int) -> int:
@@ -190,7 +190,7 @@ class StepEvent(_OfStep):
     )
 
 
-class LogEvent(_AfterStep):
+class LogEvent(AfterStepEvent):
     """Values that a script logged."""
 
     event: Literal["log"] = "log"
@@ -226,7 +226,7 @@ class SpikeEvent(_OfStep):
 _SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")
 
 
-class EpochEvent(_AfterStep):
+class EpochEvent(AfterStepEvent):
     """An epoch is done and evaluated. Further keys are other measurements of the model, all of them numbers."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
@@ -256,7 +256,7 @@ class EpochEvent(_AfterStep):
         return {name: value for name, value in self.record().items() if name in _SPEEDS}
 
 
-class BrokenImagesEvent(_AfterStep):
+class BrokenImagesEvent(AfterStepEvent):
     """Images that were skipped on all ranks, not reported before in this attempt. Written after their epoch."""
 
     event: Literal["broken_images"] = "broken_images"

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, TypeVar, overload
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.kinds import (
-    BrokenImagesEvent,
+    AfterStepEvent,
     ContinuedEvent,
-    EpochEvent,
     Event,
     LogEvent,
     RunEvent,
@@ -140,7 +139,7 @@ class EventsFile:
         lines = [line for line in self._few if not names or not line.kind or line.kind in names]
         last = None
         for line, event in zip(lines, self._events(lines), strict=True):
-            if line.step and isinstance(event, _AFTER_STEPS):
+            if line.step and isinstance(event, AfterStepEvent):
                 if last is None or line.step != last[0]:
                     last = line.step, next(self._events([line.step]))
                 yield last[1]
@@ -169,7 +168,6 @@ class EventsFile:
 
 Events = EventsFile | Sequence[Event]
 
-_AFTER_STEPS = (EpochEvent, BrokenImagesEvent)
 # By which it is known what was lost and done again.
 BOUNDS = (StartEvent, RunEvent, StoppedEvent, ContinuedEvent)
 

@@ -135,8 +135,9 @@ class EventWriter:
 
 
 def _identity(event: Event) -> tuple[Any, ...]:
-    """A key that differs between any two events of an attempt."""
-    return tuple(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank"))
+    """What an event of an attempt is known by, on every rank that would emit it: a measurement differs by rank."""
+    names = tuple(event.values) if isinstance(event, LogEvent) else ()
+    return (*(getattr(event, key, None) for key in ("event", "iteration", "epoch", "rank")), names)
 
 
 def _drop_partial_line(path: Path) -> None:
