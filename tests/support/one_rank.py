@@ -11,3 +11,4 @@ class OneRank:
 
     rank: int
     size: int
+    mesh = None

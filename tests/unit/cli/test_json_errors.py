@@ -19,7 +19,7 @@ from support.refusals import check, codes
     [
         (["status", "nowhere", "--json"], 2, "HT-run-not-found", {"target": "nowhere"}),
         (["checkpoint", "verify", "empty", "--json"], 3, "HT-checkpoint-none", {"target": "empty"}),
-        (["data", "shard", ".", "out", "--master", "local", "--json"], 2, "HT-data-options", {}),
+        (["data", "shard", ".", "out", "--shard-mb", "9", "--shard-samples", "9", "--json"], 2, "HT-data-options", {}),
         (["bench", "step", "--precision", "bf16", "--json"], 2, "HT-option-needs-another", {}),
     ],
 )

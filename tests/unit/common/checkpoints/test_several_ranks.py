@@ -124,7 +124,7 @@ def test_what_differs_between_ranks_is_named_and_never_visible(
         return
     for error in errors:
         assert isinstance(error, TransientError)
-        check(error, "HT-parameters-differ", name="a", count=1, sides=[[0], [1]])
+        check(error, "HT-parameters-differ", name="a", sides=[[0], [1]])
     assert iterations(tmp_path) == []
 
 

@@ -31,6 +31,7 @@ _ALLOWED = {
         "control.predict.transformers.network",
         "control.predict.transformers.ranges",
         "control.predict.transformers.rates",
+        "common.recipes.own",
         "common.workloads.workload",
     },
     "of this very command, in a temporary folder of its own": {
