@@ -1,7 +1,7 @@
 """The families of networks, one entry each: all that other modules know of one.
 
-``hpctrain.worker.models.FRAMEWORK_MODULE`` has the networks of a family and makes them with its ``build``. A new family
-is an entry here, those modules, and its own keys in a recipe's model section.
+``hpctrain.worker.models.FRAMEWORK_MODULE`` has the networks of a family under their names, and ``GPT``. A new family is
+an entry here, those modules, and its own keys in a recipe's model section.
 """
 
 from __future__ import annotations

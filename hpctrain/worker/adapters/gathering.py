@@ -129,12 +129,20 @@ def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any
             from hpctrain.worker.adapters.torch.tensor_pieces import array_of
 
             tensor = getattr(value, "local", value) if own_rows else value
-            if tensor.is_sparse:
-                raise HpctrainError("HT-gather-not-possible", "a sparse tensor cannot be gathered", "tensor.to_dense()")
             devices.setdefault(tensor.device.type, tensor.device)
-            return _Array(array_of(tensor.resolve_conj().resolve_neg()), "torch", tensor.device.type)
+            try:
+                array = array_of(tensor.resolve_conj().resolve_neg())
+            except TypeError as error:
+                kind = f"{tensor.dtype} and layout {tensor.layout}"
+                hint = "tensor.to_dense(), or tensor.float()"
+                raise HpctrainError(
+                    "HT-gather-not-possible", "a tensor of {kind} cannot be gathered", hint, kind=kind
+                ) from error
+            return _Array(array, "torch", tensor.device.type)
         case "tensorflow" | "keras":
-            return _Array(_eager(value).numpy(), "tensorflow")
+            eager = _eager(value)
+            # NumPy's own type for texts would drop zeros at their ends.
+            return _Array(np.asarray(eager.numpy(), object if eager.dtype == "string" else None), "tensorflow")
         case "numpy":
             return _Array(np.asarray(value), "numpy")
     return value
@@ -286,4 +294,12 @@ def _floating(given: _Array) -> Any:
     """The type of the mean of an array's values; that of integers is a float."""
     if given.array.dtype.kind in "fV":
         return given.array.dtype
-    return np.float64 if given.framework == "numpy" else np.float32
+    if given.framework == "torch":
+        import torch
+
+        return np.float64 if torch.get_default_dtype() is torch.float64 else np.float32
+    if given.framework == "tensorflow":
+        import keras
+
+        return np.dtype(keras.config.floatx())
+    return np.float64

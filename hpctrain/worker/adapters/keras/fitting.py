@@ -263,9 +263,24 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
         compare_datasets(distribution.comm, given["x"])
     if given.get("class_weight"):
         given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
+    if distribution.comm.size > 1:
+        _check_batch_size(model)
     if not is_built(model):
         _build(model, given["x"].element_spec)
     return True
+
+
+def _check_batch_size(model: keras.Model) -> None:
+    """Refuse a model whose input says how many samples a batch has: each rank computes a part of them."""
+    fixed = [each.shape[0] for each in getattr(model, "inputs", ()) if each.shape[0] is not None]
+    if fixed:
+        raise HpctrainError(
+            "HT-model-not-supported",
+            "{model} takes batches of {count} samples, and each rank computes a part of a batch",
+            "keras.Input without batch_size. A state that goes from batch to batch (stateful=True) needs one process",
+            model=model.name,
+            count=fixed[0],
+        )
 
 
 def _build(model: keras.Model, part: Any) -> None:

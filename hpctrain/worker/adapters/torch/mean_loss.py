@@ -7,6 +7,7 @@ ranks that of the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,14 @@ def _over_ranks(comm: Communicator, name: str, total: Any, count: torch.Tensor |
         return total  # the sum over a whole batch
     # Where nothing is counted, a mean that the script multiplied by it is not a number.
     number = 1.0 if count is None else _number(count)
+    if not 0 <= number < math.inf:
+        raise HpctrainError(
+            "HT-argument-not-valid",
+            "{call}: count={count:g} is not a number of at least 0",
+            "give what this rank's part of the sum is divided by, such as its number of tokens",
+            call=name,
+            count=number,
+        )
     counts = number > 0
     # Ranks of one tp group compute the same samples.
     sums = np.array([_number(total), number] if counts else [0.0, 0.0])

@@ -23,8 +23,6 @@ from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hpctrain.worker.comm.shared.worker import Worker
-
 
 _FORMING, _LEAVING = "forming a process group", "destroying a process group"
 

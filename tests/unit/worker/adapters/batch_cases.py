@@ -222,6 +222,13 @@ _cases(
 _cases("randint_like", case("x", 5), case("x", 2, 7), case("i", 3))
 _cases("rand_like randn_like", case("x"), case("x", dtype=torch.float32), case("f"))
 _cases(
+    "dropout",
+    case("x"),
+    case("x", 0.3),
+    case("x", training=False),
+    written("x", lambda func, x: func(x * 1, inplace=True)),
+)
+_cases(
     "bernoulli_ random_ exponential_ cauchy_ log_normal_ uniform_ normal_",
     *[written("x", lambda func, x: func(x.detach().clone()))],
 )
@@ -379,6 +386,7 @@ _cases(
     "flip", case("x", 1), case("x", 0), case("x3", (1, 2)), case("x3", dims=(-1,)), case("x3", (0, 2)), case("x3", [1])
 )
 _cases("roll", case("x", 1, 1), case("x", 1, 0), case("x", 1), case("x3", (1, 2), (1, 2)), case("x3", shifts=1, dims=2))
+_cases("normalize", case("x"), case("x", p=1, dim=1), case("x", dim=0), case("x3", dim=-1), case("x", 2.0, 5))
 _REDUCTIONS = [
     {},
     {"reduction": "sum"},
@@ -550,6 +558,7 @@ _cases(
 _cases("unsqueeze", case("x", 0), case("x", 1), case("x", -1), case("x", dim=2), case("x", 3))
 _cases("transpose swapaxes swapdims", case("x3", 0, 1), case("x3", 1, 2), case("x3", -1, 0), case("x3", 0, 3))
 _cases("permute", case("x3", (2, 0, 1)), case("x3", (1, 0, -1)), case("x3", (0, 0, 1)), case("x3", (0, 1)))
+_cases("T mT H mH t adjoint", case("x"), case("x3"), case("one"))
 _cases(
     "cat concat concatenate",
     *[written("x, y", lambda func, x, y, dim=dim: func([x, y], dim)) for dim in (0, 1, -1, 4)],
@@ -560,6 +569,13 @@ _cases(
     written("x", lambda func, x: func([x[0:1], x[4:5]], 1)),
     written("x, i", lambda func, x, i: func([x, i])),
     written("x", lambda func, x: func([torch.zeros(0), x])),
+)
+_cases(
+    "stack",
+    *[written("x, y", lambda func, x, y, dim=dim: func([x, y], dim)) for dim in (0, 1, 2, -1, 4)],
+    written("x, whole", lambda func, x, w: func((w, x), dim=1)),
+    written("x", lambda func, x: func([x[0:1], x[4:5]])),
+    written("x, x3", lambda func, x, y: func([x, y])),
 )
 _cases(
     "split",
@@ -648,6 +664,13 @@ _cases(
     written("x, y", lambda func, x, y: (z := x * 1, func(z, slice(0, 2), y[1:3]), z)[2]),
 )
 _cases(
+    "one_hot",
+    case("labels", 3),
+    case("labels"),
+    written("i", lambda func, x: func(x.clamp(0), num_classes=9)),
+    case("labels", 1),
+)
+_cases(
     "matmul mm __matmul__ __rmatmul__",
     *[
         written(names, lambda func, a, b: func(a, b))
@@ -663,21 +686,21 @@ _cases(
         )
     ],
     *[
-        written(names, lambda func, a, b: func(a.transpose(-1, -2), b))
+        written(names, lambda func, a, b: func(a.mT, b))
         for names in ("x, y", "x, whole", "whole, x", "matrix, x", "x3, y3", "x, one")
     ],
     *[
-        written(names, lambda func, a, b: func(a, b.transpose(-1, -2)))
+        written(names, lambda func, a, b: func(a, b.mT))
         for names in ("x, y", "x, whole", "matrix, x", "x3, y3", "x3, matrix", "x3, y")
     ],
     written("x", lambda func, a: func(a, a)),
     written("x3", lambda func, a: func(a, a[0].T)),
-    written("x", lambda func, a: func(a[:3].transpose(-1, -2), a[2:])),
+    written("x", lambda func, a: func(a[:3].mT, a[2:])),
 )
 _cases(
     "bmm",
-    written("x3, y3", lambda func, a, b: func(a.transpose(-1, -2), b)),
-    written("x3, y3", lambda func, a, b: func(a, b.transpose(-1, -2))),
+    written("x3, y3", lambda func, a, b: func(a.mT, b)),
+    written("x3, y3", lambda func, a, b: func(a, b.mT)),
     case("x3, y3"),
     case("x, y"),
 )
@@ -833,6 +856,30 @@ _cases(
 )
 _cases("rms_norm", case("signal", (8,)), written("signal, eight", lambda func, x, w: func(x, (8,), w)))
 _cases("glu", case("signal"), case("signal", 1), case("image", dim=2))
+_cases(
+    "scaled_dot_product_attention",
+    case("heads, heads2, heads3"),
+    case("heads, heads2, heads plain"),
+    case("heads, heads2, heads3", is_causal=True),
+    case("heads, heads2, heads3, attended"),
+    written("heads, heads2, heads3, attended", lambda func, q, k, v, m: func(q, k, v, attn_mask=m)),
+    written("heads", lambda func, q: func(q[0], q[0], q[0])),
+    case("x3, x3, y3"),
+    case("x, x, y"),
+)
+_cases("pairwise_distance", case("x, y"), case("x3, y3", keepdim=True), case("x, whole", 1.0), case("x, vector"))
+_cases(
+    "cosine_similarity",
+    case("x, y"),
+    case("x, y", -1),
+    case("x3, y3", dim=-1),
+    case("x, whole", dim=-1),
+    case("x3, y3", dim=1),
+    case("x, vector", dim=-1),
+)
+_cases(
+    "cdist", case("x3, y3"), case("x3, matrix"), case("x, y"), written("x3, y3", lambda func, x, y: func(x, y, p=1.0))
+)
 _TOPS = [
     written(names, lambda func, x, i, dim=dim: func(x, dim, i % min(x.shape)))
     for names in ("x, i", "whole, i")

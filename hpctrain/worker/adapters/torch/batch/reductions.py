@@ -137,3 +137,15 @@ def matmul(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
     """The other factor, of which each rank needs all."""
     return value.whole() if isinstance(value, BatchTensor) else for_rows(value, beside.rows)
+
+
+@rule(F.normalize)
+def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+    if not isinstance(x, BatchTensor) or not isinstance(dim, int) or kwargs.get("out") is not None:
+        return NotImplemented
+    dim = place_of(dim, x.dim())
+    if dim == x.rows.dim:
+        return NotImplemented
+    return _wrapped(func(x.local, *args[1:], **kwargs), x, (dim,))

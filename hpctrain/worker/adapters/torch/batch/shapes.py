@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
@@ -296,3 +297,40 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     mask[index], values[index] = True, whole_of(value)
     x.local.copy_(torch.where(own_rows(mask, x.rows), own_rows(values, x.rows), x.local))
     return None
+
+
+@rule(F.one_hot)
+def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    if not isinstance(x, BatchTensor) or classes < 1:
+        return NotImplemented
+    return BatchTensor(func(x.local, classes), x.rows)
+
+
+@rule(*named("stack", torch))
+def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = list(args[0] if args else kwargs["tensors"])
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    first = next((each for each in tensors if isinstance(each, BatchTensor)), None)
+    if first is None or kwargs.get("out") is not None or not isinstance(dim, int):
+        return NotImplemented
+    if any(each.shape != first.shape for each in tensors):
+        return NotImplemented
+    if any(isinstance(each, BatchTensor) and each.rows.dim != first.rows.dim for each in tensors):
+        return NotImplemented
+    rows, from_end = first.rows, first.dim() - first.rows.dim
+    dim = place_of(dim, first.dim() + 1)
+    parts = [part_of(each, rows, from_end) for each in tensors]
+    return BatchTensor(torch.stack(parts, dim), rows.along(rows.dim + (dim <= rows.dim)))
+
+
+@rule(*(getattr(T, name).__get__ for name in ("T", "mT", "H", "mH")), *named("t adjoint", torch, T))
+def turned(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not isinstance(x, BatchTensor) or x.dim() < 2:
+        return NotImplemented
+    turned_rows = func(x.local)
+    dims = list(range(x.dim()))
+    dims = dims[::-1] if func == T.T.__get__ else [*dims[:-2], dims[-1], dims[-2]]  # type: ignore[attr-defined]
+    return BatchTensor(turned_rows, x.rows.along(dims.index(x.rows.dim)))

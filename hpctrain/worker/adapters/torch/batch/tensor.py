@@ -213,7 +213,7 @@ def on_whole(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
     ``name`` is that of the function where it has none itself.
     """
-    name = name or getattr(func, "__name__", type(func).__name__)
+    name = name or getattr(getattr(func, "__self__", None), "__name__", "") or getattr(func, "__name__", str(func))
     if _changes(name, args, kwargs):
         raise _changed(name)
     wholes = []

@@ -117,7 +117,10 @@ class _Shared:
                 result = method(*args, **kwargs)
             finally:
                 self._in_method = False
-            if self._content() != self._given:
+            # A rank without rows of any parameter sees no change.
+            changed = torch.tensor([self._content() != self._given], dtype=torch.int32, device=self._mesh.device_type)
+            dist.all_reduce(changed, dist.ReduceOp.MAX, self._mesh.get_group())
+            if changed.item():
                 self._give_parameters()
             return result
 
