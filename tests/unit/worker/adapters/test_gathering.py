@@ -143,6 +143,26 @@ def test_what_has_no_mean(value, weight, code):
         averaged([value, value], [weight, weight])
 
 
+@pytest.mark.parametrize(
+    "value", [torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.ones(2).to(torch.float8_e5m2)]
+)
+def test_what_no_array_can_hold_is_refused(value):
+    with refused("HT-gather-not-possible"):
+        gathered([value, value])
+
+
+def test_the_mean_of_integers_has_the_default_type(monkeypatch):
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+    third = averaged([torch.tensor(1), torch.tensor(0), torch.tensor(0)])
+    assert {found.dtype for found in third} == {torch.float64} and third[0].item() == 1 / 3
+
+
+@pytest.mark.parametrize("count", [-1.0, math.nan, math.inf])
+def test_a_loss_is_divided_by_a_number(count):
+    with refused("HT-argument-not-valid"):
+        on_ranks(2, lambda comm: ht.mean_loss(torch.ones(()), count, comm=comm))
+
+
 def test_tensorflow_and_keras():
     tf = pytest.importorskip("tensorflow")
     keras = pytest.importorskip("keras")
@@ -153,6 +173,7 @@ def test_tensorflow_and_keras():
     for found in averaged([tf.constant([1.0, 2.0]), tf.Variable([4.0, 8.0])], [2, 1]):
         assert found.dtype == tf.float32 and found.numpy().tolist() == [2.0, 4.0]
     assert [found.numpy() for found in averaged([tf.constant(1), tf.constant(2)])] == [1.5, 1.5]
+    assert gathered([tf.constant(["a\0"]), tf.constant([b"b"])])[0].numpy().tolist() == [b"a\0", b"b"]
 
     @tf.function
     def within(x):

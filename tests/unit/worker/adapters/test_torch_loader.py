@@ -306,3 +306,10 @@ def test_a_stream_of_uneven_workers_goes_on_after_each_batch():
         again = stream()
         again.load_state_dict(state)
         assert [row for batch in again for row in batch.tolist()] == whole[number:]
+
+
+def test_a_pipe_is_refused():
+    """DataLoader divides it over its workers only where it sees it."""
+    pipe = torch.utils.data.datapipes.iter.IterableWrapper(range(8))
+    with refused("HT-shard-wrong-data"):
+        shard(DataLoader(pipe, batch_size=2), comm=rank_of(0, 2))

@@ -14,6 +14,7 @@ tf = pytest.importorskip("tensorflow")
 
 from hpctrain.worker.adapters import keras as adapter  # noqa: E402
 from hpctrain.worker.adapters.keras import metrics, rank_batch  # noqa: E402
+from hpctrain.worker.adapters.keras.fitting import _check_batch_size  # noqa: E402
 from hpctrain.worker.adapters.keras.variables import checksums, guard_of  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 
@@ -186,3 +187,10 @@ def test_losses_of_keras_itself_are_computed_on_each_ranks_samples():
     kinds = metrics._kinds_of_losses()
     assert {keras.losses.Loss, Rooted} <= set(kinds)
     assert [kind for kind in kinds if kind.__module__.startswith("keras.")] == [keras.losses.Loss]
+
+
+def test_a_batch_of_a_fixed_size_is_refused():
+    """Each rank computes a part of it, and a layer that divides by its size would go on."""
+    _check_batch_size(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    with refused("HT-model-not-supported", count=4):
+        _check_batch_size(keras.Sequential([keras.Input((3,), batch_size=4), keras.layers.Dense(2)]))
