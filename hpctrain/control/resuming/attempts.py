@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +66,15 @@ class Attempt:
 
 
 @contextlib.contextmanager
-def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+def hold_run(
+    directory: RunDirectory,
+    environment: Mapping[str, str] = os.environ,
+    notice: Callable[[str], None] = lambda text: None,
+) -> Iterator[None]:
     """Be the only launcher of a run, by a lock on ``RUN_DIR/lock`` where the file system has locks.
+
+    Args:
+        notice: is told of a wait for another launcher.
 
     Raises:
         HpctrainError: another launcher holds the lock.
@@ -84,16 +91,22 @@ def hold_run(directory: RunDirectory, environment: Mapping[str, str] = os.enviro
             reason=error.strerror,
         ) from error
     try:
-        _lock(descriptor, directory, environment)
+        _lock(descriptor, directory, environment, notice)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, str]) -> None:
+def _lock(
+    descriptor: int, directory: RunDirectory, environment: Mapping[str, str], notice: Callable[[str], None]
+) -> None:
     comes_back = bool(job_id(environment)) or in_pod(environment)
-    seconds = _LOCK_SECONDS if comes_back else 0.0
-    if not lock(descriptor, directory.path / "lock", seconds, "choose another place with --run-dir"):
+    path, elsewhere = directory.path / "lock", "choose another place with --run-dir"
+    has_it = lock(descriptor, path, 0.0, elsewhere)
+    if not has_it and comes_back:
+        notice(f"{directory.path} is being run by {_holder(descriptor)}: waiting up to {_LOCK_SECONDS:g} s")
+        has_it = lock(descriptor, path, _LOCK_SECONDS, elsewhere)
+    if not has_it:
         raise HpctrainError(
             "HT-run-in-use",
             "{path} is being run by another hpctrain: {holder}",
@@ -101,12 +114,16 @@ def _lock(descriptor: int, directory: RunDirectory, environment: Mapping[str, st
             # Kubernetes then starts another pod of this index, until the lock is free.
             exit_code=RESUMABLE if in_pod(environment) else 1 if comes_back else 2,
             path=directory.path,
-            holder=os.pread(descriptor, 500, 0).decode(errors="replace").strip() or "unknown",
+            holder=_holder(descriptor),
         )
     # Names the lock's holder for the next launcher. A full disk is reported by the next write.
     with contextlib.suppress(OSError):
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 500, 0).decode(errors="replace").strip() or "unknown"
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:

@@ -112,7 +112,7 @@ def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int
         directory = RunDirectory(request.run_dir) if request.run_dir else new_directory(default)
         directory.create(run.plan)
         output.begun(run.plan, directory)
-        with hold_run(directory):
+        with hold_run(directory, notice=output.notice):
             return _execute(run, directory, interrupts, output)
 
 
@@ -150,7 +150,7 @@ def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output
     with Interrupts(stop.signal) as interrupts, contextlib.ExitStack() as held:
         with interrupts.raised():
             if not request.dry_run:
-                held.enter_context(hold_run(directory))
+                held.enter_context(hold_run(directory, notice=output.notice))
         return _go_on(request, directory, interrupts, output)
 
 

@@ -103,6 +103,7 @@ def run_ranks(
         ranks=rules.ranks,
         fault_tolerant=rules.fault_tolerant,
         meet_seconds=rules.meet_seconds,
+        notice=run.audience.notice,
     )
     attempt = _Attempt(job, run, rules, follower)
     try:
@@ -130,12 +131,12 @@ class _Attempt:
         """Follow the ranks until they have ended, or have had their time to stop."""
         job, interrupts, seconds = self._job, self._run.interrupts, self._rules.stop.seconds
         self._cut = job.wait(self._follower, lambda: bool(interrupts.received), leave)
-        if self._cut and not interrupts.received:
+        asked: str | None = ""
+        # Asked again where the directory is lost meanwhile.
+        while self._cut and not interrupts.received and asked != job.lost:
+            asked = job.lost
             # Nothing ends a job soon whose hosts change, so the step and its checkpoint may take their time.
-            limit = seconds if job.lost else math.inf
-            self._ask(job.lost or leave() or "", limit)
-            deadline = time.monotonic() + limit
-            self._cut = job.wait(self._follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
+            self._ask_and_wait(job.lost or leave() or "", seconds if job.lost else math.inf)
         self._ended = job.process.poll()
         if self._cut and interrupts.received:
             job.find_directory(self._follower)
@@ -146,6 +147,11 @@ class _Attempt:
             if self._may_stop and self._ask(by.name, seconds, "; the second SIGINT or SIGTERM ends them at once"):
                 deadline = time.monotonic() + seconds
                 self._cut = job.wait(self._follower, lambda: interrupts.second_signal or time.monotonic() > deadline)
+
+    def _ask_and_wait(self, reason: str, limit: float) -> None:
+        self._ask(reason, limit)
+        deadline, received = time.monotonic() + limit, self._run.interrupts.received
+        self._cut = self._job.wait(self._follower, lambda: bool(received) or time.monotonic() > deadline)
 
     def _ask(self, reason: str, limit: float, further: str = "") -> bool:
         """Ask the ranks to save their state and leave; returns whether they could be asked."""

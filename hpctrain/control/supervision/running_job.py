@@ -14,6 +14,7 @@ import psutil
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
+from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT_HINT
@@ -41,6 +42,7 @@ class RunningJob:
 
     Args:
         meet_seconds: how long ranks may wait until all are there; None for no limit.
+        notice: gets what the user has to know now.
 
     Attributes:
         directory: of the run, where it is now.
@@ -59,15 +61,19 @@ class RunningJob:
         ranks: int,
         fault_tolerant: bool,
         meet_seconds: float | None,
+        notice: Callable[[str], None],
     ) -> None:
         self.process = process
         self.directory = held.named
         self.lost: str | None = None
         self.first_dead: int | None = None
         self.never_met: Failure | None = None
-        self._held, self._interrupts = held, interrupts
+        self._held, self._interrupts, self._notice = held, interrupts, notice
         self._ranks, self._fault_tolerant, self._meet_seconds = ranks, fault_tolerant, meet_seconds
         self._output = b""
+        # Of each rank the process that proved to be its own, and the others that its record has named.
+        self._own: dict[int, int] = {}
+        self._foreign: set[tuple[int, int]] = set()
         # How many ranks have begun, and since when it was no more.
         self._begun, self._since = 0, time.monotonic()
         assert process.stdout is not None
@@ -127,7 +133,7 @@ class RunningJob:
 
     def _grace(self) -> float | None:
         """How long the launcher has to end by itself; None while its ranks work."""
-        records = [*read_records(self.directory).values()]
+        records = [record for record in read_records(self.directory).values() if not self._is_foreign(record)]
         if any(record.status == "failed" for record in records):
             return _FAILURE_GRACE_SECONDS
         self._check_start(records)
@@ -144,6 +150,26 @@ class RunningJob:
         if dead and len(dead) < len(records):
             self.first_dead = dead[0]
         return _FAILURE_GRACE_SECONDS if dead else None
+
+    def _is_foreign(self, record: RankRecord) -> bool:
+        """Whether a record names a process of this host that is not the rank's; said once."""
+        rank, named = record.rank, (record.rank, record.pid)
+        # A process that ends closes the directory before it is gone, so the proof is kept.
+        if rank not in self._own and record.status == "running" and (process := record.process()):
+            if works_in(process, self._held.work.path):
+                self._own[rank] = record.pid
+            else:
+                self._notice_foreign(record)
+        return named in self._foreign or self._own.get(rank, record.pid) != record.pid
+
+    def _notice_foreign(self, record: RankRecord) -> None:
+        named = record.rank, record.pid
+        if named not in self._foreign:
+            self._foreign.add(named)
+            self._notice(
+                f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
+                f"run's: nothing is concluded from what it says of rank {record.rank}"
+            )
 
     def _check_start(self, records: Sequence[RankRecord]) -> None:
         """Find ranks that have waited too long for the others to begin, as MPI's own start has no limit."""

@@ -169,9 +169,12 @@ def test_a_job_waits_for_the_lock_and_is_no_wrong_use(directory: RunDirectory, m
     monkeypatch.setattr(attempts, "_LOCK_SECONDS", 0.1)
     with hold_run(directory, {}):
         for environment, code in (({"SLURM_JOB_ID": "17"}, 1), ({"HPCTRAIN_POD": "digits"}, 4)):
-            with refused("HT-run-in-use") as caught, hold_run(directory, environment):
+            said: list[str] = []
+            with refused("HT-run-in-use") as caught, hold_run(directory, environment, said.append):
                 pass
             assert caught.value.exit_code == code
+            (line,) = said
+            assert f"process {os.getpid()} on " in line and "up to 0.1 s" in line
 
 
 def nobody(directory: RunDirectory) -> None:

@@ -65,6 +65,7 @@ def start(
     meet_seconds: float | None = None,
     stop_seconds: float = 60.0,
     notice: Callable[[str], None] = lambda text: None,
+    leave: Callable[[], str | None] = lambda: None,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     printed: list[str] = []
@@ -77,14 +78,20 @@ def start(
         notice=notice,
     )
     command = Command(program=(sys.executable, "-c", RECORD + program))
-    failure = run(command, directory, rules, audience)
+    failure = run(command, directory, rules, audience, leave)
     return failure, shown, "".join(printed).splitlines()
 
 
-def run(command: Command, directory: RunDirectory, rules: RankRules, audience: Audience = Audience()) -> Failure | None:
+def run(
+    command: Command,
+    directory: RunDirectory,
+    rules: RankRules,
+    audience: Audience = Audience(),
+    leave: Callable[[], str | None] = lambda: None,
+) -> Failure | None:
     with Interrupts() as interrupts, HeldDirectory(directory) as held:
         live = LiveRun(held=held, interrupts=interrupts, audience=audience)
-        return run_ranks(command, live, rules, StartEvent(attempt=1, iteration=0))
+        return run_ranks(command, live, rules, StartEvent(attempt=1, iteration=0), leave)
 
 
 def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
@@ -161,6 +168,21 @@ def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch:
     assert not any(made.path.iterdir())
 
 
+def test_a_directory_that_is_moved_while_ranks_leave_for_other_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks are asked again, at the place where they look now."""
+    made = script_run(tmp_path / "run")
+    monkeypatch.chdir(made.path)
+    said: list[str] = []
+    move = "began = time.time()\nwhile not os.path.exists('stop'): time.sleep(0.01)\nos.remove('stop')"
+    program = f"{move}\nos.rename('../run', '../moved')\n{_HOLDS}"
+    failure, _, _ = start(made, program, notice=said.append, leave=lambda: "hosts have come")
+    assert failure is not None
+    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
+    assert [line.partition(": waiting ")[2][:8] for line in said] == ["for the ", "up to 60"]
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
@@ -203,6 +225,28 @@ def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: p
     assert failure is not None
     assert (failure.stopped, failure.exit_code) == (False, 1)
     assert not made.path.exists()
+
+
+def test_a_record_that_names_another_process_is_passed_over(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once that has ended; the launcher says so once."""
+    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.0)
+    said: list[str] = []
+    program = """
+record(0, "running")
+child = subprocess.Popen(["sleep", "600"])
+record(1, "running", child.pid)
+time.sleep(2.5)
+child.kill(); child.wait()
+time.sleep(2.5)
+record(0, "done")
+os.remove("ranks/rank-1.json")
+"""
+    failure, _, _ = start(directory, program, notice=said.append)
+    assert failure is None
+    (line,) = said
+    assert "rank-1.json names process " in line
 
 
 def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None:
