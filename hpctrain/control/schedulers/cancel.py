@@ -100,7 +100,7 @@ def stop_launcher(
         HpctrainError: the launcher is on another host and has not ended, or ranks run without one; with the commands
             that end them, and on which host.
     """
-    if start is None or "pid" not in start.model_fields_set:
+    if start is None or start.pid is None:
         _require_ended(directory)
         return
     host, pid = start.host, start.pid
@@ -111,8 +111,8 @@ def stop_launcher(
         # The launcher ended with its job, which left it no time to record that.
         if start.job and not _lives(directory, start.job):
             return
-        if pid is None or here:
-            _require_ended(directory, begun=pid is None)
+        if here:
+            _require_ended(directory)
             return
         yield from _wait_for_save([directory], save_seconds)
         if directory.summary.exists():
@@ -143,21 +143,18 @@ def _lives(directory: RunDirectory, job: str) -> bool:
     return any(state.live for state in scheduler_of(directory).list([job], user=user, seconds=_ANSWER_SECONDS))
 
 
-def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
+def _require_ended(directory: RunDirectory) -> None:
     """Refuse to report that nothing runs while there are ranks that no launcher of hpctrain will stop.
 
     Processes on other hosts cannot be seen from here, so their ranks count as running until their records end.
-
-    Args:
-        begun: ranks were started, even if none has written its record yet.
 
     Raises:
         HpctrainError: such ranks run, or a rank's record cannot be read.
     """
     unread: list[HpctrainError] = []
-    records = [*read_records(directory, unread).values()]
+    records = read_records(directory, unread).values()
     running = [record for record in records if record.status == "running" and _may_live(record, directory)]
-    if running or (begun and not records and not unread):
+    if running:
         pids: dict[str, list[str]] = {}
         for record in running:
             pids.setdefault(record.host, []).append(str(record.pid))
@@ -165,9 +162,9 @@ def _require_ended(directory: RunDirectory, *, begun: bool = False) -> None:
         raise HpctrainError(
             "HT-cancel-not-possible",
             "ranks of the run may still run, without a launcher: {ranks}",
-            ends or "end its processes where they were started",
+            ends,
             exit_code=1,
-            ranks=", ".join(str(record.rank) for record in running) or "it was started by hand",
+            ranks=", ".join(str(record.rank) for record in running),
         )
     if unread:
         raise unread[0]

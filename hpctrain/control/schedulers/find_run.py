@@ -179,14 +179,15 @@ def _hint(target: str) -> str:
 def _job_directory(target: str) -> Path:
     task = target.partition("_")[2]
     silent: list[HpctrainError] = []
-    asked = list(schedulers())
-    for scheduler in asked:
+    for scheduler in schedulers():
         try:
             for state in scheduler.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
                 return state.directory / f"task-{task}" if task else state.directory
         except HpctrainError as error:
-            silent.append(error)
-    if silent and len(silent) == len(asked):
+            # One whose programs are not here knows no job.
+            if error.code != "HT-program-not-found":
+                silent.append(error)
+    if silent:
         raise silent[0]
     raise HpctrainError(
         "HT-run-not-found",

@@ -392,11 +392,11 @@ def test_nothing_is_left_to_cancel_of_a_resumed_run_by_hand_that_has_ended(
     check_text("cancel-ended-by-hand", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
 
 
-@pytest.mark.parametrize("events", [[], [started(host=None, pid=None)], [started(pid=2**22 + 1)]])
+@pytest.mark.parametrize("events", [[], [started(pid=2**22 + 1)]])
 def test_cancel_names_ranks_that_no_launcher_would_stop(
     tmp_path: Path, events: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run by hand, begun or resumed, and of one whose launcher was killed."""
+    """Of ranks that no launcher of hpctrain started, and of a run whose launcher was killed."""
     directory = write_run(tmp_path / "run", recipe_plan(), events)
     _record(directory, 0, "done")
     with process_in(directory.path) as rank:
@@ -412,12 +412,10 @@ def test_cancel_names_ranks_that_no_launcher_would_stop(
 @pytest.mark.parametrize(
     ("begun", "records", "words"),
     [
-        ({"host": None, "pid": None}, [], []),
-        ({"host": None, "pid": None}, [(3, "gpu9", 77)], ["gpu9", "kill 77"]),
         ({"pid": 2**22 + 1}, [(0, None, 2**22 + 1), (1, "gpu9", 77)], ["rank"]),
         ({"pid": 77, "host": "gpu9"}, [], ["gpu9", "kill 77"]),
     ],
-    ids=["by hand", "ranks by hand elsewhere", "ranks elsewhere of a killed launcher", "a launcher elsewhere"],
+    ids=["ranks elsewhere of a killed launcher", "a launcher elsewhere"],
 )
 def test_cancel_says_what_to_do_where_it_can_end_nothing(
     begun: dict[str, Any],

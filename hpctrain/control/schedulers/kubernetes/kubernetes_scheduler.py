@@ -102,14 +102,14 @@ def prepare_pods(order: Order) -> PodRun:
     Its run directory is as the pods see it; by default it is on the first volume that they may write to.
 
     Raises:
-        HpctrainError: an option that means nothing to Kubernetes, no image, a directory or data on no volume, a script
-            that is too large, or a backend that cannot run the work.
+        HpctrainError: an option that means nothing to Kubernetes, no image, a directory on no volume, a script that is
+            too large, or a backend that cannot run the work.
     """
     for option in sorted(_NOT_HERE & {*order.options}):
         raise HpctrainError(
             "HT-option-not-usable-here",
             "{option} has no meaning on Kubernetes",
-            "leave it out; what Kubernetes has for it goes into the profile (kubernetes.pod)",
+            "leave it out; docs/clusters.md, Kubernetes, says what pods have in its place",
             option=option,
         )
     profile, request = order.cluster.profile, order.request

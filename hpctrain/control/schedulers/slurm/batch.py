@@ -148,7 +148,7 @@ class _Batch:
         elif not self._begun:
             # It might be so each time, for ever.
             remedy = "ask for more time (--time) or a smaller signal_seconds"
-            self._how(f"{self._asked} came before hpctrain began: {remedy}. To go on")
+            self._how(f"{self._asked} came before the training began: {remedy}. To go on")
         elif not (self._settings.requeue and self._requeued()) and not self._followed():
             programs = "neither scontrol requeue nor sbatch works" if self._settings.requeue else "sbatch does not work"
             self._how(f"{programs} here. To go on")

@@ -25,6 +25,7 @@ from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.scheduler import Order
 from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.node_files import plan_staging
+from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 from hpctrain.control.schedulers.slurm.script import job_script
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 from hpctrain.control.supervision.trackers import require_trackers
@@ -142,12 +143,22 @@ def submit_job(order: Order, job: PreparedJob) -> tuple[RunDirectory, tuple[str,
                 write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
             record(directory, order, jobs)
         except BaseException:
-            # A scancel that fails must not hide why.
-            with contextlib.suppress(HpctrainError):
-                if jobs:
-                    run_program("scancel", *jobs, seconds=_SECONDS)
+            _cancel(directory, jobs)
             raise
     return directory, tuple(jobs)
+
+
+def _cancel(directory: RunDirectory, jobs: Sequence[str]) -> None:
+    """Cancel a directory's jobs, and one that Slurm accepted although sbatch failed, as after a socket's timeout."""
+    numbers = {*jobs}
+    # What fails here must not hide why.
+    with contextlib.suppress(HpctrainError):
+        for job in jobs_of_user(os.getuid()):
+            if job.live and job.command.strip() == str(directory.script):
+                numbers.add(job.job)
+    with contextlib.suppress(HpctrainError):
+        if numbers:
+            run_program("scancel", *sorted(numbers, key=int), seconds=_SECONDS)
 
 
 def check(script: str) -> str:

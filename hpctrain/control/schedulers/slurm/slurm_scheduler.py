@@ -39,12 +39,14 @@ class Slurm(Scheduler):
         )
 
     def describe(self, order: Order, say: Say) -> Description:
-        from hpctrain.control.schedulers.slurm.sbatch import check, prepare
+        from hpctrain.control.schedulers.slurm.sbatch import check, prepare, require_log_path
 
         job = prepare(order)
         for line in job.notices:
             say(line)
-        script = job.render(run_path(order, job.plans))
+        directory = run_path(order, job.plans)
+        require_log_path(directory)
+        script = job.render(directory)
         first, _, rest = script.partition("\n")
         return Description(text=f"{first}\n{_NOT_BY_ITSELF}\n{rest}", notes=check(script))
 

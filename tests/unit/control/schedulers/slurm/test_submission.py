@@ -15,6 +15,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.slurm import queue
 from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from support import needs
 from support.refusals import codes
@@ -135,6 +136,25 @@ def test_what_sbatch_refuses_leaves_nothing_behind(
     assert cancelled == ([["101", "102"]] if accepted else [])
 
 
+@needs.pytorch
+def test_a_job_that_slurm_accepted_though_sbatch_failed_is_cancelled(
+    programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is known by its script; the user's other job is left alone."""
+    programs.add("sbatch", "sys.exit('sbatch: error: Batch job submission failed: Socket timed out on send/recv')")
+    script = Path("place", "job.sh").absolute()
+    rows = []
+    for number, command in (("7", str(script)), ("8", "/elsewhere/job.sh")):
+        values = {"JobArrayID": number, "JobID": number, "State": "PENDING", "exit_code": "0", "restartcnt": "0"}
+        row = {**dict.fromkeys(queue._SQUEUE, ""), **values, "Command": command, "WorkDir": "/"}
+        rows.append("".join(f"{value}{queue._SEPARATOR}" for value in row.values()) + "\n")
+    programs.add("squeue", f"print({''.join(rows)!r}, end='')")
+    assert submit("digits", "--cluster", "generic", "--run-dir", "place") == 2
+    assert codes(capsys.readouterr().err) == ["HT-job-refused"]
+    assert [call.arguments for call in programs.calls("scancel")] == [["7"]]
+    assert not script.parent.exists()
+
+
 def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     programs.add("sbatch", "sys.exit(1)")
     place = Path("place")
@@ -247,8 +267,9 @@ def test_submitting_loads_only_what_it_needs(programs: Programs) -> None:
 def test_a_path_that_slurm_cannot_log_to_is_refused(
     name: str, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert submit("digits", "--cluster", "generic", "--run-dir", name) == 2
-    assert codes(capsys.readouterr().err) == ["HT-run-directory-unfit"]
+    for more in ([], ["--dry-run"]):
+        assert submit("digits", "--cluster", "generic", "--run-dir", name, *more) == 2
+        assert codes(capsys.readouterr().err) == ["HT-run-directory-unfit"]
     assert not Path(name).exists() and programs.calls("sbatch") == []
 
 
