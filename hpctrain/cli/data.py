@@ -216,12 +216,15 @@ def prepare_text(
 
 @app.command()
 def verify(
-    shards: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")], as_json: AsJson = False
+    shards: Annotated[str, typer.Argument(metavar="DIR", help="A folder of shards.")], as_json: AsJson = False
 ) -> None:
     """Compare a folder of shards with its manifest: sizes and SHA-256. Exits 3 if anything differs."""
+    from hpctrain.common.files.objects import is_url
     from hpctrain.common.shards.folders import verify_folder
 
-    verified = verify_folder(shards)
+    if is_url(shards):
+        raise _wrong_options(f"{shards} is no folder", "hpctrain data stage compares what it copies")
+    verified = verify_folder(Path(shards))
     if as_json:
         status = "failed" if verified.faults else "ok"
         rows = [{"file": file, "fault": fault} for file, fault in verified.faults.items()]

@@ -149,8 +149,9 @@ class Console:
         self._progress_line(f"hpctrain: {text}")
 
     def _progress_line(self, text: str) -> None:
-        if self._bar:
-            self._bar.console.out(printable(text), highlight=False)
+        # Trackers' threads call this too, while the bar may end.
+        if bar := self._bar:
+            bar.console.out(printable(text), highlight=False)
         else:
             if self._stderr.isatty():
                 self._end_line()

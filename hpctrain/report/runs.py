@@ -64,7 +64,7 @@ class RunRow(BaseModel):
 
 
 def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
-    """Every run in the folder, including arrays and series; and a scheduler's error if it does not answer.
+    """Every run in the folder, including those of arrays; and a scheduler's error if it does not answer.
 
     Each scheduler is asked at most once, for the jobs that live.
 

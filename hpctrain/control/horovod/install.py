@@ -7,12 +7,12 @@ import importlib.util
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
+from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, cuda, wheel
 from hpctrain.control.horovod.fingerprint import BuildFingerprint, current_fingerprint, environment_prefix
@@ -21,7 +21,10 @@ from hpctrain.control.horovod.wheel import Say
 
 _BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")
 
-_SECONDS = "300"
+_PIP_SECONDS = 600.0
+_SECONDS = 300.0
+# For an mpirun that does not end its ranks by itself.
+_END_SECONDS = 30.0
 
 
 def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
@@ -101,8 +104,7 @@ def _require_tools(mpi: MpiInstallation) -> None:
 
 
 def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", *arguments]
-    answer = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    answer = run_program(sys.executable, "-m", "pip", *arguments, seconds=_PIP_SECONDS)
     if answer.returncode != 0:
         raise HpctrainError(
             "HT-horovod-build-failed",
@@ -137,23 +139,14 @@ def _run_selftest(mpi: MpiInstallation, framework: str, title: str) -> None:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         # Every mpirun that is known ends its ranks after this many seconds.
-        "MPIEXEC_TIMEOUT": _SECONDS,
+        "MPIEXEC_TIMEOUT": f"{_SECONDS:g}",
         "OMP_NUM_THREADS": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
     command = [str(mpi.mpirun), *options, "-np", "2", *selftest]
-    answer = subprocess.run(
-        command,
-        check=False,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    answer = run_program(*command, environment=env, seconds=_SECONDS + _END_SECONDS)
     if answer.returncode != 0:
-        end = "\n".join(answer.stdout.strip().splitlines()[-12:])
+        end = "\n".join(f"{answer.stdout}{answer.stderr}".strip().splitlines()[-12:])
         raise HpctrainError(
             "HT-horovod-build-failed",
             "Horovod was compiled, but its test with {framework} on 2 ranks of {mpi} failed (exit "

@@ -71,6 +71,10 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
     hardware = request.hardware
     if hardware.named_gpu != CPU:
         gpu(hardware.named_gpu)
+    elif isinstance(training, LanguageTraining):
+        raise HpctrainError(
+            "HT-prediction-not-possible", "transformers are predicted on GPUs, not on the cores of hosts", "--gpu NAME"
+        )
     node = Node(gpu=hardware.named_gpu, local=hardware.local, engine=_engine(training, request), rdma=hardware.rdma)
     training = _sized(training, node)
     networks, warnings = hardware.networks(request.nodes)
@@ -115,12 +119,8 @@ def _require_served(node: Node, calibration: Sequence[Path]) -> None:
     """Refuse what predictions of transformers do not know.
 
     Raises:
-        HpctrainError: hosts without GPUs, another engine, or measurements.
+        HpctrainError: another engine, or measurements.
     """
-    if node.gpu == CPU:
-        raise HpctrainError(
-            "HT-prediction-not-possible", "transformers are predicted on GPUs, not on the cores of hosts", "--gpu NAME"
-        )
     if node.engine != "nccl":
         raise HpctrainError(
             "HT-option-not-usable-here",

@@ -75,7 +75,7 @@ def measure(
         HpctrainError: a package that it needs is missing, no launcher, hosts that are not there, no folder for what is
             measured, or a rank failed.
     """
-    require("train", "torch", *(["imagenet"] if program == "loader" else []))
+    require("train", "torch", *(["imagenet"] if program == "loader_rates" else []))
     load = os.getloadavg()[0]
     path = Path(hpctrain.__file__).parent / "worker" / "bench" / f"{program}.py"
     machine = this_machine()

@@ -77,8 +77,10 @@ def _described(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     names = [str(getattr(error, "error_code", None) or type(error).__name__)]
-    cause = error.__cause__ or error.__context__
-    while cause:
+    # Exceptions can be each other's causes.
+    seen, cause = {id(error)}, error.__cause__ or error.__context__
+    while cause and id(cause) not in seen:
+        seen.add(id(cause))
         names.append(type(cause).__name__)
         cause = cause.__cause__ or cause.__context__
     return " from ".join(dict.fromkeys(names))

@@ -224,6 +224,7 @@ def test_a_picture_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
         (["--transformer", "llama3-8b", "--set", "software=mine"], "HT-choice-unknown"),
         (["--transformer", "llama3-8b", "--backend", "mpi"], "HT-option-not-usable-here"),
         (["--transformer", "llama3.1-405b", "--mesh", "auto"], "HT-memory-exceeded"),
+        (["--transformer", "llama3-8b", "--gpu", "cpu"], "HT-prediction-not-possible"),
         (["goyal2017", "--mesh", "auto"], "HT-option-not-usable-here"),
         (["goyal2017", "--mesh", "tp=2"], "HT-keys-not-together"),
     ],

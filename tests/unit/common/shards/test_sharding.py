@@ -242,6 +242,12 @@ def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_objects_are_compared_as_they_are_staged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "verify", "s3://bucket/shards"]) == 2
+    said = capsys.readouterr().err
+    assert codes(said) == ["HT-data-options"] and "s3://bucket/shards" in said and "data stage" in said
+
+
 def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, capsys: pytest.CaptureFixture[str]):
     flipped, short = shards / "train-000001.tar", shards / "val-000000.tar"
     content = bytearray(flipped.read_bytes())

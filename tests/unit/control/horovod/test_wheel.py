@@ -128,13 +128,12 @@ def test_a_build_that_is_not_proved_is_removed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(install, "current_fingerprint", lambda *inputs: BUILT)
     monkeypatch.setattr(install, "find_installed", lambda: None)
     monkeypatch.setattr(wheel, "cached_wheel", lambda wanted: Path("horovod.whl"))
-    run = subprocess.run
 
-    def mpirun(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        assert command[0] == "/opt/mpi/bin/mpirun"
-        return run([sys.executable, "-c", "print('rank 1: a wrong number'); exit(3)"], **options)
+    def mpirun(program: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        assert program == "/opt/mpi/bin/mpirun"
+        return subprocess.CompletedProcess((program, *arguments), 3, "rank 1: a wrong number", "")
 
-    monkeypatch.setattr(subprocess, "run", mpirun)
+    monkeypatch.setattr(install, "run_program", mpirun)
     with refused("HT-horovod-build-failed", status=3, output="rank 1: a wrong number"):
         install.build(lambda step: None)
     assert [arguments[0] for arguments in called] == ["install", "uninstall"]

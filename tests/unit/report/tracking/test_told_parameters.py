@@ -74,4 +74,7 @@ def test_no_message_quotes_a_library() -> None:
     error = RuntimeError("no answer from http://anna:geheim@host")
     error.__cause__ = cause
     assert _described(error) == "RuntimeError from ConnectionRefusedError"
+    cause = ValueError()
+    cause.__cause__, error.__cause__ = error, cause
+    assert _described(error) == "RuntimeError from ValueError"
     assert _described(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
