@@ -186,6 +186,36 @@ def test_a_signal_of_the_launcher_goes_on_to_the_rank(start):
     assert process.wait(LIMIT) == 9
 
 
+def test_a_rank_takes_ctrl_c_though_its_server_ignores_it(tmp_path):
+    """As that of a suite that a shell runs in the background."""
+    program = Path(launching.__file__).with_name("warm_interpreters.py")
+    server = subprocess.Popen(
+        [sys.executable, str(program), str(os.getpid()), "."],
+        cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        _until(lambda: Path(warm_start.socket_path(str(tmp_path), "torch", 0)).exists())
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import signal, sys\nwarm = 'torch' in sys.modules\nimport torch\n"
+            "print(warm, signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env={**os.environ, **warm_start.READ_AT_IMPORT, warm_start.DIRECTORY: str(tmp_path)},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=True,
+        )
+        assert done.stdout == "True True\n"
+    finally:
+        server.kill()
+        server.wait()
+
+
 def test_the_rank_ends_when_its_process_is_killed(start):
     process = start("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     rank = psutil.Process(int(process.stdout.readline()))

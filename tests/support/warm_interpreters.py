@@ -226,6 +226,8 @@ def _take_over(request: _Request) -> socket.socket:
     for number, limits in state["limits"]:
         resource.setrlimit(number, limits)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Python's own, which it does not install where a shell has started the server in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in state["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
