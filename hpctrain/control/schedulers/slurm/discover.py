@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
-from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import dump, validate
 from hpctrain.control.schedulers.profile import ClusterProfile
@@ -20,6 +20,9 @@ _SECONDS = 60.0
 _CONFIG = ("show", "config")
 _PARTITIONS = ("--oneliner", "show", "partition")
 _NODES = ("--oneliner", "show", "node")
+# Partition, state, number of nodes, CPUs, sockets, cores of a socket, memory and GRES, of equal nodes a line.
+_SINFO = ("--exact", "--noheader", "--format=%R|%T|%D|%c|%X|%Y|%m|%G")
+_FIELDS = ("Partitions", "State", "nodes", "CPUTot", "Sockets", "CoresPerSocket", "RealMemory", "Gres")
 
 # Nodes in these states run no jobs until somebody repairs them.
 _BROKEN = ("DOWN", "DRAIN", "FAIL", "ERROR", "INVAL", "UNK", "FUTURE", "MAINT", "NOT_RESP", "REBOOT")
@@ -58,11 +61,12 @@ class NodeKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The output of ``scontrol``."""
+    """The output of ``scontrol``, and of ``sinfo`` in place of ``nodes`` where a site keeps these to itself."""
 
     config: str
     partitions: str
     nodes: str
+    sinfo: str = ""
 
 
 def discover(partition: str | None) -> Discovered:
@@ -81,7 +85,13 @@ def discover(partition: str | None) -> Discovered:
             "there is no Slurm here: scontrol is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
-    answers = Answers(config=_scontrol(*_CONFIG), partitions=_scontrol(*_PARTITIONS), nodes=_scontrol(*_NODES))
+    answers = Answers(
+        config=_scontrol(*_CONFIG),
+        partitions=_scontrol(*_PARTITIONS),
+        nodes=program_output("scontrol", *_NODES, seconds=_SECONDS),
+    )
+    if not answers.nodes:
+        answers = replace(answers, sinfo=program_output("sinfo", *_SINFO, seconds=_SECONDS))
     return profile_from(answers, partition, date.today())
 
 
@@ -96,7 +106,8 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
     named = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
     chosen = named[0]
     name = chosen["PartitionName"]
-    kinds, broken = read_nodes(answers.nodes, chosen)
+    nodes = _lines(answers.nodes) or list(_of_sinfo(answers.sinfo, chosen))
+    kinds, broken = count_nodes(nodes, chosen)
     if not kinds:
         raise HpctrainError(
             "HT-slurm-partition-not-usable",
@@ -133,34 +144,50 @@ def read_config(text: str) -> Settings:
     return {key: value.strip() for key, value in pairs}
 
 
-def read_nodes(text: str, partition: Settings) -> tuple[Counter[NodeKind], int]:
+def _of_sinfo(text: str, partition: Settings) -> Iterator[Settings]:
+    """What ``scontrol show node`` would say of a partition's nodes, as far as ``sinfo`` says it.
+
+    It counts the CPUs that the site keeps from jobs too. Of equal nodes, the partition's sums are without them.
+    """
+    lines = [dict(zip(_FIELDS, line.split("|"), strict=False)) for line in text.splitlines()]
+    here = [line for line in lines if len(line) == len(_FIELDS) and line["Partitions"] == partition["PartitionName"]]
+    sums = dict(field.partition("=")[::2] for field in partition.get("TRES", "").split(","))
+    cpus, nodes = _number(sums, "cpu"), _number(sums, "node")
+    if cpus and nodes and len({line["CPUTot"] for line in here}) == 1:
+        here = [line | {"CPUEfctv": str(cpus // nodes)} for line in here]
+    yield from here
+
+
+def count_nodes(nodes: Iterable[Settings], partition: Settings) -> tuple[Counter[NodeKind], int]:
     """How many nodes of each kind can run jobs of a partition, and how many cannot.
 
     Args:
-        text: the output of ``scontrol --oneliner show node``.
+        nodes: each node as ``scontrol --oneliner show node`` prints it; or several equal ones, with their number.
         partition: its settings, which may keep CPUs from jobs.
     """
     usable: Counter[NodeKind] = Counter()
     broken = 0
-    for node in _lines(text):
+    for node in nodes:
         if partition["PartitionName"] not in node.get("Partitions", "").split(","):
             continue
         state = node.get("State", "UNKNOWN").upper()
         # '*' after a state: the node does not answer.
         if "*" in state or any(part.startswith(_BROKEN) for part in state.split("+")):
-            broken += 1
+            broken += _number(node, "nodes") or 1
         elif kind := _kind(node, partition):
-            usable[kind] += 1
+            usable[kind] += _number(node, "nodes") or 1
     return usable, broken
 
 
 def _kind(node: Settings, partition: Settings) -> NodeKind | None:
-    cpus, memory = _number(node, "CPUTot"), _number(node, "RealMemory")
-    cores = (_number(node, "Sockets") or 0) * (_number(node, "CoresPerSocket") or 0)
+    cpus, sockets, memory = _number(node, "CPUTot"), _number(node, "Sockets") or 0, _number(node, "RealMemory")
+    cores = sockets * (_number(node, "CoresPerSocket") or 0)
     if not cpus or not cores:
         return None
     # Without the cores that the site keeps from jobs; CPUEfctv is new in 22.05.
-    available = min(_number(node, "CPUEfctv") or cpus, _number(partition, "MaxCPUsPerNode") or cpus)
+    reserved = (_number(node, "CoreSpecCount") or 0) * (_number(node, "ThreadsPerCore") or 1)
+    of_node, of_socket = (_number(partition, key) or cpus for key in ("MaxCPUsPerNode", "MaxCPUsPerSocket"))
+    available = min(_number(node, "CPUEfctv") or cpus - reserved, of_node, of_socket * sockets, cpus)
     # Slurm's CPUs are cores or hardware threads, as the site configures it.
     threads = max(1, cpus // cores)
     available_cores = max(1, min(available // threads, cores))
