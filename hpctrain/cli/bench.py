@@ -151,6 +151,12 @@ def step(
             "leave it out, or add --model resnet50",
             model=model,
         )
+    if sweep and model == "gpt":
+        raise HpctrainError(
+            "HT-option-not-usable-here",
+            "--sweep is for hpctrain predict --calibration, which takes no measurements of transformers",
+            "leave --sweep out, or choose another --model",
+        )
     samples = batch or _BATCHES[model]
     options = HostOptions(**hosts.given())
     if sweep:

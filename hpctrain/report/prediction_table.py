@@ -237,6 +237,8 @@ def memory_warnings(prediction: Prediction) -> list[str]:
 def _cut(row: Row) -> str:
     if row.layout is None:
         return "--set batch.micro_batch=N cuts them"
+    if row.at_once <= 1:
+        return "--mesh auto finds a mesh that fits"
     return "a smaller micro-batch cuts them, and --mesh auto finds a mesh that fits"
 
 

@@ -35,13 +35,13 @@ def usable_gpus(environment: Mapping[str, str] = os.environ, amd_nodes: Path = _
     except pynvml.NVMLError:
         present = sum(map(_is_amd_gpu, amd_nodes.glob("*/properties")))
         for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            present = min(present, len(_visible(environment.get(name), present)))
+            present = min(present, len(visible_devices(environment.get(name), present)))
         return present
     try:
         present = int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
-    return min(present, len(_visible(environment.get("CUDA_VISIBLE_DEVICES"), present)))
+    return min(present, len(visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), present)))
 
 
 def _is_amd_gpu(properties: Path) -> bool:
@@ -52,7 +52,7 @@ def _is_amd_gpu(properties: Path) -> bool:
         return False
 
 
-def _visible(devices: str | None, present: int) -> list[str]:
+def visible_devices(devices: str | None, present: int) -> list[str]:
     """The devices that a variable names, up to the first that is none; by UUID, those of parts of a GPU too.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
@@ -103,7 +103,7 @@ def own_gpu(local_rank: int, visible: str | None, present: int) -> str | None:
         visible: the variable as it is; None if it is not set.
         present: the GPUs of the host.
     """
-    devices = _visible(visible, present) if present else []
+    devices = visible_devices(visible, present) if present else []
     return devices[local_rank % len(devices)] if devices else None
 
 

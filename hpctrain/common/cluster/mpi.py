@@ -39,7 +39,6 @@ class MpiInstallation:
     flavour: Flavour
     version: str
     mpirun: Path
-    mpicc: Path | None
     mpicxx: Path | None
 
     @property
@@ -80,7 +79,6 @@ def find_mpi() -> MpiInstallation:
         flavour=flavour,
         version=version,
         mpirun=mpirun,
-        mpicc=_beside(mpirun, "mpicc"),
         mpicxx=_beside(mpirun, "mpicxx"),
     )
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.common.cluster.checks import Check, judge, skip
+from hpctrain.common.cluster.gpus import visible_devices
 from hpctrain.common.files.disk import nearest_existing
 from hpctrain.common.settings import BACKEND, SHARE_GPUS
 from hpctrain.control.doctor import network_checks
@@ -79,7 +80,7 @@ def visible_gpus(host: Host) -> Check:
     name, here = "GPUs of each rank", [gpu.index for gpu in host.node_map.gpus]
     if not here:
         return skip(name, "no GPU")
-    seen = [_seen(value, here) for value in host.visible]
+    seen = [visible_devices(value, len(here)) for value in host.visible]
     blind = sum(not devices for devices in seen)
     distinct = len({device for devices in seen for device in devices})
     settings = sorted({"not set" if value is None else value or "empty" for value in host.visible})
@@ -93,19 +94,6 @@ def visible_gpus(host: Host) -> Check:
         remedy="unset CUDA_VISIBLE_DEVICES, ask Slurm for --gpus-per-node, start fewer ranks, or try out with "
         "--share-gpus",
     )
-
-
-def _seen(value: str | None, here: Sequence[int]) -> tuple[str, ...]:
-    """The GPUs that a setting makes visible: an invalid entry hides those after it."""
-    if value is None:
-        return tuple(map(str, here))
-    devices: list[str] = []
-    for word in (word.strip() for word in value.split(",")):
-        # The names of GPUs and of their MIG slices (GPU-…, MIG-…) cannot be judged by number.
-        if not (word.startswith(("GPU-", "MIG-")) or (word.isdecimal() and int(word) in here)):
-            break
-        devices.append(word)
-    return tuple(devices)
 
 
 def peer_memory(host: Host) -> Check:

@@ -95,7 +95,7 @@ def read_host(
         visible: ``CUDA_VISIBLE_DEVICES`` of each rank here; by default all have that of ``environment``.
 
     Raises:
-        HpctrainError: neither /sys nor lstopo.
+        HpctrainError: there is no /sys.
     """
     shared, temporary = root / "dev/shm", mpirun_folder(environment)
     version = re.match(r"(\d+)\.(\d+)", kernel_text(root / "proc/sys/kernel/osrelease"))

@@ -79,7 +79,8 @@ class Calibration:
                     raise HpctrainError(
                         "HT-calibration-mismatch",
                         "--calibration: steps were measured with the {kind} {found}, but {wanted} is to be predicted",
-                        "measure that with hpctrain bench step --sweep --json, or leave the file out",
+                        f"leave the file out; or hpctrain bench step --sweep --json measures {wanted}, where its "
+                        "--model or --precision has that",
                         kind=what,
                         found=found,
                         wanted=wanted,
@@ -163,7 +164,7 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
             raise HpctrainError(
                 "HT-calibration-not-valid",
                 "{path} is not a calibration: it has neither sweeps nor measured all-reduces",
-                _HOW,
+                f"{_HOW}, whose printed table is read, and not the report of -J",
                 path=path,
             )
     return Calibration(sweeps=tuple(sweeps), curves=tuple(curves), loaded=loaded)

@@ -48,15 +48,6 @@ class PredictionRequest:
     site: Site = Site()
 
 
-def recipe_request(recipe: Recipe, request: PredictionRequest) -> Prediction:
-    """The prediction of a recipe, whether of images or of text.
-
-    Raises:
-        HpctrainError: see :func:`predict_request`.
-    """
-    return predict_request(training_of(recipe), request)
-
-
 def training_of(recipe: Recipe) -> Training | LanguageTraining:
     """What is predicted of a recipe."""
     return recipe_language_training(recipe) if recipe.data.name == "text" else recipe_training(recipe)

@@ -6,11 +6,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.predict.layer_memory import largest_batch, memory
-from hpctrain.control.predict.micro_batch import memory_settings
+from hpctrain.control.predict.layer_memory import largest_batch
+from hpctrain.control.predict.micro_batch import memory_settings, rank_bytes
 from hpctrain.control.predict.training import recipe_training
-from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.rank_memory import memory as transformer_memory
 
 
 def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
@@ -24,33 +22,30 @@ def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | Non
     """
     if plan.recipe is None or plan.recipe.batch.micro_batch == "auto":
         return None
+    try:
+        taken = rank_bytes(plan.recipe, plan.ranks)
+    except HpctrainError:
+        return None
     each = -(-plan.ranks // gpus)
-    taken, remedy = _rank_bytes(plan.recipe, plan.ranks, device_bytes / each)
     if each * taken <= device_bytes:
         return None
     return (
         f"{each} ranks share a GPU of {device_bytes / 1e9:.3g} GB and take about {each * taken / 1e9:.3g} GB of it: "
-        f"{remedy}"
+        f"{_remedy(plan.recipe, plan.ranks, device_bytes / each)}"
     )
 
 
-def _rank_bytes(recipe: Recipe, ranks: int, room: float) -> tuple[float, str]:
-    """The memory of a rank, and what to do where there is room for less; 0 where it cannot be predicted."""
-    if recipe.model.name == "gpt":
-        needed = transformer_memory(recipe.model.transformer, Layout.of_recipe(recipe, ranks))
-        return needed.used, "a smaller batch.micro_batch, sharding.recompute, or fewer ranks"
+def _remedy(recipe: Recipe, ranks: int, room: float) -> str:
+    """What to do where a rank has less memory than it takes."""
+    if recipe.model.family.predicts_tokens:
+        return "a smaller batch.micro_batch, sharding.recompute, or fewer ranks"
+    training = recipe_training(recipe)
     try:
-        training = recipe_training(recipe)
-    except HpctrainError:
-        return 0, ""
-    settings = memory_settings(training, ranks)
-    try:
-        most = largest_batch(training.largest, room, settings)
+        most = largest_batch(training.largest, room, memory_settings(training, ranks))
     except HpctrainError:
         most = 0
     size = _micro_batch(recipe, ranks, most)
-    taken = memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).total
-    return taken, f"--set batch.micro_batch={size} cuts a rank's samples" if size else "start fewer ranks"
+    return f"--set batch.micro_batch={size} cuts a rank's samples" if size else "start fewer ranks"
 
 
 def _micro_batch(recipe: Recipe, ranks: int, most: int) -> int | None:

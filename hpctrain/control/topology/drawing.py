@@ -189,7 +189,9 @@ class _Sketch:
             row.append(self._add(0, [fabric.hosts[host] for host in members]))
             self.box_of_host |= dict.fromkeys(members, row[-1])
         self._box_of |= {
-            node: self.box_of_host[int(fabric.host[node])] for node in nodes if int(fabric.host[node]) in hosts
+            node: self.box_of_host[int(fabric.host[node])]
+            for node in nodes
+            if int(fabric.host[node]) in self.box_of_host
         }
         return row
 

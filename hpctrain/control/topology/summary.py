@@ -127,11 +127,13 @@ def _branches(fabric: Fabric, tree: Subtree) -> Iterator[Branch]:
         return
     from_here = np.isin(fabric.source, tree.switches)
     rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
+    # A cable is seen from both of its ends, unless the other one is of another branch.
+    inside = (rise == 0) & np.isin(fabric.target[from_here], tree.switches)
     yield Branch(
         switches=_natural(fabric.names[switch] for switch in tree.switches),
         down=int(((rise < 0) & (fabric.level[fabric.target[from_here]] >= 0)).sum()),
         up=int((rise > 0).sum()),
-        across=int((rise == 0).sum()),
+        across=int((rise == 0).sum()) - int(inside.sum()) // 2,
         hosts=_natural(fabric.hosts[host] for host in tree.hosts),
         branches=_sorted(below),
     )

@@ -11,7 +11,7 @@ from hpctrain.common.cluster.cores import cores_of_list, cores_of_nodes
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, checked
 from hpctrain.common.errors import HpctrainError
 
-_REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt"
+_REMEDY = "write it on the host with: nvidia-smi topo -m > node.txt; for other GPUs, lstopo --of xml node.xml"
 # The header is underlined even in a file, and terminals add colours and erasures.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\([0-9A-B])")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")

@@ -40,7 +40,10 @@ _EXPECTED = "expected SwitchName=… with Switches=… or Nodes=…, or BlockNam
 Line = tuple[dict[str, str], str]
 
 
-def _not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
+LEAVES_ONLY = "Slurm has hosts at the leaves only"
+
+
+def not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-slurm-topology-not-valid", "{where}: {problem}", hint, where=where, problem=problem)
 
 
@@ -170,19 +173,19 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     by_name: dict[str, SwitchGroup] = {}
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
-            raise _not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
+            raise not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
     for group in groups:
         for child in group.switches:
             if child not in by_name:
                 hint = nearest(child, by_name) if len(by_name) <= 50 else "is the text complete?"
-                raise _not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
+                raise not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
     try:
         graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
     except graphlib.CycleError as error:
         circle = error.args[1]
-        raise _not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
+        raise not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
     if not any(group.hosts for group in groups):
-        raise _not_valid(where, "no switch and no block with hosts", _EXPECTED)
+        raise not_valid(where, "no switch and no block with hosts", _EXPECTED)
     return _with_remarks(groups)
 
 
@@ -223,16 +226,16 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     while match := _PAIR.match(line, end):
         key, end = match[1].lower(), match.end()
         if key in pairs:
-            raise _not_valid(place, f"{match[1]} appears twice")
+            raise not_valid(place, f"{match[1]} appears twice")
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES or not pairs[first]:
-        raise _not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
+        raise not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
     for key in pairs:
         if key != first and key not in _LINES[first]:
             valid = [_SPELLING[known] for known in _LINES[first]]
             hint = nearest(key, valid) if valid else ""
-            raise _not_valid(place, f"{_SPELLING[first]} has no {key!r}", hint)
+            raise not_valid(place, f"{_SPELLING[first]} has no {key!r}", hint)
     return pairs
 
 
@@ -247,8 +250,7 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
             line=f"SwitchName={pairs['switchname']}",
         )
     if switches and hosts and "level" not in pairs:
-        hint = "Slurm has hosts at the leaves only"
-        raise _not_valid(place, f"{pairs['switchname']!r} has both switches and hosts", hint)
+        raise not_valid(place, f"{pairs['switchname']!r} has both switches and hosts", LEAVES_ONLY)
     return SwitchGroup(
         name=pairs["switchname"],
         where=place,
@@ -296,7 +298,7 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
         ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
             problem = f"block size {size} is not the first one, {sizes[0]}, times a power of two, or not larger"
-            raise _not_valid(place, f"{problem} than the one before")
+            raise not_valid(place, f"{problem} than the one before")
         step = ratio // members
         groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
         names = [f"{group[0]}+{len(group) - 1}" for group in groups]
@@ -315,5 +317,5 @@ def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
 def _number(text: str, key: str, place: str) -> int:
     # At most nine digits: Slurm keeps 32 bits.
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise _not_valid(place, f"{key}={text[:60]}: expected a whole number")
+        raise not_valid(place, f"{key}={text[:60]}: expected a whole number")
     return int(text)

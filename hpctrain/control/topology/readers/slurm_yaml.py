@@ -9,32 +9,45 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, RootModel
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
 from hpctrain.common.files.checked_yaml import Location, read_document, validate
-from hpctrain.control.topology.readers.slurm import Choice, Topology, aggregate, check_groups, choose
+from hpctrain.control.topology.readers.slurm import (
+    LEAVES_ONLY,
+    Choice,
+    Topology,
+    aggregate,
+    check_groups,
+    choose,
+    not_valid,
+)
 from hpctrain.control.topology.records import Record, SwitchGroup
 
 _KIND, _HINT = "topology.yaml", "see man topology.yaml"
 
 
-class _Switch(BaseModel):
+class _Part(BaseModel):
+    # Names may be numbers.
+    model_config = ConfigDict(coerce_numbers_to_str=True, extra="forbid")
+
+
+class _Switch(_Part):
     switch: str
     children: str = ""
     nodes: str = ""
 
 
-class _Tree(BaseModel):
+class _Tree(_Part):
     switches: tuple[_Switch, ...]
 
 
-class _Block(BaseModel):
+class _Block(_Part):
     block: str
     nodes: str = ""
 
 
-class _Blocks(BaseModel):
+class _Blocks(_Part):
     # A single size may stand without a list.
     block_sizes: Annotated[
         tuple[int, ...], BeforeValidator(lambda sizes: [sizes] if type(sizes) is int else sizes)
@@ -42,13 +55,16 @@ class _Blocks(BaseModel):
     blocks: tuple[_Block, ...]
 
 
-class _Topology(BaseModel):
-    """One topology. Kinds other than these two, such as ``flat`` and ``torus3d``, describe no switches."""
+class _Topology(_Part):
+    """One topology. Kinds other than ``tree`` and ``block`` describe no switches."""
 
     topology: str
     cluster_default: bool = False
     tree: _Tree | None = None
     block: _Blocks | None = None
+    flat: object = None
+    ring: object = None
+    torus3d: object = None
 
 
 class _Topologies(RootModel[tuple[_Topology, ...]]):
@@ -83,6 +99,8 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
 def _tree(tree: _Tree, at: Location, where: Callable[[Location], str]) -> Iterator[SwitchGroup]:
     for number, switch in enumerate(tree.switches):
         here = (*at, "switches", number)
+        if switch.children and switch.nodes:
+            raise not_valid(where(here), f"{switch.switch!r} has both switches and hosts", LEAVES_ONLY)
         yield SwitchGroup(
             name=switch.switch,
             where=where(here),

@@ -17,7 +17,7 @@ from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan, place_plan
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.micro_batch import SHARE, fitting, rank_bytes
-from hpctrain.control.predict.prediction_request import PredictionRequest, recipe_request
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.resuming.resume import changed_work, resumed_plan
 from hpctrain.control.supervision.begin import new_plan
 from support.refusals import refused
@@ -105,7 +105,7 @@ def test_a_host_whose_memory_is_not_known() -> None:
             make_plan(TrainingRequest(work=GPT), found)
     cpu = PredictionRequest(hardware=Hardware(gpu="cpu", gpus_per_node=1), nodes=[1])
     with refused("HT-batch-auto-not-possible", owners="hosts"):
-        recipe_request(DIGITS, cpu)
+        predict_request(training_of(DIGITS), cpu)
 
 
 def test_this_machine_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +176,9 @@ def test_predictions_have_the_number_for_their_gpu_and_ranks() -> None:
     # A prediction needs no data.
     recipe = load_recipe("gpt2-124m", ["batch.micro_batch=auto"])
     hardware = Hardware(gpu="h100-sxm", gpus_per_node=8)
-    rows = recipe_request(recipe, PredictionRequest(hardware=hardware, nodes=[1, 2])).rows
+    rows = predict_request(training_of(recipe), PredictionRequest(hardware=hardware, nodes=[1, 2])).rows
     sizes = [fitting(recipe, ranks, 80e9) for ranks in (8, 16)]
     assert [row.at_once for row in rows] == sizes == [60, 30]
     ghost = load_recipe("goyal2017", GHOST)
-    one = recipe_request(ghost, PredictionRequest(hardware=hardware, nodes=[1])).rows[0]
+    one = predict_request(training_of(ghost), PredictionRequest(hardware=hardware, nodes=[1])).rows[0]
     assert 32 < one.at_once < 4096 and one.largest_batch and one.at_once <= one.largest_batch

@@ -11,7 +11,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.planning.mesh_plan import parameters
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.prediction_request import PredictionRequest, recipe_request
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.predict.training import images, recipe_training
 
 MANIFEST = {
@@ -60,7 +60,11 @@ def test_what_is_assumed_is_said(tmp_path: Path) -> None:
 def test_that_frozen_parameters_are_predicted_as_trained_is_said(name: str, frozen: str) -> None:
     request = PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[1])
     said = [
-        [text for text in recipe_request(load_recipe(name, overrides), request).warnings if "model.frozen" in text]
+        [
+            text
+            for text in predict_request(training_of(load_recipe(name, overrides)), request).warnings
+            if "model.frozen" in text
+        ]
         for overrides in ([], [f"model.frozen=[{frozen}]"])
     ]
     assert [len(each) for each in said] == [0, 1]

@@ -14,7 +14,7 @@ from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.image_prediction import Node
 from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, recipe_request
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.predict.transformers.language_prediction import (
     LanguageTraining,
     _usual_batch,
@@ -171,15 +171,15 @@ def test_gpt2_on_one_h100_is_what_was_measured(micro_batch, compile_, measured):
     # hpctrain run gpt2-124m, which compiled nothing, and a compiled loop on one H100, PyTorch 2.11, 27 November 2026.
     recipe = load_recipe(GPT2[0], [*GPT2[1], f"batch.micro_batch={micro_batch}", f"compile={compile_}"])
     hardware = Hardware(gpu="h100-sxm", gpus_per_node=1)
-    (row,) = recipe_request(recipe, PredictionRequest(hardware=hardware, nodes=[1])).rows
+    (row,) = predict_request(training_of(recipe), PredictionRequest(hardware=hardware, nodes=[1])).rows
     assert row.at_once == micro_batch
     assert row.tokens_per_s.low < measured < row.tokens_per_s.high
 
 
 def test_a_recipe_lasts_as_long_as_its_steps():
     recipe = load_recipe(*GPT2)
-    (row,) = recipe_request(
-        recipe, PredictionRequest(hardware=Hardware(gpu="a100-sxm-40", gpus_per_node=8), nodes=[1])
+    (row,) = predict_request(
+        training_of(recipe), PredictionRequest(hardware=Hardware(gpu="a100-sxm-40", gpus_per_node=8), nodes=[1])
     ).rows
     assert row.minutes.value == pytest.approx(600_000 * row.step_s.value / 60)
     assert row.epochs.value == 600
@@ -190,8 +190,8 @@ def test_a_recipe_lasts_as_long_as_its_steps():
 
 def test_the_mesh_of_a_recipe_is_taken():
     recipe = load_recipe(GPT2[0], [*GPT2[1], "mesh.tp=2", "mesh.dp_shard=-1"])
-    (row,) = recipe_request(
-        recipe, PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[1])
+    (row,) = predict_request(
+        training_of(recipe), PredictionRequest(hardware=Hardware(gpu="h100-sxm", gpus_per_node=8), nodes=[1])
     ).rows
     assert (row.layout["tp"], row.layout["dp_shard"]) == (2, 4)
 

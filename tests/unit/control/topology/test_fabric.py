@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpctrain.control.topology.summary import host_numbers, leaf_oversubscription
+from hpctrain.control.topology.summary import branches, host_numbers, leaf_oversubscription
 from support.refusals import refused
 from support.topology.small_fabric import small_fabric, two_levels
 
@@ -47,3 +47,9 @@ def test_oversubscription_by_the_names_of_leaves() -> None:
     assert leaf_oversubscription(fabric) == {"leaf0": 2.0, "leaf1": 1.0}
     assert leaf_oversubscription(replace(fabric, bandwidth=np.ones_like(fabric.bandwidth))) == {}
     assert leaf_oversubscription(small_fabric([("a 0", "leaf0")])) == {"leaf0": None}
+
+
+def test_a_cable_between_two_leaves_of_the_same_hosts_counts_once() -> None:
+    adapters = [(f"{host} {rail}", f"leaf{rail}") for host in "ab" for rail in range(2)]
+    (branch,) = branches(small_fabric([*adapters, ("leaf0", "leaf1")]))
+    assert (branch.down, branch.up, branch.across) == (4, 0, 1)

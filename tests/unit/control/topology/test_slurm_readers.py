@@ -230,6 +230,13 @@ def test_a_switch_without_hosts_is_remarked_upon() -> None:
         (slurm_yaml.read, YAML.replace("[1]", "[one]"), "HT-file-value", {"where": "f:6"}),
         (slurm_yaml.read, "- &a [*a]\n", "HT-file-not-yaml", {"where": "f:1"}),
         (slurm_yaml.read, "[" * 5000, "HT-file-not-yaml", {"where": "f:1"}),
+        (
+            slurm_yaml.read,
+            YAML.replace("children: s[1-2]", "children: s[1-2]\n        nodes: n[5-6]"),
+            "HT-slurm-topology-not-valid",
+            {"where": "f:12"},
+        ),
+        (slurm_yaml.read, YAML.replace("  tree:", "  tre:"), "HT-file-unknown-key", {}),
     ],
 )
 def test_refused_with_its_line(reader: Reader, text: str, code: str, values: dict[str, object]) -> None:
