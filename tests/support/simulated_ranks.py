@@ -109,5 +109,7 @@ def simulated(case: str, begun: np.ndarray, ranks: int, framework: str = "torch"
             meet = not alone or (step + 1) % sync.every == 0 or step + 1 == steps
             if alone and meet:
                 simulation.average_parameters()
+            elif not alone:
+                simulation.before = simulation.vector().astype(np.float64)
             noted.append(np.mean(losses) if meet else losses[0])
     return simulation.vector(), noted

@@ -131,10 +131,11 @@ def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tupl
 
 def _adapted(rule: Rule, step: UpdateStep, w: Array, g: Array) -> Array:
     settings, d = rule.settings, rule.decayed(g, w)
-    w_norm, g_norm = rule.ops.norm(w), rule.ops.norm(g)
+    w_norm = rule.ops.norm(w)
     if settings.trust_denominator == "norm_of_sum":
         d_norm = g_norm = rule.ops.norm(d)
     else:
+        g_norm = rule.ops.norm(g)
         # Kinds that are not decayed have no decay in the ratio either.
         beta = rule.decay and (rule.decay if settings.trust_decay is None else settings.trust_decay)
         d_norm = g_norm + beta * w_norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
@@ -59,20 +60,21 @@ def require_between(faults: FaultTolerance, ranks: int) -> None:
     Raises:
         HpctrainError: there are.
     """
-    bounds = (
-        ("HT-ranks-too-few", "min_ranks", faults.min_ranks, faults.min_ranks > ranks),
-        ("HT-ranks-too-many", "max_ranks", faults.max_ranks, ranks > (faults.max_ranks or ranks)),
+    if faults.min_ranks > ranks:
+        raise _beyond("HT-ranks-too-few", "min_ranks", faults.min_ranks, ranks)
+    if faults.max_ranks and ranks > faults.max_ranks:
+        raise _beyond("HT-ranks-too-many", "max_ranks", faults.max_ranks, ranks)
+
+
+def _beyond(code: str, key: str, bound: int, ranks: int) -> HpctrainError:
+    return HpctrainError(
+        code,
+        "fault_tolerance.{key} is {bound}, and the run has {ranks} ranks",
+        f"-np {bound}, or --set fault_tolerance.{key}={ranks}",
+        key=key,
+        bound=bound,
+        ranks=ranks,
     )
-    for code, key, bound, is_beyond in bounds:
-        if is_beyond:
-            raise HpctrainError(
-                code,
-                "fault_tolerance.{key} is {bound}, and the run has {ranks} ranks",
-                f"-np {bound}, or --set fault_tolerance.{key}={ranks}",
-                key=key,
-                bound=bound,
-                ranks=ranks,
-            )
 
 
 def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
@@ -81,18 +83,17 @@ def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:
     if not model.family.predicts_tokens:
         return
     stages = sizes["pp"] * (1 if schedule in _ONE_STAGE_A_RANK else 2)
-    possible = ", ".join(str(size) for size in range(1, model.heads + 1) if model.heads % size == 0)
-    faults = {
-        f"mesh.tp: {sizes['tp']} ranks cannot share the {model.heads} heads of each block evenly": (
-            model.heads % sizes["tp"],
-            f"--mesh tp=N with one of {possible}",
-        ),
-        f"mesh.pp: {sizes['pp']} ranks make {stages} stages with pipeline.schedule {schedule}, and the model has "
-        f"{model.layers} blocks": (stages > model.layers, "fewer ranks along pp, or more model.layers"),
-    }
-    for problem, (is_fault, remedy) in faults.items():
-        if is_fault:
-            raise HpctrainError("HT-model-not-divisible", "{problem}", remedy, problem=problem)
+    if model.heads % sizes["tp"]:
+        possible = ", ".join(str(size) for size in range(1, model.heads + 1) if model.heads % size == 0)
+        problem = f"mesh.tp: {sizes['tp']} ranks cannot share the {model.heads} heads of each block evenly"
+        raise _undivided(problem, f"--mesh tp=N with one of {possible}")
+    if stages > model.layers:
+        problem = f"mesh.pp: {sizes['pp']} ranks make {stages} stages with pipeline.schedule {schedule}, and the model"
+        raise _undivided(f"{problem} has {model.layers} blocks", "fewer ranks along pp, or more model.layers")
+
+
+def _undivided(problem: str, remedy: str) -> HpctrainError:
+    return HpctrainError("HT-model-not-divisible", "{problem}", remedy, problem=problem)
 
 
 def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
@@ -101,30 +102,40 @@ def require_micro_batches(recipe: Recipe, mesh: Mesh) -> None:
     Args:
         recipe: see :func:`require_recipe`.
     """
-    stages, schedule = mesh.sizes["pp"], recipe.pipeline.schedule
-    if stages == 1:
+    if mesh.sizes["pp"] == 1:
         return
+    for problem, remedy in _micro_batch_faults(recipe, mesh):
+        raise HpctrainError(
+            "HT-pipeline-wrong-micro-batches",
+            "{problem}",
+            f"--set pipeline.micro_batches={remedy}",
+            problem=problem,
+        )
+
+
+def _micro_batch_faults(recipe: Recipe, mesh: Mesh) -> Iterator[tuple[str, str]]:
+    """What is wrong with the micro-batches of a pipeline, and the number to take instead."""
+    stages, schedule = mesh.sizes["pp"], recipe.pipeline.schedule
     count, samples = recipe.pipeline.count(stages), recipe.batch.at_once(mesh.data_ranks)
-    nearest = min((size for size in range(1, samples + 1) if samples % size == 0), key=lambda size: abs(size - count))
-    rounds = max(1, count // stages)
-    faults = {
-        f"{count} micro-batches of equal size cannot be made from the {samples} samples that each of {mesh.data_ranks} "
-        "data-parallel ranks computes at once": (samples % count, f"{nearest}, or another batch"),
-        f"pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}": (
-            schedule == "1f1b" and count < stages,
+    if samples % count:
+        sizes = (size for size in range(1, samples + 1) if samples % size == 0)
+        yield (
+            f"{count} micro-batches of equal size cannot be made from the {samples} samples that each of "
+            f"{mesh.data_ranks} data-parallel ranks computes at once",
+            f"{min(sizes, key=lambda size: abs(size - count))}, or another batch",
+        )
+    if schedule == "1f1b" and count < stages:
+        yield (
+            f"pipeline.schedule: 1f1b needs as many micro-batches as stages ({stages}), and there are {count}",
             f"{stages}, or --set pipeline.schedule=gpipe",
-        ),
-        f"pipeline.schedule: {schedule} runs in {rounds} rounds of {stages} stages, which do not divide {count} "
-        "micro-batches": (schedule.startswith("interleaved") and count % rounds, f"{rounds * stages}"),
-    }
-    for problem, (is_fault, remedy) in faults.items():
-        if is_fault:
-            raise HpctrainError(
-                "HT-pipeline-wrong-micro-batches",
-                "{problem}",
-                f"--set pipeline.micro_batches={remedy}",
-                problem=problem,
-            )
+        )
+    rounds = max(1, count // stages)
+    if schedule.startswith("interleaved") and count % rounds:
+        yield (
+            f"pipeline.schedule: {schedule} runs in {rounds} rounds of {stages} stages, which do not divide {count} "
+            "micro-batches",
+            f"{rounds * stages}",
+        )
 
 
 def has_folder(recipe: Recipe) -> bool:

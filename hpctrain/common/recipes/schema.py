@@ -31,7 +31,7 @@ class Recipe(RecipeKeys):
         found = self.model_copy(update={"batch": self.batch.at(ranks)})
         if problem := climbs(found):
             raise HpctrainError(
-                "HT-key-out-of-range", "{problem}", "--set schedule.end_rate=0, or more ranks", problem=problem
+                "HT-keys-not-together", "{problem}", "--set schedule.end_rate=0, or more ranks", problem=problem
             )
         return found
 

@@ -110,10 +110,12 @@ class Data(Section):
     name: Literal["digits", "imagenet", "text"] = Field(
         description="scikit-learn's digits, shards of images, whatever they show (imagenet), or tokens"
     )
-    test_fraction: Annotated[float, Field(gt=0, lt=1), _DIGITS] = Field(0.2, description="of digits")
+    test_fraction: Annotated[float, Field(gt=0, lt=1), _DIGITS] = Field(
+        0.2, description="share of the digits kept for testing"
+    )
     split_seed: Annotated[Annotated[int, Field(ge=0, lt=2**32)] | None, _DIGITS] = Field(
         None,
-        description="decides what is tested with; by default the recipe's seed, which decides the rest",
+        description="decides which digits are kept for testing; by default the recipe's seed, which decides the rest",
     )
     path: Annotated[str | None, Of("name", "imagenet text", idle=True)] = Field(
         None,

@@ -152,6 +152,12 @@ def _require_framework(plan: Plan) -> None:
             "batch.micro_batch: auto, which predicts PyTorch's memory,": recipe.batch.micro_batch == "auto",
             "model.frozen": recipe.model.frozen,
             "optimizer.rates": recipe.optimizer.rates,
+            "stochastic_depth": recipe.stochastic_depth,
+            "compile: on": recipe.compile == "on",
+            # Keras reduces gradients after their scaling, so that what overflows or vanishes on the wire is not seen.
+            "precision: fp16 with communication.compression: fp16": recipe.precision
+            == recipe.communication.compression
+            == "fp16",
         }
     if feature := next((name for name, is_asked in of_pytorch.items() if is_asked), None):
         raise HpctrainError(

@@ -14,7 +14,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.layout import MOMENTS, RANDOM, STATISTICS
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sync import is_local
 from hpctrain.worker import models
@@ -35,19 +34,13 @@ from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.random_state import NAMES, random_state, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
-from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline, Trainer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, GradientNumbers, Timeline, Trainer
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-# What there is to undo: the number of updates before a step, and the values that it has changed since.
-_NOTHING: tuple[int, list[tuple[keras.Variable, tf.Tensor]]] = (-1, [])
 
 
 class KerasTrainer(Trainer):
-    """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`.
-
-    Raises:
-        HpctrainError: the recipe has fp16 both in computing and on the wire, or stochastic depth.
-    """
+    """The Keras side of :class:`hpctrain.worker.train.trainer.Trainer`."""
 
     framework = "keras"
     compiled = True
@@ -55,7 +48,6 @@ class KerasTrainer(Trainer):
     timeline: Timeline = ()
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
-        _require_supported(recipe)
         if comm.strategy is None:
             take_gpu(comm.local_rank, comm.local_size)
         details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
@@ -72,7 +64,6 @@ class KerasTrainer(Trainer):
         # Both describe the last step whose update was left out.
         self._own_finite = tf.Variable(True)
         self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
-        self._before = _NOTHING
         self._average: KerasAverage | None = KerasAverage(self.model) if recipe.averaging else None
         self._outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
@@ -190,7 +181,7 @@ class KerasTrainer(Trainer):
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.before_update()
-        self._before = _NOTHING
+        self._before = NOTHING
         averages = self._averages()
         own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
         shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
@@ -355,20 +346,6 @@ def _nbytes(variable: keras.Variable) -> int:
 def _array(variable: keras.Variable) -> NDArray[Any]:
     """A copy of the variable's value."""
     return np.asarray(variable.value)
-
-
-def _require_supported(recipe: Recipe) -> None:
-    faults = {
-        "precision: fp16 with communication.compression: fp16 does not work in Keras: what overflows or vanishes on "
-        "the wire is after the loss scaling": recipe.precision == "fp16" and recipe.communication.compression == "fp16",
-        "stochastic_depth is for PyTorch alone: the networks in Keras have none": recipe.stochastic_depth,
-        "compile: on is for PyTorch: in Keras a step is a graph of TensorFlow in any case, and XLA (jit_compile) is "
-        "not used, since most reductions have no kernel for it": recipe.compile == "on",
-    }
-    if problem := next((sentence for sentence, is_fault in faults.items() if is_fault), None):
-        raise HpctrainError(
-            "HT-only-in-pytorch", "{problem}", "--framework torch, or --set the key to its default", problem=problem
-        )
 
 
 def _build(recipe: Recipe, comm: Communicator) -> keras.Model:

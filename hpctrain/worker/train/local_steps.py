@@ -48,6 +48,8 @@ class LocalSteps:
     def begin(self, epochs: float) -> None:
         """Begin a step after ``epochs`` epochs of the run."""
         alone = self._sync is not None and epochs >= self._sync.after_epochs
+        if alone and not self._trainer.alone:
+            self._trainer.begin_alone()
         self._trainer.alone = self._trainer.guard.apart = alone
 
     def end(self, own_loss: float, *, last: bool) -> bool:
@@ -83,8 +85,12 @@ class OuterStep:
     def __init__(self, trainer: Trainer, outer: Outer) -> None:
         self._trainer = trainer
         self._outer = outer if outer.optimizer == "nesterov" else None
-        self._before = trainer.vector()
-        self.state = {_VELOCITY: np.zeros_like(self._before)} if self._outer else {}
+        self.state = {_VELOCITY: np.zeros_like(trainer.vector())} if self._outer else {}
+
+    def begin(self) -> None:
+        """Take the parameters as those before the ranks' own steps."""
+        if self._outer:
+            self._before = self._trainer.vector()
 
     def step(self) -> None:
         """Average over the ranks. Collective.
@@ -107,4 +113,4 @@ class OuterStep:
         """Continue from a checkpoint whose parameters were already restored."""
         for name, array in self.state.items():
             array[:] = state[name]
-        self._before = self._trainer.vector()
+        self.begin()

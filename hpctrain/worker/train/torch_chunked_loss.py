@@ -147,7 +147,7 @@ def chunk_gradient(logits: torch.Tensor, labels: torch.Tensor, smoothing: float)
     if torch.compiler.is_compiling():
         # One pass over the logits. For a scatter, the compiler would write them in float32 and read them again.
         is_label = torch.arange(wide.shape[1], device=wide.device) == labels[:, None]
-        wide = (wide - torch.where(is_label, 1 - smoothing, 0.0)) * known
+        wide = torch.where(is_label, wide - (1 - smoothing), wide) * known
     else:
         wide = wide.scatter_add_(1, labels.clamp(min=0)[:, None], (smoothing - 1) * torch.ones_like(known)).mul_(known)
     return losses, wide.to(logits.dtype)

@@ -44,11 +44,9 @@ from hpctrain.worker.train.torch_streams import (
     set_torch_random_state,
     torch_random_state,
 )
-from hpctrain.worker.train.trainer import INITIAL_SCALE, GradientNumbers, Timeline, Trainer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, GradientNumbers, Timeline, Trainer
 
 MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
-# What there is to undo: the number of updates before a step, and the values that it has changed since.
-_NOTHING: tuple[int, dict[str, torch.Tensor]] = (-1, {})
 
 
 class TorchTrainer(Trainer):
@@ -91,7 +89,6 @@ class TorchTrainer(Trainer):
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
         part_streams(comm)
-        self._before = _NOTHING
         self._average: TorchAverage | None = TorchAverage(self.model) if recipe.averaging else None
         self._average_weight: float | None = None
         self._mean_of_ranks: torch.Tensor | None = None
@@ -200,7 +197,7 @@ class TorchTrainer(Trainer):
         return self._inputs.place(samples)
 
     def vector(self) -> NDArray[np.float32]:
-        return self._flat().cpu().numpy()
+        return torch.cat(self._flat()).cpu().numpy()
 
     @torch.no_grad()
     def set_vector(self, vector: NDArray[np.float32]) -> None:
@@ -212,19 +209,19 @@ class TorchTrainer(Trainer):
     def mean_vector(self) -> NDArray[np.float32]:
         own, engine = self._flat(), self._comm.torch()
         if self._mean_of_ranks is None:
-            self._mean_of_ranks = engine.allocate(own.numel(), own.dtype, own.device)
-        self._mean_of_ranks.copy_(own)
+            self._mean_of_ranks = engine.allocate(sum(map(len, own)), own[0].dtype, own[0].device)
+        torch.cat(own, out=self._mean_of_ranks)
         begin = time.perf_counter()
         engine.allreduce(self._mean_of_ranks, "hpctrain.parameters").wait()
         self._averaging_seconds = time.perf_counter() - begin
-        return self._mean_of_ranks.cpu().numpy().copy()
+        return self._mean_of_ranks.cpu().numpy()
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def _flat(self) -> torch.Tensor:
-        """A copy of the trained parameters, one after the other."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self._trained()])
+    def _flat(self) -> list[torch.Tensor]:
+        """The trained parameters, each in one dimension."""
+        return [parameter.detach().reshape(-1) for parameter in self._trained()]
 
     def _unchecked(self) -> list[torch.Tensor]:
         """This rank's gradients; where they are reduced, without those that were checked then."""
@@ -326,7 +323,7 @@ class TorchTrainer(Trainer):
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.before_update()
-        self._before = _NOTHING
+        self._before = NOTHING
         tensors = {name: tensor_of(state[name]) for name in state if not name.startswith((self._moments, _SCALER))}
         kept = dict(self.model.named_buffers())
         for name, tensor in self._averages().items():

@@ -121,7 +121,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
             UpdateStep(rate=group["lr"], sgd_share=group.get("sgd_share", 1.0)),
             TensorList(w),
             TensorList(map(_gradient, parameters)),
-            {name: _numbers(slot) if name in SCALARS else TensorList(slot) for name, slot in slots.items()},
+            {name: torch.stack(slot) if name in SCALARS else TensorList(slot) for name, slot in slots.items()},
         )
         for name, value in new.items():
             tensors = _each(value, len(parameters)) if name in SCALARS else value.tensors
@@ -132,9 +132,13 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         """This rank's part of a parameter's state, zero where it is missing, laid out as the parameter is."""
         state: State = self.state[parameter]
         if name in SCALARS:
-            # Rates are known to the host, counts belong to the device.
-            device = "cpu" if name == "previous_rate" else parameter.device
-            return state.setdefault(name, torch.zeros((), dtype=parameter.dtype, device=device))
+            # Rates are known to the host, counts belong to the device. PyTorch loads both as it loads a parameter.
+            device = torch.device("cpu") if name == "previous_rate" else parameter.device
+            # A number in 16 bits would be no exact rate, and not count beyond 256.
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            number = state[name] if name in state else torch.zeros((), dtype=dtype, device=device)
+            state[name] = number.to(device, dtype)
+            return state[name]
         if name not in state:
             state[name] = torch.zeros_like(parameter)
         value = local_tensor(state[name])
@@ -142,12 +146,6 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
             # A state that was loaded may be laid out as the parameter was when it was saved.
             value = state[name] = laid_out(value, local_tensor(parameter))
         return value
-
-
-def _numbers(slot: Tensors) -> torch.Tensor:
-    """The number of each parameter in a vector, with the digits that powers need."""
-    numbers = torch.stack(slot)
-    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
 
 
 def _each(numbers: Any, count: int) -> Tensors:

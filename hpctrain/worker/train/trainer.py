@@ -23,6 +23,9 @@ INITIAL_SCALE = 2.0**16
 
 Timeline = Sequence[Moment]
 
+# What there is to undo: the number of updates before a step, and the values that it has changed since; here nothing.
+NOTHING: tuple[int, Any] = (-1, {})
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
@@ -118,8 +121,7 @@ class Trainer(Stateful):
     _averaging_seconds = 0.0
     _average: Average | None = None
     _outer: OuterStep | None = None
-    # What a failed or faulty step has to undo: the number of updates before it, and the values that it has changed.
-    _before: tuple[int, Any] = (-1, None)
+    _before = NOTHING
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         self._comm = comm
@@ -170,6 +172,11 @@ class Trainer(Stateful):
         """The samples, with their images on the way to where they are computed on if that is a GPU."""
         return samples
 
+    def begin_alone(self) -> None:
+        """Say that :attr:`alone` is about to be set, while the parameters are equal on all ranks."""
+        if self._outer:
+            self._outer.begin()
+
     def average_parameters(self) -> None:
         """Replace the parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""
         assert self._outer is not None
@@ -185,7 +192,7 @@ class Trainer(Stateful):
 
     @abstractmethod
     def mean_vector(self) -> NDArray[np.float32]:
-        """The mean of :meth:`vector` over the ranks, whose time counts as communication. Collective."""
+        """The mean of :meth:`vector` over the ranks, valid until the next one. It is communication. Collective."""
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a step that failed, and use the new ranks."""

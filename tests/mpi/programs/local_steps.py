@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, object]] = {
     "local": {"optimizer": MOMENTUM, "sync": {"every": 3}},
     "parts": {"optimizer": MOMENTUM, "sync": {"every": 3}, "batch": {"size": SIZE, "micro_batch": 4}},
     "post-local": {"optimizer": MOMENTUM, "sync": {"every": 2, "after_epochs": 1}},
+    "post-local diloco": {"optimizer": MOMENTUM, "sync": {"every": 2, "after_epochs": 1, "outer": OUTER}},
     "diloco": {"optimizer": ADAMW, "sync": {"every": 2, "outer": OUTER}, "guard": {"every": 3}},
     "clipped": {"optimizer": {**SGD, "clip_norm": 0.5}, "sync": {"every": 4}},
 }

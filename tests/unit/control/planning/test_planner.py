@@ -333,6 +333,21 @@ def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("digits", ["model.name=resnet18", "stochastic_depth=0.1"]),
+        ("digits", ["compile=on"]),
+        ("digits", ["precision=fp16", "communication.compression=fp16"]),
+        ("digits", ["model.frozen=['0']"]),
+    ],
+)
+def test_what_keras_has_not(name: str, overrides: list[str]) -> None:
+    recipe = load_recipe(name, overrides)
+    with refused("HT-only-in-pytorch", title=name):
+        make_plan(TrainingRequest(work=recipe, ranks=2, framework="keras", with_data=False), MACHINE)
+
+
 def test_a_gpt_is_pytorchs() -> None:
     recipe = smoke(load_recipe("gpt2-124m"))
     assert make_plan(TrainingRequest(work=recipe, ranks=2), MACHINE).framework == "torch"

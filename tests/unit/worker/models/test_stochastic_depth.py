@@ -14,7 +14,6 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models import build
 from hpctrain.worker.train.feed import Feed
 from support.one_rank import OneRank
-from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 
@@ -98,15 +97,6 @@ def test_draws_are_the_same_on_any_ranks(mixing, length):
     for ranks in (2, 3, 7):
         np.testing.assert_array_equal(drawn(ranks, 2, 46), one)
     assert not np.array_equal(drawn(1, 2, 69), one) and not np.array_equal(drawn(1, 3, 46), one)
-
-
-def test_keras_refuses():
-    pytest.importorskip("keras")
-    from hpctrain.worker.comm.single import SingleCommunicator
-    from hpctrain.worker.train.keras_trainer import KerasTrainer
-
-    with refused("HT-only-in-pytorch"):
-        KerasTrainer(recipe(), SingleCommunicator("test"))
 
 
 def test_a_network_without_blocks_refuses():

@@ -32,10 +32,16 @@ def begun() -> Parameters:
     return Parameters(np.random.default_rng(1).normal(size=SIZE).astype(np.float32))
 
 
+def begun_step(parameters: Parameters, settings: Outer) -> OuterStep:
+    step = OuterStep(parameters, settings)
+    step.begin()
+    return step
+
+
 def test_makes_nesterovs_step_with_the_difference() -> None:
     torch = pytest.importorskip("torch")
     ours, theirs = begun(), torch.nn.Parameter(torch.from_numpy(begun().values))
-    outer, reference = OuterStep(ours, OUTER), torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
+    outer, reference = begun_step(ours, OUTER), torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
     before, velocity = ours.values.astype(np.float64), np.zeros(SIZE)
     for move in MOVES:
         theirs.grad = theirs.detach() - (theirs.detach() + torch.from_numpy(move))
@@ -51,7 +57,7 @@ def test_makes_nesterovs_step_with_the_difference() -> None:
 
 def test_goes_on_from_a_checkpoint_with_the_same_bits() -> None:
     parameters = begun()
-    outer = OuterStep(parameters, OUTER)
+    outer = begun_step(parameters, OUTER)
     for move in MOVES[:-1]:
         parameters.values += move
         outer.step()
@@ -64,9 +70,23 @@ def test_goes_on_from_a_checkpoint_with_the_same_bits() -> None:
     np.testing.assert_array_equal(parameters.values, resumed.values)
 
 
+def test_begins_with_the_parameters_after_the_steps_in_which_all_ranks_were_equal() -> None:
+    parameters, other = begun(), begun()
+    outer = OuterStep(parameters, OUTER)
+    parameters.values += MOVES[0]
+    outer.begin()
+    parameters.values += MOVES[1]
+    outer.step()
+    other.values += MOVES[0]
+    expected = begun_step(other, OUTER)
+    other.values += MOVES[1]
+    expected.step()
+    np.testing.assert_array_equal(parameters.values, other.values)
+
+
 def test_without_an_outer_optimizer_the_mean_is_taken() -> None:
     parameters = begun()
-    outer = OuterStep(parameters, Outer())
+    outer = begun_step(parameters, Outer())
     parameters.values += 1
     outer.step()
     assert not outer.state

@@ -103,7 +103,7 @@ def test_the_gradients_of_inputs_and_weights_can_be_asked_for_apart(layer):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("computed_in", TOLERANCE, ids=str)
+@pytest.mark.parametrize("computed_in", [*TOLERANCE, torch.float64], ids=str)
 def test_a_compiled_chunk_has_the_same_loss_and_gradient(computed_in, smoothing):
     """Traced as for a GPU, where labels are compared and not scattered."""
     torch.manual_seed(0)

@@ -58,6 +58,10 @@ def give_gradients(model: torch.nn.Module, step: int) -> None:
         parameter.grad = None if name.startswith("5.") or (name == "2.bias" and step in (1, 2)) else gradient
 
 
+def wide(slot: str, parameter: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(parameter.dtype, torch.float32) if slot in SCALARS else parameter.dtype
+
+
 def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, step: UpdateStep) -> None:
     kinds = torch_rules.parameter_kinds(model)
     with torch.no_grad():
@@ -68,14 +72,14 @@ def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, step: Up
             state = states.setdefault(
                 name,
                 {
-                    each: torch.zeros(() if each in SCALARS else parameter.shape).to(parameter)
+                    each: torch.zeros(() if each in SCALARS else parameter.shape).to(wide(each, parameter))
                     for each in chosen.rule.slots(chosen)
                 },
             )
             gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
             change, new = rule.update(step, parameter, gradient, state)
             parameter.sub_(change)
-            state |= {each: torch.as_tensor(value, dtype=parameter.dtype) for each, value in new.items()}
+            state |= {each: torch.as_tensor(value, dtype=wide(each, parameter)) for each, value in new.items()}
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"])

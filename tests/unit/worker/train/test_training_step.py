@@ -12,7 +12,6 @@ from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import BROKEN, Samples
 from support.digits_recipes import digits_recipe
-from support.refusals import refused
 from support.small_resnets import small_resnets
 
 TRAIN, TEST = load_digits(test_fraction=0.2, seed=0)
@@ -162,12 +161,6 @@ def test_narrow_numbers_learn(framework, precision):
         each.restore({**each.state(), **start})
     ours, exact = trainer.evaluate(TEST[:16])[0], wide.evaluate(TEST[:16])[0]
     assert ours != exact and ours == pytest.approx(exact, rel=0.02)
-
-
-def test_keras_refuses_fp16_in_computing_and_on_the_wire():
-    pytest.importorskip("keras")
-    with refused("HT-only-in-pytorch"):
-        make("keras", precision="fp16", communication={"compression": "fp16"})
 
 
 def scale_of(trainer: Any) -> float:
