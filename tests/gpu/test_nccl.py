@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from importlib.util import find_spec
@@ -20,10 +21,8 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import kept, read_events
 from hpctrain.common.run.records import read_records
-from hpctrain.control.horovod.installed import find_installed
 from support.alike import DRAWN, alike
-from support.framework_scripts import VARIABLES, losses_alone, losses_of_all, write_all
-from support.framework_scripts import missing as frameworks_missing
+from support.comers import cells
 from support.gpu_sections import GPUS, launch, of_make_gpu
 from support.imported_programs import imported
 from support.interrupted_runs import interrupted
@@ -33,7 +32,6 @@ from support.parallel_cases import BACKEND, FLOAT32, differences, start
 pytestmark = of_make_gpu
 
 ON_GPU = Path(__file__).with_name("programs") / "on_gpu.py"
-STEPS = Path(__file__).with_name("programs") / "steps.py"
 OF_RANKS = ROOT / "tests" / "mpi" / "programs"
 _DEEPSPEED = ROOT / ".deepspeed"
 # What ranks that wait for one that is stopped may take, and when they name it.
@@ -160,30 +158,16 @@ def test_a_stopped_rank_ends_the_run_in_time_and_it_resumes(tmp_path, note, monk
     assert found["seconds"] < _TIMEOUT + 60
 
 
-def test_the_guard_notices_a_changed_parameter(tmp_path, note):
-    options = {"precision": "float32", "device": "cuda" if GPUS else "cpu", "corrupt": True}
-    done = launch(tmp_path, "run", str(STEPS), *start(2), "--", "out.json", json.dumps(options), status=None)
-    note(backend=BACKEND, said=[line for line in done.stdout.splitlines() if "differ" in line][:1])
-    assert done.returncode == 1 and "0.weight" in done.stdout
-
-
-@pytest.mark.skipif(frameworks_missing() is not None, reason=str(frameworks_missing()))
 def test_lightning_fabric_accelerate_and_the_trainer(tmp_path, note):
-    (tmp_path / "alone").mkdir()
-    wanted = losses_alone(tmp_path / "alone")
-    name = write_all(tmp_path)
-    if GPUS:
-        for script in tmp_path.glob("digits_*.py"):
-            script.write_text(script.read_text().replace('accelerator="cpu"', 'accelerator="gpu"'))
-    output = launch(tmp_path, "run", name, *start(2), "--run-dir", "run", **VARIABLES).stdout
-    found = losses_of_all(output)
-    rows = [
-        {"script": each, "largest difference": max(map(abs, np.subtract(found[each], losses)), default=np.inf)}
-        for each, losses in wanted.items()
-    ]
-    note(backend=BACKEND, scripts=rows, groups=[line for line in output.splitlines() if "group of" in line])
+    """Each takes the GPUs by itself where there are some."""
+    cells.require("lightning_fit")
+    script = str(cells.SCRIPTS / "frameworks.py")
+    output = launch(tmp_path, "run", script, *start(2), "--run-dir", "run", **cells.OF_FRAMEWORKS).stdout
+    losses, wanted = cells.all_losses(output), 4 * [*cells.alone("torch").values()]
+    apart = float(np.abs(np.subtract(losses, wanted)).max()) if len(losses) == len(wanted) else np.inf
+    note(backend=BACKEND, largest_difference_of_a_loss=apart, groups=re.findall("group of.*", output))
     assert "group of 2 over" in output
-    assert not [row for row in rows if not row["largest difference"] < 1e-5]
+    assert apart < 1e-5
 
 
 @pytest.mark.skipif(not (_DEEPSPEED.exists() or find_spec("deepspeed")), reason="DeepSpeed is not installed")
@@ -199,19 +183,6 @@ def test_deepspeed(tmp_path, note):
         rows.append({"case": case, "largest difference": apart, "allowed": 0.05 if case == "bf16" else 1e-4})
     note(cases=rows)
     assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
-
-
-@pytest.mark.skipif(not (found := find_installed()) or "torch" not in found.packages, reason="Horovod is not built")
-def test_horovod(tmp_path, note):
-    """Over NCCL where it is built with it and there is a GPU."""
-    options = {"precision": "float64", "device": "cuda" if GPUS else "cpu"}
-    launch(tmp_path, "run", str(STEPS), *start(2, "horovod"), "--", "out.json", json.dumps(options))
-    alone = {**options, "device": "cpu", "alone": True}
-    launch(tmp_path, "run", str(STEPS), "-np", "1", "--", "alone.json", json.dumps(alone))
-    found, wanted = (json.loads((tmp_path / name).read_text())["losses"] for name in ("out.json", "alone.json"))
-    apart = float(np.abs(np.subtract(found, wanted)).max())
-    note(largest_difference_of_a_loss=apart)
-    assert apart < 1e-9
 
 
 def test_misuse_is_noticed_as_over_gloo(tmp_path, note):

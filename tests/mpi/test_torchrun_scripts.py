@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from support.comers import cells
-from support.comers.cells import SCRIPTS
+from support.comers.cells import SCRIPTS, all_losses
 from support.launching import Launch
 from support.refusals import codes
 
 pytest.importorskip("torch")
-
-
-def losses(output: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^step \d+ loss (\d+\.\d+)$", output, flags=re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +25,7 @@ def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, alone
     """Over hpctrain's own groups; a script may destroy the group and ask for another."""
     result = hpctrain("run", str(SCRIPTS / "all.py"), "-np", "2", "--backend", "mpi", "--run-dir", "run")
     assert result.returncode == 0, result.stdout
-    assert losses(result.stdout) == pytest.approx(7 * alone, rel=0, abs=1e-11)
+    assert all_losses(result.stdout) == pytest.approx(7 * alone, rel=0, abs=1e-11)
     assert "each rank by itself" not in result.stdout
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["iteration"] for event in events if event["event"] == "step"] == [*range(1, 11)]
@@ -48,14 +43,14 @@ def test_over_gloo_beside_ht_init_and_by_themselves(
     (tmp_path / "script.py").write_text(text)
     result = hpctrain("run", "script.py", "-np", "2", "--backend", "gloo", "--launcher", launcher)
     assert result.returncode == 0, result.stdout
-    assert losses(result.stdout) == pytest.approx(alone, rel=0, abs=1e-11)
+    assert all_losses(result.stdout) == pytest.approx(alone, rel=0, abs=1e-11)
     assert "each rank by itself" not in result.stdout
 
 
 def test_one_rank_is_a_group_of_one(hpctrain: Launch, alone: list[float]) -> None:
     result = hpctrain("run", str(SCRIPTS / "ddp.py"), "-np", "1")
     assert result.returncode == 0, result.stdout
-    assert losses(result.stdout) == pytest.approx(alone, rel=0, abs=1e-11)
+    assert all_losses(result.stdout) == pytest.approx(alone, rel=0, abs=1e-11)
 
 
 @pytest.mark.long
@@ -78,5 +73,5 @@ def test_a_killed_rank_is_named_and_the_script_started_again(
     result = hpctrain("run", "script.py", "-np", "2", "--restarts", "1", "--run-dir", "run")
     assert result.returncode == 0, result.stdout
     assert (tmp_path / "killed").exists()
-    assert losses(result.stdout)[-10:] == pytest.approx(alone, rel=0, abs=1e-11)
+    assert all_losses(result.stdout)[-10:] == pytest.approx(alone, rel=0, abs=1e-11)
     assert "HT-rank-killed" in (tmp_path / "run" / "events.jsonl").read_text()

@@ -44,6 +44,7 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "hpctrain/worker/programs/trace_script.py": "the user's own script is what the user wants traced",
         "tests/fault_campaign/injected/sitecustomize.py": "a rank's program, with faults in it",
         "tests/support/comers/scripts/all.py": "the scripts beside it",
+        "tests/support/comers/scripts/frameworks.py": "the scripts beside it",
         "tests/gpu/programs/on_gpu.py": "the program that a rank was started to run",
         "tests/support/warm_interpreters.py": "the program that a rank was started to run",
     },
@@ -55,7 +56,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/mpi/programs/as_under_torchrun/finds.py": "a constant: that a script's shell has the rank's variables",
     },
     "text for a shell": {
-        "tests/fault_campaign/kinds_of_edges.py": "a shell redirects the streams and makes mounts",
         "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
         "tests/support/small_disks.py": "a shell makes mounts",

@@ -14,19 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from support.framework_scripts import VARIABLES as OF_FRAMEWORKS
-from support.framework_scripts import missing
 from support.hosts.local_hosts import LocalHosts
 from support.launching import AS_ROOT
-from support.pages import commands
+from support.pages import ROOT, commands
 from support.slurm.local_slurm import LocalSlurm
 
 SCRIPTS = Path(__file__).with_name("scripts")
 HPCTRAIN = str(Path(sys.executable).parent / "hpctrain")
+# `make test LEAVE_OUT=thorough` puts the frameworks beside the environment.
+_BESIDE = ROOT / ".frameworks"
+OF_FRAMEWORKS = {
+    "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(_BESIDE)))),
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 VARIABLES = {**AS_ROOT, **OF_FRAMEWORKS, "TF_CPP_MIN_LOG_LEVEL": "2"}
 STEPS = 10
 # Seconds a step of a script in which a rank is to be killed.
@@ -107,11 +113,23 @@ def on_hosts(hosts: LocalHosts) -> Run:
     return run
 
 
+def all_losses(output: str) -> list[float]:
+    """Of each step of each script that :file:`all.py` or :file:`frameworks.py` ran, in their order."""
+    return [float(loss) for loss in re.findall(r"step \d+ loss (\d+\.\d+)\s*$", output, re.MULTILINE)]
+
+
 def losses(output: str) -> dict[int, float]:
     """By step; the last word of a step that was trained again counts."""
     return {
         int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\d+\.\d+)\s*$", output, re.MULTILINE)
     }
+
+
+def missing() -> str | None:
+    """What makes Lightning, Accelerate and Transformers available; None where they are."""
+    if _BESIDE.exists() or all(map(find_spec, ("lightning", "accelerate", "transformers"))):
+        return None
+    return "no Lightning and Transformers: make .frameworks/installed.stamp"
 
 
 def require(script: str) -> None:
