@@ -35,9 +35,7 @@ from fault_campaign import (  # noqa: F401
     kinds_of_hosts,
     kinds_of_meshes,
     kinds_of_numbers,
-    kinds_of_reads,
     kinds_of_signals,
-    kinds_of_slurm,
 )
 from fault_campaign.cases import KINDS, Case, NotHereError, Result, carry_out, case_of, deck
 from fault_campaign.faulted_run import Ended, OutOfTimeError, Place

@@ -112,15 +112,9 @@ class Scene:
         """Train something else than digits on two ranks; before anything else."""
         self.setting = replace(self.setting, **changes)
 
-    def begin(self, *arguments: str, **options: Any) -> Training:
+    def begin(self, *arguments: str, injected: Sequence[dict[str, Any]] = (), **options: Any) -> Training:
         """Start the run, slowly; ``options`` as of :meth:`Place.begin`."""
-        return self.begin_as("run", *self.setting.arguments, *arguments, **options)
-
-    def begin_as(
-        self, command: str, *arguments: str, injected: Sequence[dict[str, Any]] = (), **options: Any
-    ) -> Training:
-        """The same by another command of hpctrain."""
-        self.training = self.place.begin(*arguments, command=command, injected=[PACE, *injected], **options)
+        self.training = self.place.begin(*self.setting.arguments, *arguments, injected=[PACE, *injected], **options)
         return self.training
 
     def stopped(self) -> Any:

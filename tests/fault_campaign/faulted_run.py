@@ -117,15 +117,8 @@ class Place:
                     process.kill()
             time.sleep(0.02)
 
-    def begin(
-        self,
-        *arguments: str,
-        command: str = "run",
-        injected: Sequence[dict[str, Any]] = (),
-        through: Sequence[str] = (),
-        **variables: str,
-    ) -> Training:
-        """``hpctrain COMMAND ARGUMENTS --run-dir run``, in a session of its own; ``through`` what executes it.
+    def begin(self, *arguments: str, injected: Sequence[dict[str, Any]] = (), **variables: str) -> Training:
+        """``hpctrain run ARGUMENTS --run-dir run``, in a session of its own.
 
         What is to meet a fault has something ``injected``, at least its pace.
         """
@@ -140,7 +133,7 @@ class Place:
             _MARK: self.mark,
             **variables,
         }
-        words = [*through, str(BIN / "hpctrain"), command, *arguments, "--run-dir", "run"]
+        words = [str(BIN / "hpctrain"), "run", *arguments, "--run-dir", "run"]
         if self.hosts:
             words = self.hosts.command(self.hosts.names[0], *words, cwd=self.folder, **own)
         output = (self.folder / "output").open("w+b")

@@ -46,7 +46,6 @@ class Promise:
         equal: what the run then has in common with an uninterrupted one: all bits of its state and losses, its losses
             to rounding, its accuracy nearly, each of them with the order of samples; or that alone. With ``mesh`` all
             further attempts are on other meshes: until then the bits of its losses, then to rounding, and the arrays.
-            With ``state`` only the bits of its state, where the fault has taken events away.
         leaves: a launcher that is killed cannot clear away.
         refusal: a pattern that is found in what it prints where it may refuse to begin instead, and leave no run.
         check: looks at the events for more; returns what is wrong.
@@ -56,7 +55,7 @@ class Promise:
     says: tuple[str, ...] = ()
     mends: Callable[[], None] | None = None
     resumes: tuple[str, ...] = ()
-    equal: Literal["bits", "rounding", "accuracy", "order", "mesh", "state"] = "bits"
+    equal: Literal["bits", "rounding", "accuracy", "order", "mesh"] = "bits"
     leaves: bool = False
     refusal: str | None = None
     check: Check = lambda events: ()
@@ -110,14 +109,10 @@ def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
 def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
     events = read_lines(run / "events.jsonl")
     recipe = json.loads((run / "plan.json").read_text())["recipe"]
-    if recipe is None:
-        yield from _of_a_script(promise, run, whole)
-        return
     try:
         windows = _windows(recipe)
-        if promise.equal != "state":
-            steps, size = kept_steps(events), recipe["batch"]["size"]
-            yield from wrong_order(steps, samples=_samples(whole), seed=recipe["seed"], batch=size, windows=windows)
+        steps, size = kept_steps(events), recipe["batch"]["size"]
+        yield from wrong_order(steps, samples=_samples(whole), seed=recipe["seed"], batch=size, windows=windows)
         accuracy = [event["test_accuracy"] for event in events if event["event"] == "epoch"][-1]
         yield from promise.check(events)
     except (KeyError, IndexError) as error:
@@ -127,27 +122,14 @@ def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
         yield "summary.json does not say that it is done"
     wanted = [event for event in read_lines(whole / "events.jsonl") if event["event"] == "epoch"][-1]["test_accuracy"]
     yield from torn(run)
-    if promise.equal in ("bits", "state"):
-        yield from other_bits(run, whole, losses=promise.equal == "bits")
+    if promise.equal == "bits":
+        yield from other_bits(run, whole)
     if promise.equal == "mesh":
         yield from other_curve(run, whole, later=_PARTED if windows is None else _OTHER_MESH)
     if promise.equal == "rounding":
         yield from other_losses(run, whole)
     if promise.equal != "order" and not abs(accuracy - wanted) <= _NEAR:
         yield f"test accuracy {accuracy:.4f}, and {wanted:.4f} without the fault"
-
-
-def _of_a_script(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
-    """Of a script that logs its loss after each step, and saves its state at a stop: nothing is known but those."""
-    logged, wanted = (
-        {event["iteration"]: event["values"] for event in read_lines(each / "events.jsonl") if event["event"] == "log"}
-        for each in (run, whole)
-    )
-    if differ := [step for step in sorted(logged.keys() | wanted.keys()) if logged.get(step) != wanted.get(step)]:
-        yield f"what it has logged differs in {len(differ)} of {len(wanted)} steps, {differ[0]} is the first"
-    if json.loads((run / "summary.json").read_text())["status"] != "done":
-        yield "summary.json does not say that it is done"
-    yield from promise.check(read_lines(run / "events.jsonl"))
 
 
 def _samples(whole: Path) -> int:
@@ -235,16 +217,14 @@ def foreign_records(events: Sequence[Event], run: Path) -> Iterator[str]:
             yield f"the record of rank {record['rank']} is of an attempt before: {record}"
 
 
-def other_bits(run: Path, whole: Path, *, losses: bool = True) -> Iterator[str]:
-    """Where the final state or, with ``losses``, a loss differs from the uninterrupted run's."""
+def other_bits(run: Path, whole: Path) -> Iterator[str]:
+    """Where the final state or a loss differs from the uninterrupted run's."""
     state, wanted = final_state(run), final_state(whole)
     if state.keys() != wanted.keys():
         yield f"the final state has other tensors: {sorted(state.keys() ^ wanted.keys())[:3]}"
         return
     if differs := [name for name in wanted if state[name] != wanted[name]]:
         yield f"{len(differs)} of {len(wanted)} tensors of the final state have other bits, {differs[0]} is the first"
-    if not losses:
-        return
     for step, other in zip(*(kept_steps(read_lines(each / "events.jsonl")) for each in (run, whole)), strict=False):
         if differ := [key for key in _NUMBERS if step.get(key) != other.get(key)]:
             yield f"step {step['iteration']} differs in {', '.join(differ)}"

@@ -35,11 +35,9 @@ class Setting:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        # A script chooses its framework by itself.
-        framework = () if self.work[0].endswith(".py") else ("--framework", self.framework)
-        backend = ("--backend", self.backend, *framework)
+        engine = ("--backend", self.backend, "--framework", self.framework)
         mesh = ("--mesh", self.mesh) if self.mesh else ()
-        return (*self.work, "-np", str(self.ranks), "--oversubscribe", *backend, *mesh)
+        return (*self.work, "-np", str(self.ranks), "--oversubscribe", *engine, *mesh)
 
 
 def work_on(mesh: str) -> tuple[str, ...]:

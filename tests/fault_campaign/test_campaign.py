@@ -1,4 +1,4 @@
-"""A short campaign: one case of each important kind, all but the first of them thorough. ``make faults`` has all.
+"""A short campaign: one case of each important kind. ``make faults`` has all.
 
 A rank that is killed between checkpoints is in tests/mpi/test_resume.py.
 """
@@ -16,11 +16,12 @@ from fault_campaign.cases import KINDS, Case
 from fault_campaign.oracle import kept_steps, read_lines
 from fault_campaign.references import EPOCHS, Library, Setting
 
+pytestmark = pytest.mark.thorough
+
 # Digits without the fifth that is tested with.
 SAMPLES = 1437
 CASES = (
     ("a checkpoint's share with a flipped bit", "torch", "mpi"),
-    # These are thorough.
     ("kill -9 while a checkpoint is written", "keras", "mpi"),
     ("a disk too full for a checkpoint", "torch", "mpi"),
     ("a sample that is not a number, rule skip", "torch", "mpi"),
@@ -38,14 +39,7 @@ def library() -> Iterator[Library]:
             yield library
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=" ".join(case), marks=pytest.mark.thorough if number > 0 else ())
-        for number, case in enumerate(CASES)
-    ],
-)
-@pytest.mark.long
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(case) for case in CASES])
 def test_it_ends_as_promised(library: Library, number: int) -> None:
     name, framework, backend, *mesh = CASES[number]
     pytest.importorskip(framework)
@@ -56,7 +50,6 @@ def test_it_ends_as_promised(library: Library, number: int) -> None:
     assert result.verdict.outcome in ("recovered", "resumed"), (result.verdict.faults, result.printed)
 
 
-@pytest.mark.long
 def test_the_runs_that_others_are_compared_with_have_all_samples(library: Library) -> None:
     pytest.importorskip("torch")
     whole = library.whole(Setting(framework="torch", backend="mpi", ranks=2))

@@ -67,14 +67,6 @@ def poison(trainer: Any, parts: Any) -> Any:
     return poisoned()
 
 
-def pour(trainer: Any, parts: Any, *, text: str, times: int) -> Any:
-    """What a progress bar, or a tensor that is printed, leaves in the output."""
-    for _ in range(times):
-        sys.stdout.write(text)
-    sys.stdout.flush()
-    return parts
-
-
 def flip(trainer: Any, parts: Any, *, parameter: int, bit: int) -> Any:
     """One bit of a parameter's first number, as a memory fault leaves it."""
     import numpy as np
@@ -138,7 +130,6 @@ _OF_A_TRAINING: dict[str, Callable[..., Any]] = {
     "stop_here": stop_here,
     "fail": fail,
     "poison": poison,
-    "pour": pour,
     "flip": flip,
     "spoil": spoil,
 }
