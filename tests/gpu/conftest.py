@@ -1,4 +1,4 @@
-"""Writes what tests/gpu found out to the folder that GPU_REPORT names: gpu.json, and index.html to look at.
+"""Writes what tests/gpu found out to gpu.json in the folder that GPU_REPORT names.
 
 Each check is written as it ends, so that what was ended early keeps what it had. A section that runs again replaces its
 own part of the file and leaves the others.
@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 import torch
 
@@ -104,15 +103,10 @@ class Report:
 
 def write(folder: Path, result: dict[str, Any]) -> None:
     """Write the report; whoever is interrupted leaves the file as it was."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FileSystemLoader(_HERE)
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    page = environment.get_template("page.html.jinja").render(result)
-    for name, text in {"gpu.json": json.dumps(result, indent=2) + "\n", "index.html": page}.items():
-        new = folder / f".{name}.new"
-        new.write_text(text)
-        new.replace(folder / name)
+    new = folder / ".gpu.json.new"
+    new.write_text(json.dumps(result, indent=2) + "\n")
+    new.replace(folder / "gpu.json")
 
 
 def machine() -> dict[str, Any]:

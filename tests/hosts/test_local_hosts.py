@@ -92,10 +92,6 @@ def test_a_rank_begins_in_a_warm_interpreter_and_on_its_host(hosts: LocalHosts, 
     assert result.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_one_reaches_another_by_ssh(hosts: LocalHosts):
-    assert hosts.run("h1", "ssh", "h3", "ssh", "h2", "hostname").stdout == "h2\n"
-
-
 def test_links_carry_what_they_are_set_to_in_each_direction(hosts: LocalHosts):
     hosts.rate("h2", "100mbit", "to")
     assert 80 < _carried(hosts, "h1", "h2", 80) < 105

@@ -24,4 +24,3 @@ def test_ranks_of_four_hosts_make_the_same_bytes(hosts_hpctrain: Launch, tmp_pat
     assert result.returncode == 0, result.stdout
     assert re.search("^.*4 images .*decoded", result.stdout, re.MULTILINE)
     assert contents(tmp_path / "shards") == contents(tmp_path / "alone")
-    assert not list(tmp_path.glob("hpctrain-bench-*"))

@@ -27,16 +27,6 @@ def test_the_topology_is_read_as_a_fabric(slurm: LocalSlurm, monkeypatch: pytest
     assert n1 != n2
 
 
-def test_a_converted_fabric_is_taken_by_slurmctld(slurm: LocalSlurm, hpctrain: Launch, tmp_path: Path) -> None:
-    golden = Path(__file__).parents[1] / "golden" / "slurm" / "topology.conf"
-    converted = hpctrain("topology", "convert", str(golden), "--to", "topology.conf").stdout
-    names = tuple(f"node{number:04}" for number in range(1, 11))
-    with LocalSlurm(Settings(nodes=names, topology=converted)) as other:
-        tree = other.run("scontrol", "show", "topology")
-    assert "SwitchName=leaf004 Level=0 LinkSpeed=1 Nodes=node[0007-0008]" in tree
-    assert "SwitchName=core001 Level=2 LinkSpeed=1 Nodes=node[0001-0010] Switches=spine001,spine003,spine005" in tree
-
-
 def test_slurm_gives_a_job_all_hosts_of_a_ragged_fabric(hpctrain: Launch, tmp_path: Path) -> None:
     """Leaves below spines, one on the core, one on that leaf, and a host on the core."""
     cables = [("leaf1", "spine1"), ("leaf2", "spine1"), ("leaf3", "spine2"), ("leaf4", "spine2")]

@@ -58,7 +58,7 @@ def test_trains_on_two_nodes(
     assert "2 ranks," in logs.stdout and f"backend {backend}" in logs.stdout
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun-pmix", marks=pytest.mark.thorough)])
 @pytest.mark.long
 def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path, launcher: str) -> None:
     """n1 and n3 share a leaf, n2 and n4 another: sorted names cross between them at every step."""

@@ -6,7 +6,6 @@ device, and computes in bfloat16 too.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import statistics
@@ -17,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -35,27 +33,6 @@ from hpctrain.worker.train.torch_trainer import TorchTrainer
 Call = Callable[[], object]
 
 
-class Contiguous(TorchTrainer):
-    """A recipe whose convolutions have contiguous weights, as on a CPU."""
-
-    def _has_channels_last(self) -> bool:
-        return False
-
-
-class Replayed(TorchTrainer):
-    """A recipe whose compiled blocks are CUDA graphs. Their outputs live in memory that the next replay overwrites, so
-    that a step must not have several micro-batches, whose gradients are added up.
-    """
-
-    def __init__(self, *settings: Any) -> None:
-        with mock.patch.object(torch, "compile", functools.partial(torch.compile, mode="reduce-overhead")):
-            super().__init__(*settings)
-
-
-_OTHERS = {
-    "recipe, contiguous weights": Contiguous,
-    "recipe, CUDA graphs": Replayed,
-}
 _WARM_UP = 3
 
 
@@ -176,7 +153,7 @@ def _wait() -> None:
 
 
 def main(out: str, chosen: str) -> None:
-    """Measure ``recipe`` with the changes ``set``, and ``others`` of it: ``rounds`` of ``together`` steps each."""
+    """Measure ``recipe`` with the changes ``set``: ``rounds`` of ``together`` steps each."""
     options: dict[str, Any] = json.loads(chosen)
     recipe = load_recipe(options["recipe"], options["set"]).at(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -189,24 +166,12 @@ def main(out: str, chosen: str) -> None:
     with suppress(AttributeError):
         on_device = OnDevice(trainer, parts)
         calls["recipe, batch on the device"] = lambda: on_device(step)
-    failed = {}
-    for name in options["others"]:
-        call = steps_ahead(_OTHERS[name](recipe, ht.init("single")), recipe, parts)
-        try:
-            for _ in range(_WARM_UP):
-                call()
-        except RuntimeError as error:
-            failed[name] = str(error)[:1000]
-        else:
-            calls[name] = call
     calls["plain"] = plain(recipe, parts, device, compiled=options["compile"])
     seconds = timed(calls, options["rounds"], options["together"])
     each = recipe.model.context if recipe.data.name == "text" else 1
     rates = {name: recipe.global_batch * each / found for name, found in seconds.items()}
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    Path(out).write_text(
-        json.dumps({"rates": rates, "peak_bytes": peak, "failed": failed, "waits": waits(calls["recipe"])})
-    )
+    Path(out).write_text(json.dumps({"rates": rates, "peak_bytes": peak, "waits": waits(calls["recipe"])}))
 
 
 if __name__ == "__main__":

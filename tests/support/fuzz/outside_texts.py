@@ -183,25 +183,12 @@ def _events(content: bytes, folder: Path) -> None:
 
 
 def _runs() -> Iterable[bytes]:
+    from support.fuzz.run_directories import RARE
     from support.report.written_runs import run_events
 
-    aside = [
-        {"event": "damaged", "path": "step-00000005", "fault": "no state.json", "kept_as": "damaged-step-00000005"},
-        {"event": "changed", "differences": {"epochs": [3, 5], "data.path": [None, "/data"]}},
-        {"event": "start", "attempt": 2, "iteration": 4, "job": "12", "launcher": "mpirun", "hosts": ["n1"]},
-        {"event": "stall", "rank": 1, "host": "n1", "iteration": 4, "waiting_for": "a reduction", "seconds": 61.0},
-        {"event": "fault", "rank": None, "host": None, "message": "the host n1 is gone"},
-        {"event": "fault", "rank": 1, "host": "n1", "message": "killed", "iteration": 5, "recovery_seconds": 0.5}
-        | {"samples_affected": 8, "ranks": 1},
-        {"event": "broken_images", "epoch": 1, "count": 1, "names": ["n01_1"]},
-        {"event": "non_finite", "iteration": 5, "epoch": 2, "rule": "roll_back", "ranks": [0, 1], "to": 4}
-        | {"parameters": 2, "parameter": "head"},
-        {"event": "spike", "iteration": 5, "epoch": 2, "loss": 9.5, "median": 1.5},
-        {"event": "stopped", "iteration": 5, "reason": "SIGTERM"},
-        {"event": "checkpoint", "iteration": 5, "epoch": 2, "seconds": 0.1, "path": "step-00000005"},
-    ]
+    again = {"event": "start", "attempt": 2, "iteration": 4, "job": "12", "launcher": "mpirun", "hosts": ["n1"]}
     events = run_events()
-    texts = (events[:8], [*events[:6], *({"time": 1_700_000_100.0, **event} for event in aside)], events[-3:])
+    texts = (events[:8], [*events[:6], *({"time": 1_700_000_100.0, **event} for event in (again, *RARE))], events[-3:])
     return [b"".join(json.dumps(event).encode() + b"\n" for event in text) for text in texts]
 
 

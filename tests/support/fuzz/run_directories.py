@@ -63,7 +63,7 @@ _NO_JSON = re.compile(r'^ *("[^"]*": )?-?(NaN|Infinity),?$', re.MULTILINE)
 _JSON = (".json", ".jsonl")
 
 # An event of each kind that a calm run has none of.
-_RARE: tuple[dict[str, Any], ...] = (
+RARE: tuple[dict[str, Any], ...] = (
     {"event": "damaged", "path": "step-00000003", "fault": "cut short", "kept_as": "damaged-step-00000003"},
     {"event": "changed", "differences": {"optimizer.learning_rate": [0.1, 0.2]}},
     {"event": "log", "iteration": 3, "values": {"loss": 0.3, "energy": 0.5}},
@@ -337,7 +337,7 @@ def add_rare_events(run: Path) -> None:
     place = run / "events.jsonl"
     lines = place.read_text().splitlines(keepends=True)
     moment = json.loads(lines[-1])["time"]
-    rare = [json.dumps({"time": moment, **event}) + "\n" for event in _RARE]
+    rare = [json.dumps({"time": moment, **event}) + "\n" for event in RARE]
     place.write_text("".join([*lines[:-1], *rare, lines[-1]]))
 
 

@@ -459,72 +459,44 @@ _TRY = """\
 """
 
 
-_OF_A_HOST = {
-    "cut": "take the cable of a host out",
-    "deafen": "lose all that is sent to a host",
-    "silence": "lose all that a host sends",
-    "mend": "undo these, rate and split, for a host",
-    "kill": "end all of a host",
-    "boot": "start a host that was killed",
-}
+# What may be said of hosts that are up; with the names of hosts after it, and more for ``rate``.
+_ACTIONS = ("rate", "cut", "deafen", "silence", "split", "mend", "kill", "boot")
 
 
 def main() -> int:
     """Hosts that stay up until they are stopped; ``start`` and ``stop`` may be said twice."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    actions = parser.add_subparsers(dest="action", required=True)
-    begin = actions.add_parser("start", help="start the hosts")
-    begin.add_argument("--hosts", type=int, default=Settings.hosts)
-    begin.add_argument("--rate", default=Settings.rate, help="of each link: 1gbit, 100mbit, none")
-    begin.add_argument("--one-core", action="store_true", help="each host sees one core")
-    actions.add_parser("stop", help="end them")
-    on = actions.add_parser("on", help="run a command on a host, in this directory")
-    on.add_argument("host")
-    on.add_argument("command", nargs=argparse.REMAINDER)
-    link = actions.add_parser("rate", help="set what a host's cable carries")
-    link.add_argument("host")
-    link.add_argument("rate")
-    link.add_argument("direction", nargs="?", choices=("to", "from", "both"), default="both")
-    for name, what in _OF_A_HOST.items():
-        actions.add_parser(name, help=what).add_argument("host")
-    split = actions.add_parser("split", help="keep some hosts apart from the others")
-    split.add_argument("hosts", nargs="+", metavar="host")
+    parser.add_argument("action", choices=("start", "stop", "on", *_ACTIONS), help="a method of LocalHosts, or run on")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="its arguments: on HOST COMMAND, rate HOST 100mbit to")
+    parser.add_argument("--one-core", action="store_true", help="each host sees one core, of the hosts that start")
     given = parser.parse_args()
     if reason := obstacle():
         sys.exit(reason)
     folder = Path("/run/hpctrain-hosts")
     record = folder / "settings.json"
-    if given.action == "start":
-        settings = Settings(hosts=given.hosts, rate=given.rate, one_core=given.one_core)
-    else:
-        settings = Settings(**json.loads(record.read_text())) if record.exists() else Settings()
+    kept = json.loads(record.read_text()) if given.action != "start" and record.exists() else {}
     variables = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    settings = Settings(**{"one_core": given.one_core, **kept})
     hosts = LocalHosts(folder, settings, shared=[Path.cwd()], variables=variables, stay=True)
     try:
-        return _act(hosts, given)
+        _act(hosts, given.action, given.words)
     except HostsError as error:
         sys.exit(str(error))
+    return 0
 
 
-def _act(hosts: LocalHosts, given: argparse.Namespace) -> int:
-    match given.action:
+def _act(hosts: LocalHosts, action: str, words: Sequence[str]) -> None:
+    match action:
         case "start":
             if not hosts.alive:
                 hosts.stop()
                 hosts.start()
             sys.stdout.write(_TRY.format(hosts=",".join(hosts.names)))
-        case "stop":
-            hosts.stop()
         case "on":
-            command = hosts.command(given.host, *given.command)
+            command = hosts.command(*words)
             os.execvp(command[0], command)
-        case "rate":
-            hosts.rate(given.host, given.rate, given.direction)
-        case "split":
-            hosts.split(*given.hosts)
         case _:
-            getattr(hosts, given.action)(given.host)
-    return 0
+            getattr(hosts, action)(*words)
 
 
 if __name__ == "__main__":
