@@ -28,10 +28,11 @@ test: test-setup
 	$(call suite,not ($(LEAVE_OUT)))
 
 # What `make test` leaves out: long tests, and further engines, frameworks, numbers of ranks, meshes and faults.
-thorough: test-setup .deepspeed/installed.stamp
+thorough: test-setup .deepspeed/installed.stamp .frameworks/installed.stamp .mpich/installed.stamp
 	$(call suite,long or thorough)
 
-test-setup: horovod .mpich/installed.stamp .frameworks/installed.stamp
+# The tests that need Lightning and the like are long.
+test-setup: horovod $(if $(findstring long,$(LEAVE_OUT)),,.frameworks/installed.stamp)
 
 # Unit tests need a core each, and jobs of Slurm and runs on hosts mostly wait beside them; ranks elsewhere need their
 # cores also while they wait, but two modules leave fewer of them idle. What is measured of links needs all cores. A
@@ -54,7 +55,7 @@ FLAKY := .pytest_cache/flaky
 tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && $(BIN)/python -m pytest $(1) \
 	--numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none -p tests.flaky --flaky-file $(FLAKY); }
 
-# 447 runs that are hurt on purpose, five hours on two cores; `make thorough` has a short campaign.
+# 365 runs that are hurt on purpose, four hours on two cores; `make thorough` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/fault_campaign/campaign.py --seed 0
 
@@ -84,7 +85,7 @@ docs: .venv/docs.stamp
 # With --quiet, MkDocs would count no warnings, and strict would mean nothing. The variable silences an advertisement.
 build-pages = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json and index.html beside it. PYTHON is the one that has
+# What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json. PYTHON is the one that has
 # PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
 # sections out, each of which is bounded by the minutes in tests/support/gpu_sections.py.
 gpu: .gpu/installed.stamp
@@ -143,7 +144,7 @@ horovod: .venv/packages.stamp
 	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]'
 	touch $@
 
-# Another MPI, for the test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
+# Another MPI, for the thorough test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
 .mpich/installed.stamp: .venv/packages.stamp
 	$(BIN)/python -m pip install --ignore-installed --no-deps --prefix .mpich mpich==5.0.2
 	touch $@

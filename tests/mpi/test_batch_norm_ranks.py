@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -62,25 +61,16 @@ def reference(arrays: dict[str, np.ndarray], ranks: range) -> dict[str, np.ndarr
     return found | {"logits": logits.detach().numpy(), "images": x.grad.movedim(1, -1).numpy()}
 
 
-WHERE = [("torch", "mpi"), ("torch", "gloo"), ("keras", "mpi")]
-
-
-@pytest.fixture(scope="module")
-def folder(given, mpirun, tmp_path_factory) -> Path:
-    """What one start of the ranks left, which is dear: of both frameworks, where both are installed."""
-    folder = tmp_path_factory.mktemp("normalised")
-    keras = ["keras=mpi"] if importlib.util.find_spec("tensorflow") else []
-    mpirun(PROGRAM, RANKS, str(given[0]), str(folder / "out"), "torch=mpi,gloo", *keras)
-    return folder
-
-
-@pytest.mark.parametrize(("framework", "backend"), WHERE)
+@pytest.mark.parametrize(
+    ("framework", "backend"),
+    [("torch", "mpi"), ("keras", "mpi"), pytest.param("torch", "gloo", marks=pytest.mark.thorough)],
+)
 @pytest.mark.long
-def test_a_group_of_ranks_equals_one_process_on_the_joined_batch(folder, given, framework, backend):
-    if framework == "keras":
-        pytest.importorskip("tensorflow")
+def test_a_group_of_ranks_equals_one_process_on_the_joined_batch(given, mpirun, tmp_path, framework, backend):
+    pytest.importorskip(framework)
+    mpirun(PROGRAM, RANKS, str(given[0]), str(tmp_path / "out"), f"{framework}={backend}")
     for span, size in zip(program.SPANS, (2, RANKS), strict=True):
-        ranks = [np.load(folder / f"out-{framework}-{backend}-{span}-{rank}.npz") for rank in range(RANKS)]
+        ranks = [np.load(tmp_path / f"out-{framework}-{backend}-{span}-{rank}.npz") for rank in range(RANKS)]
         for start in range(0, RANKS, size):
             _compare(ranks[start : start + size], reference(given[1], range(start, start + size)))
         for rank in ranks:

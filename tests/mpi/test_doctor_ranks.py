@@ -163,13 +163,3 @@ def test_a_rank_that_cannot_start_is_said(hpctrain: Launch, tmp_path: Path) -> N
 def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
     total = sum(_numbers(rank).astype("float64") for rank in range(ranks))
     assert (_expected(ranks) == total).all()
-
-
-def test_the_login_half_imports_nothing_of_the_rank_half() -> None:
-    program = (
-        "import sys\n"
-        "import hpctrain.cli.doctor, hpctrain.control.doctor.diagnosis\n"
-        "print([name for name in ('torch', 'tensorflow', 'horovod', 'mpi4py') if name in sys.modules])\n"
-    )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"

@@ -58,7 +58,7 @@ def test_forks_of_a_rank_end_by_themselves(mpirun, backend):
     assert len(ranks) == 2
 
 
-@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.thorough)])
 def test_forks_leave_the_record_of_a_run_alone(hpctrain, tmp_path, backend):
     arguments = ("-np", "2", "--oversubscribe", "--backend", backend, "--run-dir", "run")
     result = hpctrain("run", str(PROGRAM), *arguments, "--", "under hpctrain", timeout=110)
@@ -94,10 +94,9 @@ def test_forks_end_what_they_began(mpirun, tmp_path):
     require_ends_of_their_own(result)
 
 
-@pytest.mark.parametrize("backend", ["mpi", pytest.param("gloo", marks=pytest.mark.long)])
-def test_forks_of_a_run_end_what_they_began(hpctrain, tmp_path, backend):
+def test_forks_of_a_run_end_what_they_began(hpctrain, tmp_path):
     (ends := tmp_path / "ends").mkdir()
-    options = ("-np", "2", "--oversubscribe", "--backend", backend)
+    options = ("-np", "2", "--oversubscribe", "--backend", "mpi")
     result = hpctrain("run", str(ENDS), *options, "--", str(ends), timeout=110)
     assert result.returncode == 0, result.stdout
     require_ends_of_their_own(result)

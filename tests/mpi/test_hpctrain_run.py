@@ -148,32 +148,30 @@ def test_a_script_starts_processes_by_mpi(hpctrain: Launch, tmp_path: Path) -> N
     assert "[1, 2]\n" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
 
 
-def test_one_rank_raises(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "raise", timeout=300)
-    assert result.returncode == 1
-    for part in ("ValueError: boom", "logs/rank-1.log", "about to fail", 'raise ValueError("boom")'):
+@pytest.mark.parametrize(
+    ("way", "status", "code", "told"),
+    [
+        (
+            "raise",
+            "failed",
+            "HT-rank-exception",
+            ("ValueError: boom", "logs/rank-1.log", "about to fail", 'raise ValueError("boom")'),
+        ),
+        ("leave", "failed", "HT-rank-exit", ("status 7",)),
+        ("kill", "resumable", "HT-rank-killed", ("(SIGKILL)", "about to die", "hpctrain run --resume --run-dir run\n")),
+    ],
+)
+def test_one_rank_ends_the_run(
+    hpctrain: Launch, tmp_path: Path, way: str, status: str, code: str, told: tuple[str, ...]
+) -> None:
+    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", way, timeout=300)
+    assert result.returncode == (4 if status == "resumable" else 1)
+    for part in told:
         assert part in result.stdout
     # The traceback begins in the user's script.
     assert "runpy" not in result.stdout
-    found = failure(tmp_path / "run")
-    assert (found["code"], found["rank"], found["host"]) == ("HT-rank-exception", 1, HOST)
-
-
-def test_one_rank_leaves_without_a_word(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "leave", timeout=300)
-    assert result.returncode == 1
-    found = failure(tmp_path / "run")
-    assert (found["code"], found["rank"]) == ("HT-rank-exit", 1) and "status 7" in result.stdout
-
-
-def test_one_rank_is_killed(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", "kill", timeout=300)
-    assert result.returncode == 4
-    resume = "hpctrain run --resume --run-dir run\n"
-    for part in ("(SIGKILL)", "about to die", resume):
-        assert part in result.stdout
-    found = failure(tmp_path / "run", "resumable")
-    assert (found["code"], found["rank"], found["host"]) == ("HT-rank-killed", 1, HOST)
+    found = failure(tmp_path / "run", status)
+    assert (found["code"], found["rank"], found["host"]) == (code, 1, HOST)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

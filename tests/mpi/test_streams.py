@@ -12,7 +12,7 @@ import pytest
 from support.pages import ROOT
 
 PROGRAMS = Path(__file__).parent / "programs"
-# `make test` puts them beside the environment.
+# `make test LEAVE_OUT=thorough` puts them beside the environment.
 _BESIDE = ROOT / ".frameworks" / "streams"
 
 

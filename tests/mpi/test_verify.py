@@ -83,7 +83,6 @@ for x, y in ht.shard(torch.utils.data.DataLoader(data, batch_size=13, shuffle=Tr
 """
 # What a case has in place of what; the kind and the name of the first tensor that differs; words of the cause.
 WRONG = {
-    "rate": ("lr=0.1", "lr=0.1 * comm.size", "parameter", "0.weight", "learning rate"),
     "sum": (
         "optimizer.zero_grad()",
         "loss = comm.size * loss; optimizer.zero_grad()",

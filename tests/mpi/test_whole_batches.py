@@ -92,11 +92,11 @@ def pipelines(*schedules: str) -> tuple[str, ...]:
     [
         (3, "gloo", "", ALL, (), PARTED),
         (3, "mpi", "dp_shard=-1,units", SOME, (), UNITS),
-        (2, "gloo", "dp_shard=-1,zero=1", SOME, (), PARTED),
         (2, "mpi", "", "composed", composed(0, SEEDS), {}),
         (4, "gloo", "", "composed", composed(20, 28), {}),
         pytest.param(2, "mpi", "", ALL, (), PARTED, marks=THOROUGH),
         pytest.param(2, "horovod", "", ALL, (), PARTED, marks=THOROUGH),
+        pytest.param(2, "gloo", "dp_shard=-1,zero=1", SOME, (), PARTED, marks=THOROUGH),
         pytest.param(2, "gloo", "dp_shard=-1", SOME, (), DIVIDED, marks=THOROUGH),
         pytest.param(4, "gloo", "dp_shard=2,dp_replicate=2,units", SOME, (), UNITS, marks=THOROUGH),
         pytest.param(3, "gloo", "", "composed", composed(28, 60), {}, marks=THOROUGH),

@@ -1,6 +1,6 @@
 """A small residual network whose batch norm goes over several ranks; the tests compute the same in one process.
 
-``python batch_norm.py IN OUT FRAMEWORK=BACKEND,… …`` reads weights, and images and labels of each rank, from IN and
+``python batch_norm.py IN OUT FRAMEWORK=BACKEND`` reads weights, and images and labels of each rank, from IN and
 writes OUT-FRAMEWORK-BACKEND-SPAN-RANK.npz: logits, gradients and statistics after one step in training.
 
 ``python batch_norm.py absent`` leaves a rank out of a sum.
@@ -87,17 +87,16 @@ def keras_step(layers, given, comm) -> dict[str, np.ndarray]:
     return found | {"logits": logits.numpy(), "images": gradients[0].numpy()}
 
 
-def compare(framework: str, source: str, out: str, backends: list[str]) -> None:
+def compare(source: str, out: str, part: str) -> None:
     arrays = np.load(source)
+    framework, _, backend = part.partition("=")
     step = {"torch": torch_step, "keras": keras_step}[framework]
-    for backend in backends:
-        comm = ht.init(backend)
-        given = {"images": arrays[f"images.{comm.rank}"], "labels": arrays[f"labels.{comm.rank}"]}
-        given["state"] = {name[6:]: arrays[name] for name in arrays.files if name.startswith("state.")}
-        for span in SPANS:
-            layers = extent(BatchNormSettings(span=span), comm, at_once=max(IMAGES))
-            np.savez(f"{out}-{framework}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
-        ht.shutdown()
+    comm = ht.init(backend)
+    given = {"images": arrays[f"images.{comm.rank}"], "labels": arrays[f"labels.{comm.rank}"]}
+    given["state"] = {name[6:]: arrays[name] for name in arrays.files if name.startswith("state.")}
+    for span in SPANS:
+        layers = extent(BatchNormSettings(span=span), comm, at_once=max(IMAGES))
+        np.savez(f"{out}-{framework}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
 
 
 def absent() -> None:
@@ -118,6 +117,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["absent"]:
         absent()
     else:
-        source, out, *parts = sys.argv[1:]
-        for framework, _, backends in (part.partition("=") for part in parts):
-            compare(framework, source, out, backends.split(","))
+        compare(*sys.argv[1:])

@@ -49,10 +49,8 @@ def bad_sample(ranks: int) -> int:
 def flip(trainer: Any) -> str:
     """One bit of the first parameter; returns its name."""
     if trainer.framework == "torch":
-        import torch
-
         name, parameter = next(iter(trainer.model.named_parameters()))
-        parameter.data.view(-1).view(torch.int32)[1] ^= 1 << 20
+        parameter.data.numpy().reshape(-1).view(np.int32)[1] ^= 1 << 20
         return str(name)
     variable = trainer.model.trainable_variables[0]
     values = variable.value.numpy()

@@ -43,13 +43,12 @@ def data() -> tuple[Samples, Samples]:
 
 def new_trainer(framework: str, settings: Recipe, comm: Communicator) -> Any:
     if framework == "keras":
-        import keras
-
-        from hpctrain.worker.train.keras_trainer import KerasTrainer
+        # No import of Keras itself: by those of a program it is decided which framework its ranks begin with.
+        from hpctrain.worker.train import keras_trainer
 
         # Checkpoints have layers by their names, which are those of the first model of a process.
-        keras.utils.clear_session()
-        return KerasTrainer(settings, comm)
+        keras_trainer.keras.utils.clear_session()
+        return keras_trainer.KerasTrainer(settings, comm)
     from hpctrain.worker.train.torch_trainer import TorchTrainer
 
     return TorchTrainer(settings, comm)
