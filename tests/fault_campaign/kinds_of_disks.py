@@ -1,20 +1,17 @@
-"""Disks that are full or refuse, on small file systems that only root can mount, and shards that lie on them."""
+"""Disks that are full or refuse, on small file systems that only root can mount."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from fault_campaign.cases import NotHereError, Scene, kind
-from fault_campaign.faulted_run import BIN
-from fault_campaign.oracle import Event, Promise
+from fault_campaign.oracle import Promise
 
 # Room for a run and its checkpoints; and less than what one of them takes.
 _DISK_KB, _LEFT_KB = 8192, 200
-_IMAGES = 32
 
 
 def _require_root() -> None:
@@ -77,67 +74,3 @@ def read_only_place(scene: Scene) -> Promise:
         mends=unmount,
         resumes=scene.setting.arguments,
     )
-
-
-def _shards(scene: Scene) -> tuple[Path, Path]:
-    """A small ImageNet for this case, beside the same for all; the run is of them from here on."""
-    good = scene.library.folder / "shards"
-    if not good.exists():
-        good.parent.mkdir(parents=True, exist_ok=True)
-        fake = ("fake", "archives", "--images", "100", "--size", "48", "--broken", "0")
-        for arguments in (fake, ("shard", "archives", "shards", "--shard-samples", "12")):
-            command = [str(BIN / "hpctrain"), "data", *arguments]
-            subprocess.run(command, cwd=good.parent, check=True, capture_output=True, timeout=scene.place.limit)
-    own = Path(shutil.copytree(good, scene.place.folder / "shards"))
-    small = (f"data.limit={_IMAGES}", "epochs=3", "data.workers=1", "model.name=resnet18", "batch.size=8")
-    settings = (*small, f"data.path={good}", "data.broken_images=stop")
-    scene.change(work=("goyal2017", "--smoke", *(word for setting in settings for word in ("--set", setting))))
-    return good, own
-
-
-def _overwrite_image(shard: Path, scene: Scene) -> None:
-    """Spoil the first bytes of one photograph in an archive, so that it cannot be decoded."""
-    text = bytearray(shard.read_bytes())
-    begins = [at for at in range(0, len(text), 512) if text[at : at + 3] == b"\xff\xd8\xff"]
-    at = scene.draw.choice(begins[: _IMAGES // 4])
-    text[at : at + 64] = bytes(64)
-    shard.write_bytes(text)
-
-
-def _shard(folder: Path) -> Path:
-    return sorted(folder.rglob("*train*.tar"))[0]
-
-
-@kind("a photograph that cannot be decoded, rule stop", tm=1, kh=1)
-def spoilt_and_stop(scene: Scene) -> Promise:
-    good, own = _shards(scene)
-    _overwrite_image(_shard(own), scene)
-    scene.begin("--set", f"data.path={own}")
-    return Promise(codes=(1,), says=("cannot be decoded|cannot decode",), mends=lambda: _put_back(good, own))
-
-
-@kind("a photograph that cannot be decoded, rule skip", th=1, km=1)
-def spoilt_and_skip(scene: Scene) -> Promise:
-    _, own = _shards(scene)
-    _overwrite_image(_shard(own), scene)
-    scene.begin("--set", f"data.path={own}", "--set", "data.broken_images=skip")
-
-    def check(events: Sequence[Event]) -> list[str]:
-        told = [(event["epoch"], event["count"]) for event in events if event["event"] == "broken_images"]
-        return [] if told == [(1, 1)] else [f"broken images told of, by epoch: {told}"]
-
-    return Promise(codes=(0,), equal="order", check=check)
-
-
-@kind("a shard cut short", tm=1, km=1)
-def shard_cut(scene: Scene) -> Promise:
-    good, own = _shards(scene)
-    shard = _shard(own)
-    shard.write_bytes(shard.read_bytes()[: scene.draw.randrange(512, shard.stat().st_size // 2)])
-    scene.begin("--set", f"data.path={own}")
-    return Promise(codes=(1, 2), says=(shard.name,), mends=lambda: _put_back(good, own))
-
-
-def _put_back(good: Path, own: Path) -> None:
-    for file in good.rglob("*.tar"):
-        shutil.copy2(file, own / file.relative_to(good))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from fault_campaign.cases import Scene, kind
@@ -61,39 +62,22 @@ def damage_newest(scene: Scene, pattern: str, damage: Damage) -> Promise:
     return Promise(codes=(0,), says=(newest.name,), check=began_at(step_of(before)))
 
 
-@kind("a checkpoint's share cut short", tm=3, th=2, ts=1, tg=1, km=1, kh=1)
-def share_cut(scene: Scene) -> Promise:
-    return damage_newest(scene, "*.safetensors", cut)
-
-
-@kind("a checkpoint's share with a flipped bit", tm=4, th=3, ts=1, tg=1, km=1, kh=1)
-def share_flipped(scene: Scene) -> Promise:
-    return damage_newest(scene, "*.safetensors", flip)
-
-
-@kind("a checkpoint's share ending in zeros", tm=2, th=2, km=1, kh=1)
-def share_zeroed(scene: Scene) -> Promise:
-    return damage_newest(scene, "*.safetensors", zero_end)
-
-
-@kind("a checkpoint's share missing", tm=1, th=1, km=1)
-def share_missing(scene: Scene) -> Promise:
-    return damage_newest(scene, "*.safetensors", remove)
-
-
-@kind("a manifest cut short", tm=2, th=1, km=1, kh=1)
-def manifest_cut(scene: Scene) -> Promise:
-    return damage_newest(scene, "state.json", cut)
-
-
-@kind("a manifest with a flipped bit", tm=4, th=3, km=1, kh=1)
-def manifest_flipped(scene: Scene) -> Promise:
-    return damage_newest(scene, "state.json", flip)
-
-
-@kind("a manifest missing", tm=1, th=1, kh=1)
-def manifest_missing(scene: Scene) -> Promise:
-    return damage_newest(scene, "state.json", remove)
+# Of a checkpoint, which files are damaged and how; and on what frameworks and backends.
+_DAMAGED: dict[str, tuple[str, Damage, dict[str, int]]] = {
+    "a checkpoint's share cut short": ("*.safetensors", cut, {"tm": 3, "th": 2, "ts": 1, "tg": 1, "km": 1, "kh": 1}),
+    "a checkpoint's share with a flipped bit": (
+        "*.safetensors",
+        flip,
+        {"tm": 4, "th": 3, "ts": 1, "tg": 1, "km": 1, "kh": 1},
+    ),
+    "a checkpoint's share ending in zeros": ("*.safetensors", zero_end, {"tm": 2, "th": 2, "km": 1, "kh": 1}),
+    "a checkpoint's share missing": ("*.safetensors", remove, {"tm": 1, "th": 1, "km": 1}),
+    "a manifest cut short": ("state.json", cut, {"tm": 2, "th": 1, "km": 1, "kh": 1}),
+    "a manifest with a flipped bit": ("state.json", flip, {"tm": 4, "th": 3, "km": 1, "kh": 1}),
+    "a manifest missing": ("state.json", remove, {"tm": 1, "th": 1, "kh": 1}),
+}
+for _name, (_pattern, _damage, _where) in _DAMAGED.items():
+    kind(_name, **_where)(partial(damage_newest, pattern=_pattern, damage=_damage))
 
 
 @kind("a checkpoint under another's name", tm=1, th=1)

@@ -20,6 +20,7 @@ _FSDP, _HSDP, _TP, _PP, _TP_FSDP = "dp_shard=2", "dp_replicate=2,dp_shard=2", "t
 # Within which ranks on Gloo have to find each other, too, after they loaded PyTorch.
 _TIMEOUT = 30
 
+_SHARE = partial(files.damage_newest, pattern="*.safetensors")
 # What is done to a run, whatever it is of.
 _DONE: Mapping[str, tuple[Callable[[Scene], Promise], Mapping[str, int]]] = {
     "kill -9 of a rank": (
@@ -43,12 +44,18 @@ _DONE: Mapping[str, tuple[Callable[[Scene], Promise], Mapping[str, int]]] = {
         signals.ask,
         {f"tg {_FSDP}": 2, f"tm {_FSDP}": 1, f"tg {_TP}": 1, f"tm {_PP}": 1},
     ),
-    "a checkpoint's share cut short": (files.share_cut, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tg {_TP}": 1}),
+    "a checkpoint's share cut short": (
+        partial(_SHARE, damage=files.cut),
+        {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tg {_TP}": 1},
+    ),
     "a checkpoint's share with a flipped bit": (
-        files.share_flipped,
+        partial(_SHARE, damage=files.flip),
         {f"tg {_FSDP}": 1, f"tm {_FSDP}": 2, f"tg {_PP}": 1},
     ),
-    "a checkpoint's share missing": (files.share_missing, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tm {_PP}": 1}),
+    "a checkpoint's share missing": (
+        partial(_SHARE, damage=files.remove),
+        {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tm {_PP}": 1},
+    ),
     "every checkpoint damaged": (files.all_damaged, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1}),
     "a sample that is not a number, rule stop": (numbers.poison_and_stop, {f"tg {_FSDP}": 1}),
     "a sample that is not a number, rule skip": (numbers.poison_and_skip, {f"tm {_FSDP}": 1}),
