@@ -71,8 +71,12 @@ def test_forks_leave_the_record_of_a_run_alone(hpctrain, tmp_path, backend):
     assert not [event for event in events if isinstance(event, FaultEvent)]
 
 
-def require_ends_of_their_own(result: subprocess.CompletedProcess[str]) -> None:
-    """Forks did at their end what they had begun, and nothing of what their parent had."""
+def test_forks_end_what_they_began(hpctrain, tmp_path):
+    """And nothing of what their parent had."""
+    (ends := tmp_path / "ends").mkdir()
+    options = ("-np", "2", "--oversubscribe", "--backend", "mpi")
+    result = hpctrain("run", str(ENDS), *options, "--", str(ends), timeout=110)
+    assert result.returncode == 0, result.stdout
     found = json.loads(re.findall("^ended (.*)$", result.stdout, re.M)[0])
     assert set(found.pop("statuses").values()) == {0}
     assert found == {
@@ -86,17 +90,3 @@ def require_ends_of_their_own(result: subprocess.CompletedProcess[str]) -> None:
     }
     assert result.stdout.count("printed once") == 1
     assert codes(result.stdout).count("HT-call-in-child-process") == 1
-
-
-def test_forks_end_what_they_began(mpirun, tmp_path):
-    result = mpirun(ENDS, 2, str(tmp_path), timeout=110)
-    assert result.returncode == 0, result.stdout
-    require_ends_of_their_own(result)
-
-
-def test_forks_of_a_run_end_what_they_began(hpctrain, tmp_path):
-    (ends := tmp_path / "ends").mkdir()
-    options = ("-np", "2", "--oversubscribe", "--backend", "mpi")
-    result = hpctrain("run", str(ENDS), *options, "--", str(ends), timeout=110)
-    assert result.returncode == 0, result.stdout
-    require_ends_of_their_own(result)

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 PROGRAM = Path(__file__).parent / "programs" / "stopped_loader.py"
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.thorough)])
 def test_workers_outlive_the_signals_that_stop_their_rank(hpctrain: Launch, tmp_path: Path, start: str) -> None:
     result = hpctrain("run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--", start)
     assert result.returncode == RESUMABLE, result.stdout
