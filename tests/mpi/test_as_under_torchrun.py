@@ -168,7 +168,7 @@ for step in range(20):
     [
         # Known long before the limit.
         ("break", 1, "HT-ranks-in-different-places", r"rank 1 on \S+ at the end of its script"),
-        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 12 s for rank 1"),
+        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 8 s for rank 1"),
     ],
 )
 def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
@@ -176,7 +176,7 @@ def test_a_rank_that_the_others_wait_for_in_ddp_is_named(
 ) -> None:
     """DDP waits in C++, where an error of a collective has to arrive too."""
     (tmp_path / "script.py").write_text(LOOP.format(halt=halt))
-    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="4", HPCTRAIN_TIMEOUT="12")
+    result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_STALL="3", HPCTRAIN_TIMEOUT="8")
     assert (result.returncode, code in codes(result.stdout)) == (status, True), result.stdout
     assert re.search(named, result.stdout)
 

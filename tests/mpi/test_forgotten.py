@@ -81,7 +81,10 @@ def test_what_may_be_meant_is_no_failure(hpctrain, tmp_path, script, backend):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("leave", "differ"), [("sys.exit(0)", 1), ("os._exit(0)", 1), ("os._exit(0)", 0)])
+@pytest.mark.parametrize(
+    ("leave", "differ"),
+    [pytest.param("sys.exit(0)", 1, marks=pytest.mark.thorough), ("os._exit(0)", 1), ("os._exit(0)", 0)],
+)
 def test_ranks_that_differ_after_a_short_run_end_it_as_failed(hpctrain, tmp_path, leave, differ):
     """Fewer steps than between two checks, the model local to a function, and an end before the last line."""
     script = (
@@ -121,7 +124,9 @@ SHARDED = f"""{DISTRIBUTED}
         (DISTRIBUTED, 1),
         pytest.param(SHARDED, 0, marks=pytest.mark.long),
         # Samples that the script divides itself.
-        pytest.param(f"{DISTRIBUTED}; torch.ones = lambda *_: torch.rand(1, 2) + comm.rank", 0, marks=pytest.mark.long),
+        pytest.param(
+            f"{DISTRIBUTED}; torch.ones = lambda *_: torch.rand(1, 2) + comm.rank", 0, marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_ranks_that_compute_the_same_batches_are_told_so_once(hpctrain, tmp_path, distribute, told):
@@ -178,7 +183,11 @@ ONE = """if rank == 1:
 
 @pytest.mark.parametrize(
     ("step", "status"),
-    [(ALONE, 1), *(pytest.param(each, 0, marks=pytest.mark.long) for each in (STAGES, LOCAL, ONE))],
+    [
+        (ALONE, 1),
+        pytest.param(STAGES, 0, marks=pytest.mark.long),
+        *(pytest.param(step, 0, marks=pytest.mark.thorough) for step in (LOCAL, ONE)),
+    ],
 )
 def test_ranks_with_a_group_that_each_train_a_model_are_told_so(hpctrain, tmp_path, step, status):
     (tmp_path / "script.py").write_text(GROUP.format(step=step))
