@@ -103,13 +103,12 @@ def test_a_step_that_is_not_finite_ends_the_run(ran):
     assert len({each["message"] for each in told}) == 1
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_one_rank_is_a_plain_training(alone):
     expected, _ = simulated("local", alone["downpour begun"], 1)
     np.testing.assert_allclose(alone["downpour"], expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.thorough
 def test_one_rank_resumes_with_the_same_bits(alone):
     assert alone["stopped after"] == 2
     np.testing.assert_array_equal(alone["resumed"], alone["downpour"])

@@ -183,11 +183,7 @@ ONE = """if rank == 1:
 
 @pytest.mark.parametrize(
     ("step", "status"),
-    [
-        (ALONE, 1),
-        pytest.param(STAGES, 0, marks=pytest.mark.long),
-        *(pytest.param(step, 0, marks=pytest.mark.thorough) for step in (LOCAL, ONE)),
-    ],
+    [(ALONE, 1), *(pytest.param(each, 0, marks=pytest.mark.long) for each in (STAGES, LOCAL, ONE))],
 )
 def test_ranks_with_a_group_that_each_train_a_model_are_told_so(hpctrain, tmp_path, step, status):
     (tmp_path / "script.py").write_text(GROUP.format(step=step))

@@ -149,7 +149,7 @@ def test_gradients_of_ddp_are_compared_with_the_means_of_the_ranks(hpctrain: Lau
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("factor", [1, 2])
 def test_a_pipeline_on_a_mesh_of_the_scripts_own(hpctrain: Launch, tmp_path: Path, factor: int) -> None:
     """Whose stages FSDP2 divides too; it could not free the memory of float64 that NumPy has seen."""
     wrong = f"return {factor} ** (comm.size > 1) * nn.functional"
@@ -166,7 +166,7 @@ def test_a_pipeline_on_a_mesh_of_the_scripts_own(hpctrain: Launch, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("factor", [pytest.param("1", marks=pytest.mark.thorough), "(1 + comm.rank)"])
+@pytest.mark.parametrize("factor", ["1", "(1 + comm.rank)"])
 def test_parameters_that_are_in_no_model(hpctrain: Launch, tmp_path: Path, factor: str) -> None:
     """Beside a model that something else trains."""
     bare = f"""\
@@ -188,7 +188,7 @@ for _ in range(3):
         assert (verdict["first"]["name"], verdict["first"]["rank"]) == ("tensor 0", 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_penalty_that_is_computed_before_the_model_is_called(hpctrain: Launch, tmp_path: Path) -> None:
     """Parameters that begin with rounding errors do not change under its graph; the last batch is one sample."""
     penalty = "penalty = sum(each.abs().sum() for each in model.parameters())\n        loss = penalty / 100 + criterion"
@@ -198,7 +198,7 @@ def test_a_penalty_that_is_computed_before_the_model_is_called(hpctrain: Launch,
     assert "every rank computes all samples" not in done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_dropout_that_is_left_out_shows_that_nothing_else_differs(hpctrain: Launch, tmp_path: Path) -> None:
     done = _verify(hpctrain, tmp_path, "--seeded", script=SCRIPT.replace(*WRONG["dropout"][:2], 1))
     assert done.returncode == 0, done.stdout

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch  # noqa: F401 - for Gloo, and to begin with it imported
 
 import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
