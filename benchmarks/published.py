@@ -131,7 +131,7 @@ def horovod(name: str, workload: Workload, alone: float, rates: dict[str, tuple[
         engine="horovod",
         batch=64,
         bucket_bytes=64e6,
-        nccl=(2, 0),
+        trees=False,
     )
     runs = {
         f"{name}, {nodes * 4} GPUs, {run}": (
@@ -193,7 +193,7 @@ def resnet50_families() -> list[Published]:
             local=8,
             engine="nccl",
             batch=64,
-            nccl=(1, 3),
+            trees=False,
         ),
         one_kind(
             "P100, 50 Gbit/s",

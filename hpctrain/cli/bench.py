@@ -185,7 +185,7 @@ def _print_sweep(
     measured: Mapping[str, Any], model: Model, size: int | None, precision: Precision, *, as_json: bool
 ) -> None:
     """Print steps without communication at several batch sizes, which calibrate a prediction."""
-    from hpctrain.control.predict.sweep import make_sweep
+    from hpctrain.control.predict.measurements import make_sweep
     from hpctrain.report.benchmarks import sweep_table
 
     if measured["hosts"] > 1:

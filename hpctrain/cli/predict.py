@@ -24,9 +24,12 @@ from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.node_energy import Site
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.predict.training import Training, require_data_parallel, require_known, script_training
-from hpctrain.control.predict.transformers.language_prediction import LanguageTraining, recipe_language_training
+from hpctrain.control.predict.transformers.language_training import (
+    LanguageTraining,
+    parse_settings,
+    recipe_language_training,
+)
 from hpctrain.control.predict.transformers.network import transformer
-from hpctrain.control.predict.transformers.settings import parse_settings
 from hpctrain.control.programs.traced_script import trace_script
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.topology.node_file import node_map_of

@@ -47,7 +47,7 @@ class Terminal:
     def begun(self, plan: Plan, directory: RunDirectory) -> None:
         """Warn where the memory of GPUs that ranks share does not suffice."""
         if plan.start.share_gpus and (memory := smallest_memory()):
-            from hpctrain.control.predict.shared_memory import shared_memory_warning
+            from hpctrain.control.predict.micro_batch import shared_memory_warning
 
             if text := shared_memory_warning(plan, memory, usable_gpus()):
                 self.notice(f"warning: {text}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpctrain.control.predict.sweep import Sweep
+    from hpctrain.control.predict.measurements import Sweep
 
 Row = dict[str, Any]
 Seconds = Mapping[str, Sequence[float]]

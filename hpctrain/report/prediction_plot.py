@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from hpctrain.control.predict.image_prediction import Prediction, Row
+    from hpctrain.control.predict.prediction import Prediction, Row
     from hpctrain.control.predict.values import Estimate
 
 # Meshes of a search in one picture.

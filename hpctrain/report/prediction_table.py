@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.control.predict.causes import best_measurement
-from hpctrain.control.predict.image_prediction import nodes_text
+from hpctrain.control.predict.prediction import nodes_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hpctrain.control.predict.causes import Cause
-    from hpctrain.control.predict.image_prediction import Prediction, Row
+    from hpctrain.control.predict.prediction import Prediction, Row
     from hpctrain.control.predict.values import Estimate
 
 # ``--explain`` lists this many constants, as far as each causes at least this share of the variance.

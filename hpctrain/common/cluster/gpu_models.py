@@ -66,7 +66,6 @@ class Bus(Section):
         min_length=1, description="bytes of an all-reduce and its bus bandwidth in bytes/s, rising"
     )
     of: int = Field(ge=2, description="the GPUs that it was measured with")
-    latency: Literal["nvlink", "pcie"]
     spread: float = Field(ge=0)
     kind: Kind
     source: str

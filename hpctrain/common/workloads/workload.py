@@ -121,7 +121,6 @@ class Workload(_Frozen):
         buffers: elements of running statistics and the like.
         outputs: elements per sample of what comes out.
         source: what traced it, with its version.
-        any_size: the name of a shipped network that takes images of other sizes.
     """
 
     name: str
@@ -130,7 +129,6 @@ class Workload(_Frozen):
     buffers: Count
     outputs: Count
     source: str
-    any_size: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Workload:
@@ -155,11 +153,6 @@ class Workload(_Frozen):
         return sum(layer.backward_flops for layer in self.layers)
 
     @cached_property
-    def saved_elements(self) -> int:
-        """Floating-point elements of a sample that the backward pass needs."""
-        return sum(layer.saved_elements for layer in self.layers)
-
-    @cached_property
     def registered(self) -> tuple[tuple[int, int], ...]:
         """Each parameter in the order of registration: its elements, and the index of its layer."""
         found = {
@@ -174,27 +167,6 @@ class Workload(_Frozen):
         """Each numeric quantity of the layers, in forward order."""
         keys = [key for key, field in Layer.model_fields.items() if field.annotation is int]
         return {key: [float(getattr(layer, key)) for layer in self.layers] for key in keys}
-
-    def at(self, image_size: int) -> Workload:
-        """The same network for images of another size (pixels a side).
-
-        Exact for the residual networks that are shipped.
-
-        Raises:
-            HpctrainError: another network, for which a trace at that size is needed; a size below 32.
-        """
-        if self.sample.shape[-2:] == (image_size, image_size):
-            return self
-        if self.any_size is None:
-            raise HpctrainError(
-                "HT-workload-not-of-images",
-                "the workload {name!r} is for samples of {sample}, not for images of {image_size} pixels a side",
-                f"trace the network with images of that size; {', '.join(sorted(_image_networks()))} take any size",
-                name=self.name,
-                sample=" x ".join(map(str, self.sample.shape)) or "one number",
-                image_size=image_size,
-            )
-        return load_workload(self.any_size, image_size=image_size, classes=self.outputs)
 
     def write(self, path: Path) -> None:
         """Write it where :func:`read_workload` reads it.
@@ -259,7 +231,6 @@ class ImageNetwork(_Frozen):
             buffers=self.buffers,
             outputs=classes,
             source=self.source,
-            any_size=self.name,
         )
 
 
@@ -312,7 +283,16 @@ def load_workload(name: str, *, image_size: int | None = None, classes: int | No
         network = ImageNetwork.model_validate_json(text)
         return network.at(image_size or network.traced, classes)
     found = Workload.model_validate_json(text)
-    return found if image_size is None else found.at(image_size)
+    if image_size is not None and found.sample.shape[-2:] != (image_size, image_size):
+        raise HpctrainError(
+            "HT-workload-not-of-images",
+            "the workload {name!r} is for samples of {sample}, not for images of {image_size} pixels a side",
+            f"{', '.join(_image_networks())} take any size",
+            name=name,
+            sample=" x ".join(map(str, found.sample.shape)) or "one number",
+            image_size=image_size,
+        )
+    return found
 
 
 # A thousand layers take some hundred thousand bytes.

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from hpctrain.common.cluster.gpu_models import buses, gpu
 from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.nccl_tuner import TUNER_VERSION, Algorithm, choose_algorithm
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
-    from hpctrain.control.predict.curves import Curve
+    from hpctrain.control.predict.measurements import Curve
     from hpctrain.control.predict.network import Network
 
 # UCX sends one message over at most so many adapters (UCX_MAX_RNDV_RAILS, https://openucx.readthedocs.io).
@@ -26,6 +25,8 @@ _MPI_RAILS = 2
 # every rank's and writes the result, which every rank reads; a ring sends 2 (p - 1) / p of it p times, through a socket
 # with a copy at each end (Gloo), or through shared memory with Horovod's fusion buffer before and after (Horovod).
 _VOLUMES: dict[str, tuple[float, float]] = {"mpi": (2.0, 1.0), "gloo": (6.0, -6.0), "horovod": (4.0, -2.0)}
+
+Algorithm = Literal["ring", "tree"]
 
 # Copies of a byte that is sent: read from the buffer and written to a socket or device, and the same at the other end.
 _WIRE_COPIES = 4
@@ -39,6 +40,7 @@ class Ranks:
         device: a GPU's name, or ``cpu``.
         engine: ``nccl``, ``horovod``, ``mpi`` or ``gloo``.
         rdma: the adapters write into the other node's memory by themselves; else NCCL uses sockets.
+        trees: whether NCCL has trees, as since 2.4; before, it has rings alone.
         wire: what a gradient takes on the way, as a share of its own bytes.
     """
 
@@ -47,7 +49,7 @@ class Ranks:
     device: str
     engine: str
     rdma: bool = True
-    nccl: tuple[int, int] = TUNER_VERSION
+    trees: bool = True
     wire: float = 1.0
 
     @property
@@ -170,11 +172,20 @@ def _between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
 
 
 def _nccl_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
-    bus = buses()[gpu(ranks.device).bus]
-    algorithm = choose_algorithm(nbytes, local=ranks.local, bus=bus, network=ranks.network, version=ranks.nccl)
+    """Seconds of ring or trees: NCCL's tuner is taken to choose what is faster where no link is shared, as it does not
+    know the fabric.
+    """
+    network = ranks.network
     reached = values["wire_efficiency" if ranks.rdma else "tcp.wire_efficiency"]
-    rate = reached * _rate(ranks.network, ranks.network.rails, algorithm, values)
-    seconds: Floats = _steps(ranks, algorithm) * values["nccl_step_s"] + _volume(ranks, algorithm) * nbytes / rate
+    alone = reached[0] * network.rails * network.rail_bytes_per_s
+    step_s = values["nccl_step_s"]
+
+    def unshared(algorithm: Algorithm) -> float:
+        return float(_steps(ranks, algorithm) * step_s[0] + _volume(ranks, algorithm) * nbytes / alone)
+
+    algorithm: Algorithm = min(("ring", "tree"), key=unshared) if ranks.trees else "ring"
+    rate = reached * _rate(network, network.rails, algorithm, values)
+    seconds: Floats = _steps(ranks, algorithm) * step_s + _volume(ranks, algorithm) * nbytes / rate
     return seconds
 
 

@@ -6,22 +6,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import CPU, Device, compute
 from hpctrain.control.predict.constants import Constant
-from hpctrain.control.predict.sweep import Sweep
+from hpctrain.control.predict.measurements import Curve, LoadedRow, ReducedRow, Sweep, bench_curves
 from hpctrain.control.predict.values import Values, perturbed
 from hpctrain.control.topology.fabric import Floats
-
-if TYPE_CHECKING:
-    from hpctrain.control.predict.curves import Curve
 
 _HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduce --json > curves.json; or nccl-tests"
 # The least standard deviation of the logarithm of a measured step time.
@@ -136,103 +133,80 @@ def _fitted_names(device: str, constants: Mapping[str, Constant]) -> list[str]:
     return [name for name in names if constants[name].spread]
 
 
+_Read = TypeVar("_Read", bound=BaseModel)
+
+
 def read_calibration(paths: Sequence[Path]) -> Calibration:
     """The measurements of several files: of ``bench step --sweep``, ``bench allreduce``, ``bench loader``, nccl-tests.
 
     Raises:
         HpctrainError: a file that cannot be read, is cut off, or is none of these.
     """
-    from hpctrain.control.predict.curves import bench_curves, nccl_curves
+    from hpctrain.control.predict.nccl_tests import nccl_curves
 
     sweeps: list[Sweep] = []
     curves: list[Curve] = []
     loaded: dict[int, float] = {}
     for path in paths:
-        text = _text(path)
+        text = read_text(path, "calibration", _HOW, limit=_MOST_BYTES)
         if not text.lstrip().startswith("{"):
             curves += nccl_curves(text, str(path))
             continue
-        found = _json(text, path)
-        rows = found.get("rows")
-        if "sweeps" in found:
-            sweeps += _sweeps(found, path)
-        elif _rows_have(rows, "engine", "bytes"):
-            curves += bench_curves(text, str(path))
-        elif rows and _rows_have(rows, "workers", "samples_per_s"):
-            loaded |= _loader_rates(rows, path)
+        content = _json(text, path)
+        rows = content.get("rows")
+        if "sweeps" in content:
+            sweeps += _checked(Sweep, content["sweeps"], path)
+        elif _rows_have(rows, "engine"):
+            curves += _curves(_checked(ReducedRow, rows, path), path)
+        elif _rows_have(rows, "workers"):
+            measured = _checked(LoadedRow, rows, path)
+            loaded |= {row.workers: row.samples_per_s for row in measured if row.variant == "hpctrain"}
         else:
-            raise HpctrainError(
-                "HT-calibration-not-valid",
-                "{path} is not a calibration: it has neither sweeps nor measured all-reduces",
-                f"{_HOW}, whose printed table is read, and not the report of -J",
-                path=path,
-            )
+            raise _not_valid("neither sweeps nor measured all-reduces", path)
     return Calibration(sweeps=tuple(sweeps), curves=tuple(curves), loaded=loaded)
 
 
-def _rows_have(rows: object, *keys: str) -> bool:
-    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) and {*keys} <= {*row} for row in rows)
-
-
-def _text(path: Path) -> str:
-    return read_text(path, "calibration", _HOW, limit=_MOST_BYTES)
+def _rows_have(rows: object, key: str) -> bool:
+    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) and key in row for row in rows)
 
 
 def _json(text: str, path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise HpctrainError(
-            "HT-file-not-json",
-            "{path}, line {line}: not a complete JSON file: {problem}",
-            _HOW,
-            path=path,
-            line=error.lineno,
-            problem=error.msg,
+            "HT-file-not-json", "{path}: not a complete JSON file: {problem}", _HOW, path=path, problem=str(error)
         ) from error
     return found
 
 
-def _sweeps(found: dict[str, Any], path: Path) -> list[Sweep]:
-    if not isinstance(found["sweeps"], list) or not found["sweeps"]:
-        raise HpctrainError("HT-calibration-not-valid", "{path} has no sweeps", _HOW, path=path)
+def _checked(kind: type[_Read], rows: object, path: Path) -> list[_Read]:
+    if not isinstance(rows, list) or not rows:
+        raise _not_valid("no sweeps", path)
     try:
-        return [Sweep.model_validate_json(json.dumps(each)) for each in found["sweeps"]]
+        return [kind.model_validate_json(json.dumps(row)) for row in rows]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise HpctrainError(
-            "HT-calibration-not-valid",
-            "{path}: a sweep's {key}: {problem}",
-            _HOW,
-            path=path,
-            key=where,
-            problem=first["msg"],
-        ) from error
+        raise _not_valid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", path) from error
 
 
-def _loader_rates(rows: list[dict[str, Any]], path: Path) -> dict[int, float]:
-    """The rates of hpctrain's own loader."""
-    try:
-        own = [_Loaded.model_validate(row) for row in rows if row.get("variant") == "hpctrain"]
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise HpctrainError(
-            "HT-calibration-not-valid",
-            "{path}: {key}: {problem}",
-            _HOW,
-            path=path,
-            key=".".join(map(str, first["loc"])),
-            problem=first["msg"],
-        ) from error
-    return {row.workers: row.samples_per_s for row in own}
+def _curves(rows: Sequence[ReducedRow], path: Path) -> list[Curve]:
+    if any(row.ranks % row.hosts for row in rows):
+        raise _not_valid("ranks that cannot be divided equally among their hosts", path)
+    found = bench_curves(rows, str(path))
+    if not found:
+        raise _not_valid("only rows of the engine 'copy', which moves nothing between ranks", path)
+    return found
 
 
-class _Loaded(BaseModel):
-    """A row of ``bench loader``."""
-
-    workers: int = Field(ge=0, strict=True)
-    samples_per_s: float = Field(gt=0, allow_inf_nan=False, strict=True)
+def _not_valid(problem: str, path: Path) -> HpctrainError:
+    return HpctrainError(
+        "HT-calibration-not-valid",
+        "{path} is not a whole calibration: {problem}",
+        f"{_HOW}, whose printed table is read, and not the report of -J",
+        path=path,
+        problem=problem,
+    )
 
 
 _ITERATIONS = 8

@@ -10,41 +10,35 @@ from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import Phase
 
 
-class Flows:
-    """The flows of one phase, and how many are on each link.
+def shares(
+    routes: Routes, phase: Phase, rate: float, background: tuple[float, float] = (0.0, 0.0)
+) -> tuple[float, float, float]:
+    """The rate of the slowest flow of a phase, as a share of what an adapter alone would allow.
 
-    Attributes:
-        own: flows that the busiest adapter sends or receives.
-        load: flows on each directed link.
+    Args:
+        rate: of an adapter, bytes a second in one direction.
+        background: the lowest and highest share of each link between switches that other jobs take.
+
+    Returns:
+        The share with other jobs' load at its high end, in the middle, and at its low end.
     """
+    fabric = routes.fabric
+    load: Floats = np.bincount(routes.paths(phase.source, phase.target).link, minlength=len(fabric.source)).astype(
+        np.float64
+    )
+    between = (fabric.level[fabric.source] >= 1) & (fabric.level[fabric.target] >= 1)
+    # Flows that the busiest adapter sends or receives.
+    most = float(max(np.bincount(phase.source).max(), np.bincount(phase.target).max()))
 
-    def __init__(self, fabric: Fabric, routes: Routes, phase: Phase) -> None:
-        paths = routes.paths(phase.source, phase.target)
-        self._fabric = fabric
-        self.load: Floats = np.bincount(paths.link, minlength=len(fabric.source)).astype(np.float64)
-        self.own = float(max(np.bincount(phase.source).max(), np.bincount(phase.target).max()))
-
-    def shares(self, rate: float, background: tuple[float, float]) -> tuple[float, float, float]:
-        """The rate of the slowest flow, as a share of what an adapter alone would allow.
-
-        Args:
-            rate: of an adapter, bytes a second in one direction.
-            background: the lowest and highest share of each link between switches that other jobs take.
-
-        Returns:
-            The share with other jobs' load at its high end, in the middle, and at its low end.
-        """
-        low, high = background
-        return self._share(rate, high), self._share(rate, (low + high) / 2), self._share(rate, low)
-
-    def _share(self, rate: float, taken: float) -> float:
-        fabric = self._fabric
-        between = (fabric.level[fabric.source] >= 1) & (fabric.level[fabric.target] >= 1)
+    def share(taken: float) -> float:
         if not has_cables(fabric):
-            return 1 - taken if self.load[between].any() else 1.0
+            return 1 - taken if load[between].any() else 1.0
         capacity = np.where(between, 1 - taken, 1.0) * (fabric.bandwidth if fabric.has_speeds else rate)
-        slowest = float((self.load / capacity).max(initial=0.0))
-        return min(1.0, self.own / rate / slowest) if slowest else 1.0
+        slowest = float((load / capacity).max(initial=0.0))
+        return min(1.0, most / rate / slowest) if slowest else 1.0
+
+    low, high = background
+    return share(high), share((low + high) / 2), share(low)
 
 
 def has_cables(fabric: Fabric) -> bool:

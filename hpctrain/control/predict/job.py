@@ -14,12 +14,11 @@ from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.workloads.workload import Workload, buckets
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
 from hpctrain.control.predict.compute import CPU, Compute, Device, compute
-from hpctrain.control.predict.nccl_tuner import TUNER_VERSION
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
-    from hpctrain.control.predict.curves import Curve
+    from hpctrain.control.predict.measurements import Curve
     from hpctrain.control.predict.network import Network
 
 
@@ -47,7 +46,7 @@ class Job:
     wire: float = 1.0
     state: int = 1
     rdma: bool = True
-    nccl: tuple[int, int] = TUNER_VERSION
+    trees: bool = True
     samples_per_s: Floats | None = None
 
     @property
@@ -105,7 +104,7 @@ def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequen
         device=job.device.name,
         engine=job.engine,
         rdma=job.rdma,
-        nccl=job.nccl,
+        trees=job.trees,
         wire=job.wire,
     )
     layers = len(job.workload.layers)

@@ -1,10 +1,11 @@
-"""The most samples that a rank can compute at once, by its predicted memory, for ``batch.micro_batch: auto``."""
+"""Whether ranks fit their memory: the largest micro-batch that does, and what is said of ranks that share a GPU."""
 
 from __future__ import annotations
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import require_parts
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.plan import Plan
 from hpctrain.control.predict.layer_memory import MemorySettings, memory
 from hpctrain.control.predict.training import Training, recipe_training
 from hpctrain.control.predict.transformers.layout import Layout
@@ -67,7 +68,7 @@ def rank_bytes(recipe: Recipe, ranks: int) -> float:
         return transformer_memory(recipe.model.transformer, Layout.of_recipe(recipe, ranks)).used
     training = recipe_training(recipe)
     settings = memory_settings(training, ranks)
-    return memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).total
+    return memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).used
 
 
 def memory_settings(training: Training, ranks: int) -> MemorySettings:
@@ -77,4 +78,28 @@ def memory_settings(training: Training, ranks: int) -> MemorySettings:
         precision=training.precision,
         compressed=training.communication.compression != "none",
         parts=training.parts(ranks),
+    )
+
+
+def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
+    """A sentence if the ranks that share a GPU have no room in it together.
+
+    None where they have, and where the memory of a rank cannot be predicted or is still to be divided.
+
+    Args:
+        device_bytes: the memory of one GPU.
+        gpus: the host's, which its ranks share.
+    """
+    if plan.recipe is None or plan.recipe.batch.micro_batch == "auto":
+        return None
+    try:
+        taken = rank_bytes(plan.recipe, plan.ranks)
+    except HpctrainError:
+        return None
+    ranks = -(-plan.ranks // gpus)
+    if ranks * taken <= device_bytes:
+        return None
+    return (
+        f"{ranks} ranks share a GPU of {device_bytes / 1e9:.3g} GB and take about {ranks * taken / 1e9:.3g} GB of it: "
+        "a smaller micro-batch (--set batch.micro_batch=N), or fewer ranks"
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.control.predict.measurements import Curve, medians
 from hpctrain.control.topology.readers.listing import without_terminal
 
 _RANK = re.compile(
@@ -26,30 +27,11 @@ _HEADER_START = re.compile(r"(.*?)#\s*size\b")
 # Bandwidths are printed with two decimals, so the ratio of smaller ones is not exact enough.
 _TELLING_GB_S = 1.0
 _ROUNDED, _RELATIVE = 0.0055, 2e-4
-
-Point = tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One run of ``all_reduce_perf``.
-
-    Attributes:
-        gpu: the name of all GPUs; None where the text has none.
-        kind: type and operation, such as ``float sum``.
-        out_of_place, in_place: bytes and seconds of each row; empty where not measured.
-    """
-
-    ranks: int
-    hosts: int
-    gpu: str | None
-    kind: str
-    out_of_place: tuple[Point, ...]
-    in_place: tuple[Point, ...]
+_WHOLE = "run all_reduce_perf again, and keep all that it prints"
 
 
-def read_nccl_tests(text: str, where: str) -> list[Measured]:
-    """The all-reduces of a text, one for each run.
+def nccl_curves(text: str, where: str) -> list[Curve]:
+    """The all-reduces of a text out of place, as NCCL's users mostly run them: a curve for each run.
 
     Args:
         text: all that was printed. NCCL's own lines may be between, and each line may have in front of it what a
@@ -60,22 +42,22 @@ def read_nccl_tests(text: str, where: str) -> list[Measured]:
         HpctrainError: results were wrong; the text is cut off or damaged, of another test, of several types or
             operations, of groups (``NCCL_TESTS_SPLIT``), or its runs are mixed.
     """
-    found: list[Measured] = []
-    run = _Run(where)
+    found: list[Curve] = []
+    run = _Run(where, where)
     for number, line in enumerate(_without_prefix(text), start=1):
         run.at = f"{where}:{number}"
         if line.startswith("#") or not line[:1].isdigit():
             run.remark(line)
             if _END.match(line) and run.columns:
-                found.append(run.measured())
-                run = _Run(where)
+                found.append(run.curve())
+                run = _Run(where, where)
         elif run.columns and line.split()[0].isdigit():
             run.row(line.split())
     if run.columns:
-        raise run.damaged("it ends without '# Avg bus bandwidth': cut off")
+        raise run.unusable("it ends without '# Avg bus bandwidth': cut off")
     if run.ranks or not found:
         run.at = where
-        raise run.damaged("no table of nccl-tests (no line with size, count and busbw)")
+        raise run.unusable("no table of nccl-tests (no line with size, count and busbw)")
     return found
 
 
@@ -111,30 +93,22 @@ class _Run:
     """The part of a run that was read so far.
 
     Attributes:
+        file: the file's name.
         at: the line that is read.
         ranks: the host and the GPU of each.
-        points: bytes and seconds, out of place and in place.
+        points: bytes and seconds.
         rates: the line of each fast enough row, and its algorithm and bus bandwidths.
     """
 
+    file: str
     at: str
     columns: list[str] = field(default_factory=list)
     ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
-    points: tuple[list[Point], list[Point]] = field(default_factory=lambda: ([], []))
+    points: list[tuple[float, float]] = field(default_factory=list)
     rates: list[tuple[str, float, float]] = field(default_factory=list)
 
-    def damaged(self, problem: str) -> HpctrainError:
-        """The error for a text that is not whole."""
-        return HpctrainError(
-            "HT-nccl-tests-damaged",
-            "{where}: {problem}",
-            "run all_reduce_perf again, and keep all that it prints",
-            where=self.at,
-            problem=problem,
-        )
-
-    def unusable(self, problem: str, hint: str) -> HpctrainError:
+    def unusable(self, problem: str, hint: str = _WHOLE) -> HpctrainError:
         """The error for a run that does not tell how long an all-reduce takes."""
         return HpctrainError("HT-nccl-tests-not-usable", "{where}: {problem}", hint, where=self.at, problem=problem)
 
@@ -148,19 +122,15 @@ class _Run:
             count=count,
         )
 
-    def other(self, what: str) -> HpctrainError:
-        """The error for a run of another collective."""
-        return self.unusable(f"{what}, no all-reduce", "valid: all_reduce_perf")
-
     def remark(self, line: str) -> None:
         """Read a line that is no row."""
         if rank := _RANK.match(line):
             self._rank(int(rank[1]), int(rank[2] or 0), rank[3], (rank[4] or "").strip())
         elif (test := _TEST.match(line)) and not test[1].startswith("all_reduce"):
-            raise self.other(f"the test is {test[1]}")
+            raise self.unusable(f"the test is {test[1]}", "valid: all_reduce_perf")
         elif _is_header(line):
             if self.columns:
-                raise self.damaged("a second table begins before '# Avg bus bandwidth' of the first")
+                raise self.unusable("a second table begins before '# Avg bus bandwidth' of the first")
             self.columns = line.lstrip("# ").split()
             if "time" not in self.columns:
                 raise self.unusable("no column time, perhaps times of the CPU (-C)", "measure without -C")
@@ -178,35 +148,32 @@ class _Run:
         self.ranks[number] = host, gpu
 
     def row(self, cells: Sequence[str]) -> None:
-        """Add a row's points, the columns from ``time`` on once or twice."""
+        """Add a row's point; the columns from ``time`` on are there once, or again for what was reduced in place."""
         columns = self.columns
         if columns[-1] == "timestamp":
             # The timestamp is one column of two words.
             columns, cells = columns[:-1], cells[:-2]
         if len(cells) != len(columns):
-            raise self.damaged(f"a row with {len(cells)} of {len(columns)} columns, perhaps cut off")
-        named = dict(zip(columns[: columns.index("time")], cells, strict=False))
-        if named.get("redop") == "none":
-            raise self.other("a test without an operation")
-        if named.get("root", "-1") != "-1":
-            raise self.other(f"a test with the root {named['root']}")
+            raise self.unusable(f"a row with {len(cells)} of {len(columns)} columns, perhaps cut off")
+        start = columns.index("time")
+        named = dict(zip(columns[:start], cells, strict=False))
+        if named.get("redop") == "none" or named.get("root", "-1") != "-1":
+            raise self.unusable("a test without an operation, or with a root", "valid: all_reduce_perf")
         self.kinds.add(" ".join(named[key] for key in ("type", "redop") if key in named))
-        starts = [place for place, column in enumerate(columns) if column == "time"]
-        for place, (start, end) in enumerate(zip(starts, [*starts[1:], len(columns)], strict=True)):
-            self._times(place, cells[0], dict(zip(columns[start:end], cells[start:end], strict=True)))
-
-    def _times(self, place: int, size: str, cells: dict[str, str]) -> None:
-        if cells.get("#wrong", "N/A") != "N/A" and self._number(cells["#wrong"], "#wrong"):
-            raise self.wrong(cells["#wrong"])
-        if missing := [key for key in ("algbw", "busbw") if key not in cells]:
-            raise self.damaged(f"the table has no column {missing[0]} for each of its times")
+        for column, cell in zip(columns, cells, strict=True):
+            if column == "#wrong" and cell != "N/A" and self._number(cell, column):
+                raise self.wrong(cell)
+        # The first time is out of place.
+        first = dict(reversed([*zip(columns, cells, strict=True)]))
+        if not {"algbw", "busbw"} <= first.keys():
+            raise self.unusable("the table has no columns algbw and busbw beside its times")
         # nccl-tests round a size down to a multiple of the number of ranks, which can give 0.
-        if cells["time"] == "N/A" or not self._number(size, "size"):
+        if first["time"] == "N/A" or not self._number(cells[0], "size"):
             return
-        micros, algorithm, bus = (self._number(cells[key], key) for key in ("time", "algbw", "busbw"))
+        micros, algorithm, bus = (self._number(first[key], key) for key in ("time", "algbw", "busbw"))
         if not micros:
-            raise self.damaged("a time of 0")
-        self.points[place].append((float(size), micros * 1e-6))
+            raise self.unusable("a time of 0")
+        self.points.append((float(cells[0]), micros * 1e-6))
         if algorithm >= _TELLING_GB_S:
             self.rates.append((self.at, algorithm, bus))
 
@@ -216,17 +183,17 @@ class _Run:
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            raise self.damaged(f"{column} is {cell!r}, not a number of at least 0")
+            raise self.unusable(f"{column} is {cell!r}, not a number of at least 0")
         return value
 
-    def measured(self) -> Measured:
+    def curve(self) -> Curve:
         """The run, at its end."""
-        if not any(self.points):
-            raise self.damaged("no row with a time")
+        if not self.points:
+            raise self.unusable("no row with a time")
         if len(self.kinds) > 1:
             raise self.unusable(f"several types or operations: {', '.join(sorted(self.kinds))}", "measure one")
         if not self.ranks or max(self.ranks) + 1 > len(self.ranks):
-            raise self.damaged(f"{len(self.ranks)} lines '#  Rank …', and each rank has one")
+            raise self.unusable(f"{len(self.ranks)} lines '#  Rank …', and each rank has one")
         hosts, gpus = (sorted(set(told) - {""}) for told in zip(*self.ranks.values(), strict=True))
         if len(gpus) > 1:
             raise self.unusable(f"different GPUs: {', '.join(gpus)}", "measure on GPUs of one kind")
@@ -235,13 +202,13 @@ class _Run:
         if len(self.ranks) == 1:
             raise self.unusable("one rank alone", "measure several, such as -g 8; mpirun needs nccl-tests with MPI=1")
         self._check_factor(len(self.ranks))
-        return Measured(
+        return Curve(
+            engine="nccl",
             ranks=len(self.ranks),
             hosts=len(hosts),
             gpu=next(iter(gpus), None),
-            kind=next(iter(self.kinds)),
-            out_of_place=tuple(self.points[0]),
-            in_place=tuple(self.points[1]),
+            points=medians(self.points),
+            source=f"{self.file}, all_reduce_perf of {next(iter(self.kinds))}",
         )
 
     def _check_factor(self, ranks: int) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric, Ints
     from hpctrain.control.topology.routes import Routes
+
+# The share of a rate with other jobs' load at its high end, in the middle, and at its low end.
+Shares = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -78,27 +81,22 @@ def stated_network(
     Raises:
         HpctrainError: a number out of its range.
     """
-    for name, value in {"hosts": hosts, "adapters": adapters, "bytes_per_s": bytes_per_s}.items():
-        if not value > 0 or value == float("inf"):
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "a network with {name}={value}",
-                f"{name} must be greater than 0, such as 25e9 bytes/s",
-                name=name,
-                value=value,
-            )
-    _check_background(background)
-    free = (1 - background[1], 1 - background[0]) if hosts > 1 else (1.0, 1.0)
-    share = sum(free) / 2
+    _check(background, hosts=hosts, adapters=adapters, bytes_per_s=bytes_per_s)
+    free = (1 - background[1], 1 - sum(background) / 2, 1 - background[0]) if hosts > 1 else (1.0, 1.0, 1.0)
+    return _network(hosts, adapters, bytes_per_s, rings=free, trees=free)
+
+
+def _network(hosts: int, rails: int, rate: float, *, rings: Shares, trees: Shares, **more: Any) -> Network:
     return Network(
         hosts=hosts,
-        rails=adapters,
-        rail_bytes_per_s=bytes_per_s,
-        ring_share=share,
-        tree_share=share,
-        ring_range=free,
-        tree_range=free,
+        rails=rails,
+        rail_bytes_per_s=rate,
+        ring_share=rings[1],
+        tree_share=trees[1],
+        ring_range=(rings[0], rings[2]),
+        tree_range=(trees[0], trees[2]),
         tree_volume=_tree_volume(hosts),
+        **more,
     )
 
 
@@ -122,14 +120,39 @@ def network_of(
     Raises:
         HpctrainError: no hosts, fewer adapters than wanted, no speeds, or two hosts that no route joins.
     """
-    from hpctrain.control.predict.flows import rail_rate
-    from hpctrain.control.topology.rails import rail_adapters
+    from hpctrain.control.predict.flows import has_cables, rail_rate, shares
+    from hpctrain.control.topology.traffic import double_tree, rail_rings
 
     fabric = routes.fabric
-    _check_background(background)
-    if not hosts_in_order:
+    _check(background)
+    adapters = _adapters(fabric, hosts_in_order, adapters_per_host)
+    rate = rail_rate(fabric, adapters, bytes_per_s)
+    hosts, rails = adapters.shape
+    if hosts == 1:
+        return Network(hosts=1, rails=rails, rail_bytes_per_s=rate, tree_volume=0.0)
+    warnings: tuple[str, ...] = ()
+    if not has_cables(fabric):
+        warnings = ("the listing has no cables: that no link is shared is an assumption",)
+    elif fabric.tables is None:
+        warnings = ("no forwarding tables: shortest paths spread by destination are an assumption",)
+    return _network(
+        hosts,
+        rails,
+        rate,
+        rings=shares(routes, rail_rings(adapters)[0], rate, background),
+        trees=shares(routes, double_tree(adapters)[0], rate, background),
+        warnings=warnings,
+        placed=Placed(routes, tuple(hosts_in_order), adapters, background) if has_cables(fabric) else None,
+    )
+
+
+def _adapters(fabric: Fabric, hosts: Sequence[int], wanted: int | None) -> Ints:
+    """The adapters of hosts that take part, (hosts, rails)."""
+    from hpctrain.control.topology.rails import rail_adapters
+
+    if not hosts:
         raise HpctrainError("HT-hosts-not-named", "a network of no hosts", "name at least one host of the fabric")
-    bare = [fabric.hosts[host] for host in hosts_in_order if not fabric.adapters(host).size]
+    bare = [fabric.hosts[host] for host in hosts if not fabric.adapters(host).size]
     if bare:
         raise HpctrainError(
             "HT-not-in-fabric",
@@ -137,39 +160,33 @@ def network_of(
             "leave it out, or read a listing that has it",
             host=bare[0],
         )
-    adapters = rail_adapters(fabric, hosts_in_order)
-    if adapters_per_host is not None:
-        if not 1 <= adapters_per_host <= adapters.shape[1]:
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "{adapters} adapters a host, of {count} hosts of the fabric that begin with {host}",
-                f"these hosts have 1 to {adapters.shape[1]} on rails in common; leave out hosts that have fewer",
-                adapters=adapters_per_host,
-                count=len(hosts_in_order),
-                host=fabric.hosts[hosts_in_order[0]],
-            )
-        adapters = adapters[:, :adapters_per_host]
-    placed = Placed(routes, tuple(hosts_in_order), adapters, background)
-    return _measure(placed, rail_rate(fabric, adapters, bytes_per_s))
+    adapters = rail_adapters(fabric, hosts)
+    if wanted is None:
+        return adapters
+    if not 1 <= wanted <= adapters.shape[1]:
+        raise HpctrainError(
+            "HT-network-bad-number",
+            "{adapters} adapters a host, of {count} hosts of the fabric that begin with {host}",
+            f"these hosts have 1 to {adapters.shape[1]} on rails in common; leave out hosts that have fewer",
+            adapters=wanted,
+            count=len(hosts),
+            host=fabric.hosts[hosts[0]],
+        )
+    return adapters[:, :wanted]
 
 
 def networks(
     fabric: Fabric,
     counts: Iterable[int],
     *,
-    hosts: Sequence[int] | None = None,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
     background: tuple[float, float] = (0.0, 0.0),
 ) -> list[Network]:
-    """The networks of the first hosts of one order, for several numbers of hosts.
+    """The networks of the first hosts of the order in which ``place`` would use them, for several numbers of hosts.
 
     A part of a depth-first order is depth-first itself, so that hosts are placed once and not for each number. The
-    arguments that are not described here are those of :func:`network_of`.
-
-    Args:
-        counts: the numbers of hosts to make networks for.
-        hosts: host numbers in the order of the rings; where None, those of ``usual_hosts`` in the order of ``place``.
+    arguments are those of :func:`network_of`.
 
     Raises:
         HpctrainError: a number below 1 or above that of the hosts, fewer adapters than wanted, or no speeds.
@@ -178,7 +195,7 @@ def networks(
     from hpctrain.control.topology.routes import Routes
 
     wanted = list(counts)
-    able = usual_hosts(fabric, adapters_per_host) if hosts is None else hosts
+    able = usual_hosts(fabric, adapters_per_host)
     for count in wanted:
         if not 1 <= count <= len(able):
             others = len(fabric.hosts) - len(able)
@@ -191,7 +208,7 @@ def networks(
                 hosts=len(able),
                 apart=apart,
             )
-    order = place(fabric, able).order if hosts is None else able
+    order = place(fabric, able).order
     routes = Routes(fabric)
     return [
         network_of(
@@ -222,43 +239,6 @@ def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[in
     return sorted(host for host, count in owned.items() if count == most)
 
 
-def _measure(placed: Placed, rate: float) -> Network:
-    """The network of these adapters, with rings and trees on their rails."""
-    from hpctrain.control.predict.flows import Flows, has_cables
-    from hpctrain.control.topology.traffic import double_tree, rail_rings
-
-    routes, adapters, background = placed.routes, placed.adapters, placed.background
-    fabric = routes.fabric
-    hosts, rails = adapters.shape
-    if hosts == 1:
-        return Network(hosts=1, rails=rails, rail_bytes_per_s=rate, tree_volume=0.0)
-    ring = Flows(fabric, routes, rail_rings(adapters)[0])
-    tree = Flows(fabric, routes, double_tree(adapters)[0])
-    ring_shares, tree_shares = ring.shares(rate, background), tree.shares(rate, background)
-    return Network(
-        hosts=hosts,
-        rails=rails,
-        rail_bytes_per_s=rate,
-        ring_share=ring_shares[1],
-        tree_share=tree_shares[1],
-        ring_range=(ring_shares[0], ring_shares[2]),
-        tree_range=(tree_shares[0], tree_shares[2]),
-        tree_volume=tree.own / 2,
-        warnings=_doubts(fabric),
-        placed=placed if has_cables(fabric) else None,
-    )
-
-
-def _doubts(fabric: Fabric) -> tuple[str, ...]:
-    from hpctrain.control.predict.flows import has_cables
-
-    if not has_cables(fabric):
-        return ("the listing has no cables: that no link is shared is an assumption",)
-    if fabric.tables is None:
-        return ("no forwarding tables: shortest paths spread by destination are an assumption",)
-    return ()
-
-
 def _tree_volume(hosts: int) -> float:
     """Buffers that the busiest of these hosts sends or receives in two trees, of which each carries a half."""
     import numpy as np
@@ -269,7 +249,16 @@ def _tree_volume(hosts: int) -> float:
     return float(np.bincount(flows[0].source).max()) / 2 if flows else 0.0
 
 
-def _check_background(background: tuple[float, float]) -> None:
+def _check(background: tuple[float, float], **stated: float) -> None:
+    for name, value in stated.items():
+        if not value > 0 or value == float("inf"):
+            raise HpctrainError(
+                "HT-network-bad-number",
+                "a network with {name}={value}",
+                f"{name} must be greater than 0, such as 25e9 bytes/s",
+                name=name,
+                value=value,
+            )
     low, high = background
     if not 0 <= low <= high < 1:
         raise HpctrainError(

@@ -16,19 +16,17 @@ from hpctrain.control.predict.allreduce_time import Ranks, curve_rate, over_nvli
 from hpctrain.control.predict.calibration import read_calibration
 from hpctrain.control.predict.compute import CPU
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.image_prediction import Node, Prediction, predict
+from hpctrain.control.predict.image_prediction import predict
 from hpctrain.control.predict.micro_batch import fitting
 from hpctrain.control.predict.node_energy import Site
+from hpctrain.control.predict.prediction import Node, Prediction
 from hpctrain.control.predict.training import Training, recipe_training
-from hpctrain.control.predict.transformers.language_prediction import (
-    LanguageTraining,
-    predict_language,
-    recipe_language_training,
-)
+from hpctrain.control.predict.transformers.language_prediction import predict_language
+from hpctrain.control.predict.transformers.language_training import LanguageTraining, recipe_language_training
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schema import Recipe
-    from hpctrain.control.predict.curves import Curve
+    from hpctrain.control.predict.measurements import Curve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 
@@ -82,6 +84,16 @@ def _draws(name: str, spread: float, count: int) -> Floats:
     found = np.zeros(count + 1)
     if spread:
         found[1:] = spread * np.random.default_rng([0, zlib.crc32(name.encode())]).standard_normal(count)
+    return found
+
+
+@cache
+def evenly_drawn(columns: int) -> Floats:
+    """Zero, and normal draws at equal steps of probability, -1 at the quantile :data:`LOW` and 1 at :data:`HIGH`."""
+    count = columns - 1
+    draws = np.array([NormalDist().inv_cdf((rank + 0.5) / count) for rank in range(count)])
+    found = np.zeros(columns)
+    found[1:] = np.random.default_rng(0).permutation(draws / np.quantile(draws, HIGH))
     return found
 
 

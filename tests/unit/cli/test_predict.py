@@ -96,7 +96,7 @@ def test_nccl_tests_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
         ([*H100, "--nodes", "99999999999999999999"], "HT-option-bad-value"),
         ([*H100, "--nodes", "000000001999999999"], "HT-option-bad-value"),
         ([*H100, "--nodes", f"1..{'9' * 5000}"], "HT-option-bad-value"),
-        ([*H100, "--calibration", "sweeps.json"], "has no sweeps"),
+        ([*H100, "--calibration", "sweeps.json"], "no sweeps"),
         ([*H100, "--set", "data.limit=100", "--set", "batch.drop_last=true"], "no whole batch"),
         (["--pue", "2"], "which GPUs"),
         ([*H100, "--calibration", "cut.txt"], "cut.txt"),

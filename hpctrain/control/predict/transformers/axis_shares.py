@@ -11,7 +11,7 @@ import numpy as np
 
 from hpctrain.common.recipes.mesh import Axis, Pipeline, Sharding
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
-from hpctrain.control.predict.flows import Flows
+from hpctrain.control.predict.flows import shares
 from hpctrain.control.topology.mesh_flows import groups, mesh_bytes, mesh_flows
 from hpctrain.control.topology.mesh_layout import MeshLayout
 from hpctrain.control.topology.placement import Rings
@@ -84,8 +84,7 @@ class AxisShares:
             away = position[source] != position[target]
             if away.any():
                 phase = Phase(source=adapters[source[away]], target=adapters[target[away]], share=1.0)
-                flows = Flows(placed.routes.fabric, placed.routes, phase)
-                found[axis] = flows.shares(self.network.rail_bytes_per_s, placed.background)[1]
+                found[axis] = shares(placed.routes, phase, self.network.rail_bytes_per_s, placed.background)[1]
         return found
 
     def _neighbours(self, layout: Layout, axis: Axis) -> tuple[np.ndarray, np.ndarray]:

@@ -3,181 +3,39 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+import numpy as np
 
+from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.compatibility import require_compatible
-from hpctrain.common.recipes.mesh import Mesh, Pipeline
-from hpctrain.common.recipes.requirements import require_micro_batches
-from hpctrain.common.recipes.sections import Batch
-from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.image_prediction import Node, Prediction, idle_warnings, worthwhile
+from hpctrain.control.predict.causes import causes_by_size
+from hpctrain.control.predict.constants import Constant, constants
+from hpctrain.control.predict.memory import RankMemory, fewer, most_samples
 from hpctrain.control.predict.node_energy import Site
-from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps, frozen_warnings
-from hpctrain.control.predict.transformers.layout import Kernels, Layout, LayoutPrecision
-from hpctrain.control.predict.transformers.layout_checks import check_layout
-from hpctrain.control.predict.transformers.predictor import Predictor
-from hpctrain.control.predict.transformers.search import Candidate, Choices
-from hpctrain.control.predict.transformers.settings import Settings
+from hpctrain.control.predict.prediction import Length, Node, Prediction, Run, idle_warnings, worthwhile
+from hpctrain.control.predict.training import frozen_warnings
+from hpctrain.control.predict.transformers.axis_shares import AxisShares
+from hpctrain.control.predict.transformers.language_training import LanguageTraining
+from hpctrain.control.predict.transformers.layout import Layout
+from hpctrain.control.predict.transformers.ranges import StepRange, kinds_of, shipped_ranges, step_range
+from hpctrain.control.predict.transformers.rank_memory import memory
+from hpctrain.control.predict.transformers.rates import System, step_file
+from hpctrain.control.predict.transformers.search import Candidate, require_fitting, search
+from hpctrain.control.predict.transformers.step import predict_step
+from hpctrain.control.predict.values import Values, drawn, evenly_drawn
 
 if TYPE_CHECKING:
-    from hpctrain.common.recipes.schema import Recipe
     from hpctrain.control.predict.network import Network
+    from hpctrain.control.topology.fabric import Floats
 
-# Tokens of a step where nobody says how many: GPT-3's larger models had 2 to 3.2 million (Brown et al. 2020, table
-# 2.1), Llama 2 and 3 had 4 (Touvron et al. 2023, section 2.2; Grattafiori et al. 2024, section 3.4).
-_TOKENS = 2**22
+# Terms of a step in which ranks wait for each other's bytes, and in which they compute.
+_TRAFFIC = ("tensor", "context", "sharding", "pipeline", "replicas")
+_COMPUTING = ("matmul", "attention", "memory", "recomputation", "head", "update")
 _MOST_CANDIDATES = 50
-
-
-def _usual_batch(ranks: int, samples: float) -> int:
-    """About so many samples, a quarter more or less, that data-parallel ranks and micro-batches divide in many ways."""
-    odd = ranks
-    while odd % 2 == 0:
-        odd //= 2
-    parts = [odd << power for power in range(32) if odd << power <= 1.25 * samples] or [odd]
-    found = [part * max(1, round(samples / part)) for part in reversed(parts)]
-    return next((each for each in found if abs(each - samples) <= samples / 4), found[-1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class LanguageTraining:
-    """The training of a transformer, before its number of ranks is known.
-
-    Attributes:
-        mesh: None to search for the best one.
-        recipe: whose model it is; None for a transformer of its own.
-        micro_batch: chooses the recipe's for a number of ranks, where it has ``auto``.
-    """
-
-    name: str
-    network: Transformer
-    settings: Settings
-    mesh: Mesh | None
-    recipe: Recipe | None = None
-    micro_batch: Callable[[int], int] | None = None
-
-    @property
-    def sequence(self) -> int:
-        """Tokens of a sample."""
-        return self.settings.sequence or self.network.context
-
-    def layout(self, ranks: int) -> Layout:
-        """The layout over a number of ranks, by the mesh that was given.
-
-        Raises:
-            HpctrainError: it does not fit the ranks, the batch or the network.
-        """
-        if self.recipe is not None:
-            recipe = self.recipe.computing(self.micro_batch(ranks)) if self.micro_batch else self.recipe
-            found = Layout.of_recipe(recipe, ranks)
-            check_layout(found, self.network)
-            require_micro_batches(recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
-            return found
-        assert self.mesh is not None
-        mesh, given = self.mesh.at(ranks), dict(self.settings.layout)
-        if mesh.sizes["dp_shard"] == 1:
-            given.setdefault("zero", 0)
-        if mesh.sizes["tp"] > 1:
-            given.setdefault("sequence_parallel", True)
-        part = mesh.data_ranks * given.get("micro_batch", 1)
-        usual = part * max(mesh.sizes["pp"], round(_TOKENS / self.sequence / part), 1)
-        batch = self.settings.batch or usual
-        return Layout.of_batch(self.network, batch, sequence=self.sequence, mesh=mesh, **given)
-
-    @property
-    def precision(self) -> LayoutPrecision:
-        """Of matrix products."""
-        if self.recipe is not None:
-            return self.recipe.precision
-        found: LayoutPrecision = self.settings.layout.get("precision", Layout.precision)
-        return found
-
-    @property
-    def epochs(self) -> int:
-        """Of the recipe."""
-        assert self.recipe is not None
-        return self.recipe.epochs
-
-    def trained(self, layout: Layout) -> tuple[Layout, str]:
-        """A layout as it is trained, and what trains it, as the constants of a step know it: not all is compiled."""
-        if self.recipe is None:
-            return layout, self.settings.software
-        compiled = compiled_on_gpus(_with_mesh(self.recipe, layout))
-        kernels: Kernels = "fused" if compiled else "eager"
-        return replace(layout, kernels=kernels), "hpctrain-compiled" if compiled else "hpctrain"
-
-    def runs(self, layout: Layout) -> bool:
-        """Whether the recipe, if there is one, can be combined with the mesh of a layout."""
-        if self.recipe is not None:
-            try:
-                require_compatible(_with_mesh(self.recipe, layout))
-            except ValidationError:
-                return False
-        return True
-
-    def batch(self, ranks: int) -> int:
-        """Samples of a step of a search."""
-        if self.recipe is not None:
-            return self.recipe.at_data_ranks(ranks).global_batch
-        return self.settings.batch or _usual_batch(ranks, _TOKENS / self.sequence)
-
-    @property
-    def searched(self) -> tuple[Mapping[str, Any], Choices]:
-        """What a search must not change, and what it may: a recipe's model is divided as hpctrain divides it."""
-        if self.recipe is None:
-            return self.settings.layout, Choices()
-        kept: dict[str, Any] = {
-            "precision": self.recipe.precision,
-            "autocast": self.recipe.precision != "float32",
-            "divided_vocabulary": False,
-            "chunked_loss": True,
-            "sequence_parallel": False,
-        }
-        if self.recipe.pipeline.schedule != Pipeline().schedule:
-            kept["schedule"] = self.recipe.pipeline.schedule
-        sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-        return kept, Choices(
-            micro_batches=sizes,
-            recomputations=("none", "full"),
-            context=False,
-            most_turns=2,
-            state_alone=False,
-            copies=True,
-        )
-
-    def minutes(self, layout: Layout, step_s: float) -> float | None:
-        """Minutes of all epochs; None where the number of samples is not known."""
-        if self.recipe is None or self.recipe.data.epoch_samples is None:
-            return None
-        batch = Batch(size=layout.global_batch, drop_last=self.recipe.batch.drop_last)
-        return self.recipe.epochs * epoch_steps(batch, self.recipe.data.epoch_samples) * step_s / 60
-
-
-def _with_mesh(recipe: Recipe, layout: Layout) -> Recipe:
-    """A recipe with the mesh and the schedule of a layout."""
-    pipeline = recipe.pipeline.model_copy(update={"schedule": layout.schedule})
-    sharding = recipe.sharding.model_copy(update={"zero": 3})
-    return recipe.model_copy(update={"mesh": layout.mesh, "pipeline": pipeline, "sharding": sharding})
-
-
-def recipe_language_training(recipe: Recipe, *, auto: bool = False) -> LanguageTraining:
-    """A recipe whose model is a language model.
-
-    Args:
-        auto: whether its mesh is searched for.
-    """
-    return LanguageTraining(
-        name=recipe.name,
-        network=recipe.model.transformer,
-        settings=Settings(layout={}),
-        mesh=None if auto else recipe.mesh,
-        recipe=recipe,
-    )
 
 
 def predict_language(
@@ -197,45 +55,224 @@ def predict_language(
     Raises:
         HpctrainError: a GPU that does not have the precision, or a mesh that does not fit.
     """
-    made = [Predictor(training, node, network, site, unstated) for network in networks]
-    found = [each.found() for each in made]
-    last, best = made[-1], found[-1][0]
-    first = _reference(made[0], found[0][0])
-    rows = [each.row(candidates[0], first) for each, candidates in zip(made, found, strict=True)]
-    layouts = [candidates[0].layout for candidates in found]
-    idle = [
-        each.network.hosts
-        for each, layout in zip(made, layouts, strict=True)
-        if layout.mesh.data_ranks > layout.global_batch
-    ]
+    values = drawn(constants())
+    predictors = [_Predictor(training, node, network, values, unstated) for network in networks]
+    found = [predictor.candidates() for predictor in predictors]
+    runs = [predictor.run(candidates[0]) for predictor, candidates in zip(predictors, found, strict=True)]
+    reference = _reference(predictors[0], runs[0])
+    rows = tuple(run.row(reference, values, site) for run in runs)
+    last, best = predictors[-1], found[-1][0]
+    spreads = last.range_of(best).spreads
     searched = [] if training.mesh is not None else found[-1][:_MOST_CANDIDATES]
+    idle = [
+        run.network.hosts
+        for run, candidates in zip(runs, found, strict=True)
+        if candidates[0].layout.mesh.data_ranks > run.batch
+    ]
     return Prediction(
         name=training.name,
         node=node,
-        rows=tuple(rows),
+        rows=rows,
         worthwhile=worthwhile([(row.nodes, row.samples_per_s.value) for row in rows]),
-        causes=last.causes(best),
-        warnings=(*_warnings(last, best), *idle_warnings(idle)),
-        candidates=tuple(last.row(each, first) for each in searched),
-        constants=last.constants(best),
+        causes=causes_by_size(spreads),
+        warnings=(*_warnings(training, last.network, best.layout), *idle_warnings(idle)),
+        candidates=tuple(last.run(candidate).row(reference, values, site) for candidate in searched),
+        constants={name: values.constants[name] for name in sorted(values.used)} | last.doubts(best, spreads),
     )
 
 
-def _reference(first: Predictor, best: Candidate) -> float:
-    """Samples a second and GPU on one node; on the fewest that are predicted where the mesh does not fit into one."""
+def _reference(first: _Predictor, run: Run) -> Floats:
+    """Samples a second and node on one node; on the fewest that are predicted where the mesh does not fit into one."""
     if first.network.hosts > 1 and first.training.mesh is not None:
         alone = replace(first, network=replace(first.network, hosts=1))
         with contextlib.suppress(HpctrainError):
-            best, first = alone.found()[0], alone
-    return best.layout.global_batch / best.step.seconds / first.ranks
+            run = alone.run(alone.candidates()[0])
+    found: Floats = run.samples_per_s / run.network.hosts
+    return found
 
 
-def _warnings(predictor: Predictor, best: Candidate) -> Iterator[str]:
-    training, layout = predictor.training, best.layout
-    yield from predictor.network.warnings
+def _warnings(training: LanguageTraining, network: Network, layout: Layout) -> Iterator[str]:
+    yield from network.warnings
     yield from frozen_warnings(training.recipe)
     if training.recipe is None and training.settings.batch is None:
         tokens = layout.global_batch * training.sequence / 1e6
         yield f"assumed about the batch: {layout.global_batch} samples, {tokens:.3g} million tokens (--set batch=N)"
     if training.recipe is not None and training.recipe.data.epoch_samples is None:
         yield "how long the run takes is not known, because the size of the data is not"
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    """One training on one number of nodes.
+
+    Attributes:
+        values: of the energy's constants.
+        unstated: columns of ``ranges.yaml`` that are assumed.
+    """
+
+    training: LanguageTraining
+    node: Node
+    network: Network
+    values: Values
+    unstated: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.network.hosts * self.node.local
+
+    @cached_property
+    def memory_bytes(self) -> float:
+        """Of a rank."""
+        return gpu(self.node.gpu).memory_bytes
+
+    @cached_property
+    def system(self) -> System:
+        network, local = self.network, self.node.local
+        rate = network.rails * network.rail_bytes_per_s / local
+        shares = self.shares
+        return System.of(
+            self.node.gpu,
+            gpus_per_node=local,
+            network_bytes_per_s=rate if shares else rate * network.ring_share,
+            shares=shares.of if shares else None,
+        )
+
+    @cached_property
+    def shares(self) -> AxisShares | None:
+        """What each axis gets of the fabric's links; None without a fabric, where no link is shared."""
+        network, training = self.network, self.training
+        if network.placed is None or network.hosts == 1:
+            return None
+        return AxisShares(training.network, training.sequence, network, self.node.local)
+
+    def candidates(self) -> Sequence[Candidate]:
+        """The layouts, the fastest first; of a given mesh the only one, whether it fits the memory or not."""
+        training = self.training
+        if training.mesh is not None:
+            layout, software = training.trained(training.layout(self.ranks))
+            step = predict_step(training.network, layout, self.system, software=software, sequence=training.sequence)
+            return [Candidate(layout=layout, software=software, step=step, memory=self.held(layout))]
+        base, choices = training.searched
+        batch = training.batch(self.ranks)
+        found = search(
+            training.network,
+            self.system,
+            ranks=self.ranks,
+            global_batch=batch,
+            memory_bytes=self.memory_bytes,
+            base=base,
+            choices=choices,
+            trained=training.trained,
+            runs=training.runs,
+            sequence=training.sequence,
+        )
+        require_fitting(found, gpu=self.node.gpu, ranks=self.ranks, global_batch=batch, memory_bytes=self.memory_bytes)
+        return found.fitting
+
+    def range_of(self, candidate: Candidate) -> StepRange:
+        """What 8 of 10 steps are within."""
+        training = self.training
+        return step_range(
+            training.network,
+            candidate.layout,
+            self.system,
+            software=candidate.software,
+            sequence=training.sequence,
+            unstated=self.unstated if self.network.hosts > 1 else (),
+        )
+
+    def held(self, layout: Layout) -> RankMemory:
+        """The memory of the rank that needs most."""
+        return memory(self.training.network, layout, sequence=self.training.sequence)
+
+    def run(self, candidate: Candidate) -> Run:
+        """The training by a layout."""
+        layout, step, training = candidate.layout, candidate.step, self.training
+        total = step.seconds * np.exp(self.range_of(candidate).half_width * evenly_drawn(self.values.columns))
+        ones = np.ones(self.values.columns)
+        steps = training.steps(layout)
+
+        def share(names: tuple[str, ...]) -> Floats:
+            return ones * min(1.0, sum(step.terms.get(name, 0.0) for name in names) / step.seconds)
+
+        return Run(
+            node=self.node,
+            network=self.network,
+            batch=layout.global_batch,
+            batch_per_gpu=layout.global_batch / self.ranks,
+            at_once=layout.micro_batch,
+            total=total,
+            alone=None,
+            tokens=training.sequence,
+            waits=share(_TRAFFIC),
+            busy=share(_COMPUTING),
+            length=None
+            if steps is None
+            else Length(epochs=training.epochs * ones, source="the recipe's", seconds=steps * total),
+            figures={
+                "layout": layout_record(layout)
+                | ({"network_shares": dict(self.shares.of(layout))} if self.shares else {}),
+                "step_terms": dict(step.terms),
+                "limited_by": step.bound,
+                **self.memory_figures(candidate.memory, layout),
+            },
+        )
+
+    def memory_figures(self, held: RankMemory, layout: Layout) -> dict[str, Any]:
+        """The figures of a row about memory, as nvidia-smi shows it."""
+        changed: dict[str, dict[str, Any]] = {
+            "half the samples at once": {"micro_batch": max(1, layout.micro_batch // 2)},
+            "recomputation of cheap operators": {"recomputation": "matmuls"},
+            "recomputation of each layer": {"recomputation": "full"},
+        }
+
+        def fits(batch: int) -> bool:
+            return self.held(replace(layout, micro_batch=batch)).fits(self.memory_bytes)
+
+        choices = {name: self.held(replace(layout, **change)).used for name, change in changed.items()}
+        other = {"fragmentation": held.fragmentation, "communication": held.communication}
+        return {
+            "memory_bytes": held.estimate(),
+            "largest_batch": most_samples(fits),
+            "memory_choices": fewer(held.used, choices),
+            "memory_terms": {**held.tensors, **other},
+        }
+
+    def doubts(self, best: Candidate, spreads: Mapping[str, float]) -> dict[str, Constant]:
+        """The constants of the step, and what its range comes from besides them, as constants of value 1."""
+        ranges = shipped_ranges()
+        kinds = kinds_of(
+            self.training.network,
+            best.layout,
+            self.system,
+            software=best.software,
+            sequence=self.training.sequence,
+        )
+        found = {
+            name: Constant(value=each.value, unit=each.unit, spread=each.spread, kind="published", source=each.source)
+            for name, each in step_file().constants.items()
+        }
+        for name, spread in spreads.items():
+            group, _, kind = name.partition(".")
+            if name == "publishers.any":
+                source = "by how much a new publisher's runs differ from those of others like them"
+            elif group == "publishers":
+                source = f"{ranges.count(kind, kinds[kind])} publishers have runs of this kind: {kinds[kind]}"
+            elif group == "unstated":
+                source = "not stated, and assumed"
+            else:
+                continue
+            found[name] = Constant(value=1.0, unit="", spread=spread, kind="published", source=source)
+        return found
+
+
+def layout_record(layout: Layout) -> dict[str, Any]:
+    """What a layout is, for JSON: the ranks of each axis and how they are used."""
+    found: dict[str, Any] = {str(axis): size for axis, size in layout.sizes.items()} | {
+        "global_batch": layout.global_batch
+    }
+    named = ("micro_batch", "micro_batches", "zero", "reshard", "sequence_parallel", "recomputation", "precision")
+    found |= {name: getattr(layout, name) for name in named}
+    if layout.sizes["pp"] > 1:
+        found |= {"schedule": layout.schedule, "virtual_stages": layout.virtual_stages}
+    return found

@@ -78,11 +78,13 @@ class StepRange:
 
     Attributes:
         low, high: seconds of a step.
+        half_width: of their logarithm.
         spreads: of the logarithm by cause: a constant's name, ``publishers.KIND`` or ``unstated.COLUMN``.
     """
 
     low: float
     high: float
+    half_width: float
     spreads: Mapping[str, float]
 
 
@@ -106,8 +108,8 @@ def step_range(
     if "network" in unstated:
         spreads["unstated.network"] = network_spread(network, layout, system, software=software, sequence=sequence)
     seconds = predict_step(network, layout, system, software=software, sequence=sequence).seconds
-    factor = math.exp(ranges.half_width(spreads))
-    return StepRange(low=seconds / factor, high=seconds * factor, spreads=spreads)
+    half = ranges.half_width(spreads)
+    return StepRange(low=seconds / math.exp(half), high=seconds * math.exp(half), half_width=half, spreads=spreads)
 
 
 def constant_spreads(

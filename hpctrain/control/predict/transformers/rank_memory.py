@@ -1,19 +1,17 @@
 """The memory of each rank that trains a transformer, in closed form, by what holds it.
 
-Tensors alone are ``allocated``, as ``torch.cuda.max_memory_allocated`` counts them; ``reserved`` adds what PyTorch's
-allocator cannot use, and ``used`` what is outside of it, as nvidia-smi shows. Sources: Rajbhandari et al. 2020, arXiv
+Sources: Rajbhandari et al. 2020, arXiv
 1910.02054, table 1, and Megatron-LM's distrib_optimizer.md for the state; Zhao et al. 2023, arXiv 2304.11277, section
 3, for what is gathered; Korthikanti et al. 2022, arXiv 2205.05198, table 2, and Dao et al. 2022, arXiv 2205.14135, for
-activations; benchmarks/one_gpu.py for fragmentation and context.
+activations.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.layer_memory import CONTEXT_BYTES, FRAGMENTATION
+from hpctrain.control.predict.memory import RankMemory, largest
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.zero import StateBytes, zero_bytes
 
@@ -21,71 +19,9 @@ from hpctrain.control.predict.zero import StateBytes, zero_bytes
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.
 NCCL_BYTES = 2 * 32 * 6 * 2**20
 
-# What libraries, other streams and changing shapes may need beside what is predicted.
-USABLE = 0.95
-
 # Logits that exist at a time where the loss is computed in chunks: _LOGITS of
 # hpctrain/worker/train/torch_chunked_loss.py.
 _CHUNK = 2**25
-
-_TENSORS = ("parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankMemory:
-    """Bytes of a rank at the moment when they are most, by what holds them.
-
-    Attributes:
-        stage: the rank's place along pp.
-        moment: ``loss``, ``backward`` or ``update``.
-        gathered: parameters of other ranks, or copies in a narrower type, and gradients that are not yet divided.
-        activations: kept for the backward pass, of all micro-batches in flight.
-        logits: with the loss and their gradient.
-        working: gradients of activations, and what is recomputed.
-        fragmentation: what PyTorch's allocator cannot use.
-        communication: NCCL's buffers.
-        context: a process's CUDA context and the workspaces of its libraries.
-    """
-
-    stage: int
-    moment: str
-    parameters: float
-    gradients: float
-    optimizer: float
-    gathered: float
-    activations: float
-    logits: float
-    working: float
-    communication: float
-
-    @property
-    def allocated(self) -> float:
-        """The bytes of all tensors."""
-        return sum(self.tensors.values())
-
-    @property
-    def tensors(self) -> dict[str, float]:
-        """The terms that are tensors, by name."""
-        return {name: getattr(self, name) for name in _TENSORS}
-
-    @property
-    def fragmentation(self) -> float:
-        """What PyTorch's allocator cannot use."""
-        return FRAGMENTATION * self.allocated
-
-    @property
-    def reserved(self) -> float:
-        """What PyTorch's allocator takes from the device."""
-        return self.allocated + self.fragmentation
-
-    @property
-    def used(self) -> float:
-        """The device's memory in use, as nvidia-smi shows it."""
-        return self.reserved + self.communication + CONTEXT_BYTES
-
-    def fits(self, nbytes: float) -> bool:
-        """Whether a device with so many bytes has room."""
-        return self.used <= USABLE * nbytes
 
 
 def memory(network: Transformer, layout: Layout, *, sequence: int | None = None) -> RankMemory:
@@ -94,14 +30,12 @@ def memory(network: Transformer, layout: Layout, *, sequence: int | None = None)
     Args:
         sequence: tokens of a sample, by default the network's context.
     """
-    return max(rank_memories(network, layout, sequence=sequence), key=lambda each: each.allocated)
+    return largest(rank_memories(network, layout, sequence=sequence))
 
 
-def rank_memories(network: Transformer, layout: Layout, *, sequence: int | None = None) -> tuple[RankMemory, ...]:
+def rank_memories(network: Transformer, layout: Layout, *, sequence: int | None = None) -> list[RankMemory]:
     """The memory of each rank along pp; ranks along the other axes have as much as it."""
-    return tuple(
-        _Rank(network, layout, rank, sequence or network.context).memory() for rank in range(layout.sizes["pp"])
-    )
+    return [_Rank(network, layout, rank, sequence or network.context).memory() for rank in range(layout.sizes["pp"])]
 
 
 def in_flight(layout: Layout, rank: int) -> int:
@@ -207,9 +141,6 @@ def _both(item: float, narrow: float) -> float:
     return item if item == narrow else item + narrow
 
 
-_NONE: dict[str, Any] = {"gathered": 0.0, "activations": 0.0, "logits": 0.0}
-
-
 @dataclass(frozen=True)
 class _Rank:
     """One rank along pp."""
@@ -220,26 +151,32 @@ class _Rank:
     sequence: int
 
     def memory(self) -> RankMemory:
-        """The moment with the most bytes: at the loss, in the backward pass of a layer, or in the update."""
+        """The moment with the most bytes: at the loss, in the backward pass of a layer, or in the update.
+
+        ``gathered`` are parameters of other ranks, or copies in a narrower type, and gradients that are not yet
+        divided; ``activations`` are those of all micro-batches in flight; ``working`` are gradients of activations, and
+        what is recomputed.
+        """
         state, layer = self._state(), _kept_by_layer(self.network, self.layout, self.sequence)
-        begun = RankMemory(
-            stage=self.rank,
-            moment="backward",
-            parameters=state.parameters,
-            gradients=self._early_gradients(state),
-            optimizer=state.optimizer,
-            gathered=self._gathered(),
-            activations=self._activations(),
-            logits=self._kept_logits(),
-            working=self._working(),
-            communication=NCCL_BYTES * sum(size > 1 for size in self.layout.sizes.values()),
-        )
-        ended = replace(begun, gradients=state.gradients, activations=min(layer, begun.activations))
-        idle = {**_NONE, "logits": begun.logits if self.layout.deepspeed_pipeline else 0.0}
-        moments = [begun, ended, replace(ended, moment="update", **idle, working=self._update())]
+        begun = {
+            "parameters": state.parameters,
+            "gradients": self._early_gradients(state),
+            "optimizer": state.optimizer,
+            "gathered": self._gathered(),
+            "activations": self._activations(),
+            "logits": self._kept_logits(),
+            "working": self._working(),
+        }
+        ended = begun | {"gradients": state.gradients, "activations": min(layer, begun["activations"])}
+        logits = begun["logits"] if self.layout.deepspeed_pipeline else 0.0
+        idle = {"gathered": 0.0, "activations": 0.0, "logits": logits, "working": self._update()}
+        moments = [("backward", begun), ("backward", ended), ("update", ended | idle)]
         if self._last:
-            moments.append(replace(begun, moment="loss", logits=self._logits(), working=0))
-        return max(moments, key=lambda each: each.allocated)
+            moments.append(("loss", begun | {"logits": self._logits(), "working": 0.0}))
+        communication = NCCL_BYTES * sum(size > 1 for size in self.layout.sizes.values())
+        return largest(
+            [RankMemory(moment=moment, tensors=tensors, communication=communication) for moment, tensors in moments]
+        )
 
     def _early_gradients(self, state: StateBytes) -> float:
         """Those that are there when the backward pass of the first micro-batch begins, with the last layer's own."""

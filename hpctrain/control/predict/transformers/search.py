@@ -9,9 +9,10 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.memory import USABLE, RankMemory
 from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout
 from hpctrain.control.predict.transformers.layout_checks import check_layout, divisors, require_positions
-from hpctrain.control.predict.transformers.rank_memory import USABLE, RankMemory, memory
+from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.step import StepTime, predict_step
 

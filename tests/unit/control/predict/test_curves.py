@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.calibration import read_calibration
-from hpctrain.control.predict.curves import Curve, bench_curves, nccl_curves
+from hpctrain.control.predict.measurements import Curve
+from hpctrain.control.predict.nccl_tests import nccl_curves
 from hpctrain.report.benchmarks import allreduce_rows
 from support.refusals import refused
 
@@ -30,33 +31,25 @@ OLD = (_MEASURED / "nccl-tests-2.0.txt").read_text()
 
 
 def test_sixteen_h100() -> None:
-    out, inside = nccl_curves(H100, "run.txt")
-    assert (out.engine, inside.engine) == ("nccl", "nccl, in-place")
-    assert (out.collective, out.ranks, out.hosts) == ("all-reduce", 16, 2)
+    (out,) = nccl_curves(H100, "run.txt")
+    assert (out.engine, out.ranks, out.hosts) == ("nccl", 16, 2)
     expected = [(8, 135.8e-6), (1 << 20, 203.2e-6), (1 << 28, 2360.9e-6), (1 << 33, 47535e-6)]
     assert list(out.points) == [(size, pytest.approx(seconds)) for size, seconds in expected]
-    assert inside.at(1 << 33) == pytest.approx(47743e-6)
     assert "run.txt" in out.source and "float sum" in out.source
 
 
 def test_other_versions() -> None:
-    new = nccl_curves(SPARK, "new")
-    assert [(curve.ranks, curve.hosts, len(curve.points)) for curve in new] == [(2, 2, 2), (2, 2, 2)]
-    old = nccl_curves(OLD, "old")
-    assert [(curve.ranks, curve.hosts, len(curve.points)) for curve in old] == [(2, 1, 2), (2, 1, 2)]
-    assert old[0].at(2097152) == pytest.approx(346.2e-6)
-
-
-def test_what_mpirun_puts_before_lines() -> None:
-    tagged = "".join(f"[1,0]<stdout>:{line}\n" for line in SPARK.splitlines())
-    assert nccl_curves(tagged, "x") == nccl_curves(SPARK, "x")
+    (new,), (old,) = nccl_curves(SPARK, "new"), nccl_curves(OLD, "old")
+    assert (new.ranks, new.hosts, len(new.points)) == (2, 2, 2)
+    assert (old.ranks, old.hosts, len(old.points)) == (2, 1, 2)
+    assert old.at(2097152) == pytest.approx(346.2e-6)
 
 
 def test_what_was_not_measured_or_checked() -> None:
     unchecked = SPARK.replace("       0    30", "     N/A    30").replace("  0.27       0", "  0.27     N/A")
     assert nccl_curves(unchecked, "x") == nccl_curves(SPARK, "x")
     half = SPARK.replace("30.33    0.27    0.27", "N/A N/A N/A").replace("30.75    0.53    0.53", "N/A N/A N/A")
-    assert [curve.engine for curve in nccl_curves(half, "x")] == ["nccl"]
+    assert nccl_curves(half, "x") == nccl_curves(SPARK, "x")
 
 
 def test_columns_of_single_iterations_and_a_date() -> None:
@@ -76,11 +69,11 @@ def test_columns_of_single_iterations_and_a_date() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "code", "values"),
     [
-        ("# Avg bus bandwidth    : 0.38\n", "", "HT-nccl-tests-damaged", {}),
-        ("0.53    0.53       0", "0.53", "HT-nccl-tests-damaged", {"where": "f:14"}),
-        ("   31.67", "   3l.67", "HT-nccl-tests-damaged", {"where": "f:14"}),
-        ("   31.67", "     nan", "HT-nccl-tests-damaged", {"where": "f:14"}),
-        ("   31.67", "    0.00", "HT-nccl-tests-damaged", {"where": "f:14"}),
+        ("# Avg bus bandwidth    : 0.38\n", "", "HT-nccl-tests-not-usable", {}),
+        ("0.53    0.53       0", "0.53", "HT-nccl-tests-not-usable", {"where": "f:14"}),
+        ("   31.67", "   3l.67", "HT-nccl-tests-not-usable", {"where": "f:14"}),
+        ("   31.67", "     nan", "HT-nccl-tests-not-usable", {"where": "f:14"}),
+        ("   31.67", "    0.00", "HT-nccl-tests-not-usable", {"where": "f:14"}),
         (
             "0.52       0",
             "0.52       3",
@@ -102,8 +95,8 @@ def test_columns_of_single_iterations_and_a_date() -> None:
             {},
         ),
         ("Rank  1 Group", "Rank  0 Group", "HT-nccl-tests-not-usable", {"where": "f:7"}),
-        ("Rank", "Rang", "HT-nccl-tests-damaged", {}),
-        ("algbw   busbw", "algbw", "HT-nccl-tests-damaged", {}),
+        ("Rank", "Rang", "HT-nccl-tests-not-usable", {}),
+        ("algbw   busbw", "algbw", "HT-nccl-tests-not-usable", {}),
         ("  time", "cputime", "HT-nccl-tests-not-usable", {"where": "f:11"}),
     ],
 )
@@ -123,7 +116,7 @@ def test_bandwidths_that_are_of_another_collective_or_number_of_ranks() -> None:
     row = f"  8589934592    2147483648     float     sum      -1 {times} {times}\n"
     for text, code in (
         ("".join(line for line in lines if "gq73" not in line), "HT-nccl-tests-not-usable"),
-        ("".join(line for line in lines if "235z" not in line), "HT-nccl-tests-damaged"),
+        ("".join(line for line in lines if "235z" not in line), "HT-nccl-tests-not-usable"),
         (H100.replace("338.82", "169.41"), "HT-nccl-tests-not-usable"),
         (listed + header + row + "# Avg bus bandwidth    : 1\n", "HT-nccl-tests-not-usable"),
     ):
@@ -139,10 +132,9 @@ def test_every_text_that_was_cut_off_is_refused(cut: int) -> None:
 
 @given(text=st.text())
 def test_any_text_is_read_or_refused_by_name(text: str) -> None:
-    for read in (nccl_curves, bench_curves):
-        with pytest.raises(HpctrainError) as caught:
-            read(text, "some file")
-        assert caught.value.values["where"].startswith("some file")
+    with pytest.raises(HpctrainError) as caught:
+        nccl_curves(text, "some file")
+    assert caught.value.values["where"].startswith("some file")
 
 
 def bench(**changed: object) -> str:
@@ -152,41 +144,44 @@ def bench(**changed: object) -> str:
     return json.dumps({"cores": 2, "rows": rows})
 
 
-def test_the_rows_of_hpctrains_own_benchmark() -> None:
-    curves = {curve.engine: curve for curve in bench_curves(bench(), "b.json")}
+def curves_of(folder: Path, text: str) -> list[Curve]:
+    file = folder / "b.json"
+    file.write_text(text)
+    return list(read_calibration([file]).curves)
+
+
+def test_the_rows_of_hpctrains_own_benchmark(tmp_path: Path) -> None:
+    curves = {curve.engine: curve for curve in curves_of(tmp_path, bench())}
     assert set(curves) == {"mpi", "gloo"}, "a copy is no all-reduce"
     assert curves["mpi"].points == ((1 << 20, 2e-4), (1 << 24, 3e-3))
     assert (curves["mpi"].ranks, curves["mpi"].hosts) == (4, 2)
 
 
-def test_ranks_of_one_host_where_rows_have_no_hosts() -> None:
+def test_ranks_of_one_host_where_rows_have_no_hosts(tmp_path: Path) -> None:
     rows = [{"engine": "mpi", "bytes": 4, "ranks": ranks, "median_s": 1e-6 * ranks} for ranks in (2, 4)]
-    assert [(curve.ranks, curve.hosts) for curve in bench_curves(json.dumps({"rows": rows}), "x")] == [(2, 1), (4, 1)]
+    found = curves_of(tmp_path, json.dumps({"rows": rows}))
+    assert [(curve.ranks, curve.hosts) for curve in found] == [(2, 1), (4, 1)]
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "values"),
+    ("text", "code"),
     [
-        ("{", "HT-file-not-json", {"where": "b.json"}),
-        ("[1]", "HT-calibration-not-valid", {"where": "b.json"}),
-        ('{"rows": []}', "HT-calibration-not-valid", {"where": "b.json"}),
-        ('{"rows": [3]}', "HT-calibration-not-valid", {"where": "b.json: row 1"}),
-        (bench(median_s=-1.0), "HT-calibration-not-valid", {"where": "b.json: row 2", "value": -1.0}),
-        (bench(median_s=math.inf), "HT-calibration-not-valid", {"where": "b.json: row 2", "value": math.inf}),
-        (bench(median_s=None), "HT-calibration-not-valid", {"where": "b.json: row 2", "value": None}),
-        (bench(bytes="4"), "HT-calibration-not-valid", {"where": "b.json: row 2", "key": "bytes", "value": "4"}),
-        (bench(ranks=True), "HT-calibration-not-valid", {"where": "b.json: row 2", "key": "ranks", "value": True}),
-        (bench(hosts=0), "HT-calibration-not-valid", {"where": "b.json: row 2", "key": "hosts", "value": 0}),
-        (
-            '{"rows": [{"engine": "copy", "bytes": 4, "ranks": 2, "median_s": 1.0}]}',
-            "HT-calibration-not-valid",
-            {"engine": "copy"},
-        ),
+        ("{", "HT-file-not-json"),
+        ('{"rows": []}', "HT-calibration-not-valid"),
+        ('{"rows": [3]}', "HT-calibration-not-valid"),
+        (bench(median_s=-1.0), "HT-calibration-not-valid"),
+        (bench(median_s=math.inf), "HT-calibration-not-valid"),
+        (bench(median_s=None), "HT-calibration-not-valid"),
+        (bench(bytes="4"), "HT-calibration-not-valid"),
+        (bench(ranks=True), "HT-calibration-not-valid"),
+        (bench(hosts=0), "HT-calibration-not-valid"),
+        (bench(hosts=3), "HT-calibration-not-valid"),
+        ('{"rows": [{"engine": "copy", "bytes": 4, "ranks": 2, "median_s": 1.0}]}', "HT-calibration-not-valid"),
     ],
 )
-def test_wrong_json(text: str, code: str, values: dict[str, object]) -> None:
-    with refused(code, **values) as wrong:
-        bench_curves(text, "b.json")
+def test_wrong_json(tmp_path: Path, text: str, code: str) -> None:
+    with refused(code, path=tmp_path / "b.json") as wrong:
+        curves_of(tmp_path, text)
     assert wrong.value.hint
 
 
@@ -204,7 +199,7 @@ def test_files_of_either_kind(tmp_path: Path) -> None:
 
 
 def curve(*points: tuple[float, float]) -> Curve:
-    return Curve(collective="all-reduce", engine="mpi", ranks=2, hosts=1, points=points, source="made up")
+    return Curve(engine="mpi", ranks=2, hosts=1, points=points, source="made up")
 
 
 def test_between_points_along_a_line_of_logarithms() -> None:

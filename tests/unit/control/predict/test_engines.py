@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.cluster.gpu_models import buses
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
-from hpctrain.control.predict.curves import Curve
-from hpctrain.control.predict.nccl_tuner import choose_algorithm, tuner_seconds
+from hpctrain.control.predict.measurements import Curve
 from hpctrain.control.predict.network import stated_network
 from support.report.network_times import ring_seconds, tree_seconds
 from support.report.plain_values import plain
@@ -39,7 +37,7 @@ def test_within_a_node_it_follows_the_measured_bus_bandwidth():
 
 def test_large_buffers_between_nodes_take_the_adapters_time():
     # One adapter of 100 Gbit/s a node, rings over 4 x 8 GPUs.
-    who = ranks(4, 8, gbit=100, adapters=1, nccl=(2, 3))
+    who = ranks(4, 8, gbit=100, adapters=1, trees=False)
     wanted = 2 * 31 / 32 * 1e9 / (100 * GBIT * 0.94)
     assert seconds(1e9, who) == pytest.approx(wanted, rel=0.01)
 
@@ -49,26 +47,19 @@ def test_without_rdma_it_is_slower():
     assert seconds(1e8, replace(fast, rdma=False)) > 1.3 * seconds(1e8, fast)
 
 
-def test_old_nccl_has_rings_alone():
-    bus, network = buses()["nvlink3"], stated_network(512, adapters=8, bytes_per_s=200 * GBIT)
-    assert choose_algorithm(1e6, local=8, bus=bus, network=network) == "tree"
-    assert choose_algorithm(1e6, local=8, bus=bus, network=network, version=(2, 3)) == "ring"
-
-
-def test_the_tuners_times_are_those_of_its_formulas():
-    # By hand: 2 nodes of 8, Simple, 8 x 25 GB/s between nodes, 228 GB/s and more within.
-    bus, network = buses()["nvlink3"], stated_network(2, adapters=8, bytes_per_s=25e9)
-    ring = tuner_seconds(1e9, "ring", "simple", local=8, bus=bus, network=network)
-    assert ring == pytest.approx((8.4 + (30 - 2) * 3.4 + 2 * 14) * 1e-6 + 1e9 / (200e9 * 16 / 30))
-    tree = tuner_seconds(1e9, "tree", "simple", local=8, bus=bus, network=network)
-    assert tree == pytest.approx((8.4 + 2 * (7 * 4 + 14)) * 1e-6 + 1e9 / (200e9 * 0.92 / 2))
+def test_small_buffers_go_through_trees_where_nccl_has_them():
+    who = ranks(512, 8)
+    assert seconds(1e6, who) < 0.1 * seconds(1e6, replace(who, trees=False))
+    # A shared link changes the rate, and not what NCCL's tuner chooses.
+    for share in ("ring", "tree"):
+        shared = replace(who.network, **{f"{share}_share": 0.01, f"{share}_range": (0.01, 0.01)})
+        slower = seconds(1e9, replace(who, network=shared)) > 10 * seconds(1e9, who)
+        assert slower == (share == "tree")
 
 
 @pytest.mark.parametrize("engine", ["mpi", "gloo"])
 def test_a_measured_curve_is_followed_where_it_was_measured(engine):
-    curve = Curve(
-        collective="all-reduce", engine=engine, ranks=2, hosts=1, points=((1e4, 3e-4), (1e8, 0.2)), source="a test"
-    )
+    curve = Curve(engine=engine, ranks=2, hosts=1, points=((1e4, 3e-4), (1e8, 0.2)), source="a test")
     who = ranks(1, 2, device="cpu", engine=engine, adapters=1)
     for size, wanted in curve.points:
         assert seconds(size, who, curves=[curve]) == pytest.approx(wanted)
@@ -77,7 +68,7 @@ def test_a_measured_curve_is_followed_where_it_was_measured(engine):
 
 
 def test_a_curve_of_another_engine_is_not_taken():
-    curve = Curve(collective="all-reduce", engine="gloo", ranks=2, hosts=1, points=((1e6, 99.0),), source="a test")
+    curve = Curve(engine="gloo", ranks=2, hosts=1, points=((1e6, 99.0),), source="a test")
     assert seconds(1e6, ranks(1, 2, device="cpu", engine="mpi", adapters=1), curves=[curve]) < 1
 
 
@@ -99,9 +90,7 @@ def test_more_bytes_never_take_less_time(engine, hosts, local, size, factor):
 
 
 def test_load_on_the_links_counts_beside_a_curve_too():
-    curve = Curve(
-        collective="all-reduce", engine="nccl", ranks=16, hosts=2, points=((1e6, 1e-3), (1e8, 0.02)), source=""
-    )
+    curve = Curve(engine="nccl", ranks=16, hosts=2, points=((1e6, 1e-3), (1e8, 0.02)), source="")
     free = ranks(64, 8, adapters=1, gbit=100)
     crowded = replace(
         free,
@@ -113,7 +102,7 @@ def test_load_on_the_links_counts_beside_a_curve_too():
 
 
 def test_a_curve_of_one_host_says_nothing_of_links():
-    slow = Curve(collective="all-reduce", engine="nccl", ranks=8, hosts=1, points=((1e6, 1e-3), (1e8, 0.02)), source="")
+    slow = Curve(engine="nccl", ranks=8, hosts=1, points=((1e6, 1e-3), (1e8, 0.02)), source="")
     who = ranks(4, 8, adapters=1, gbit=1)
     assert seconds(1e8, who, curves=[slow]) == pytest.approx(seconds(1e8, who))
 
@@ -131,14 +120,14 @@ def test_two_hosts_send_each_other_everything_at_once(hosts, ways):
     assert seconds(1.0, who, plain(**{"mpi.step_s": 1e-3})) == pytest.approx(ways * 1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("version", [(2, 3), (2, 30)])
-def test_between_nodes_it_is_the_networks_own_formula(version):
+@pytest.mark.parametrize("trees", [False, True])
+def test_between_nodes_it_is_the_networks_own_formula(trees):
     """That of :class:`Network`, which is held against SimGrid."""
-    who = ranks(64, 8, gbit=100, adapters=8, nccl=version)
+    who = ranks(64, 8, gbit=100, adapters=8, trees=trees)
     who = replace(who, network=replace(who.network, ring_share=0.5, ring_range=(0.5, 0.5)))
     exact = plain(wire_efficiency=1.0, nccl_step_s=1e-5)
-    if version < (2, 4):
-        wanted = ring_seconds(who.network, 1e9, ranks_per_host=8, latency_s=1e-5)
-    else:
+    if trees:
         wanted = tree_seconds(who.network, 1e9, latency_s=1e-5)
+    else:
+        wanted = ring_seconds(who.network, 1e9, ranks_per_host=8, latency_s=1e-5)
     assert seconds(1e9, who, exact) == pytest.approx(wanted)

@@ -88,20 +88,6 @@ def test_a_stated_network_gives_the_bound_of_large_buffers(hosts: int, adapters:
     assert bound * (1 - 1e-9) <= tree_seconds(found, 1e9) <= bound * hosts / max(1, hosts - 1) + 1e-12
 
 
-def test_rings_through_all_ranks_of_a_host_carry_more_between_hosts() -> None:
-    """NCCL's on two hosts with eight ranks each: 2 x 15/16 of the buffer, and not once it (busbw of nccl-tests)."""
-    pair = stated_network(2, adapters=4, bytes_per_s=10.0)
-    assert ring_seconds(pair, 80.0, latency_s=3.0) == pytest.approx(2 * 3 + 80 / 4 / 10)
-    through = ring_seconds(pair, 80.0, ranks_per_host=8, latency_s=3.0, local_latency_s=0.5)
-    assert through == pytest.approx(2 * 3 + 28 * 0.5 + 15 / 8 * 80 / 4 / 10)
-
-
-def test_the_first_piece_goes_up_and_down_a_tree_alone() -> None:
-    tree = stated_network(8, adapters=1, bytes_per_s=10.0)
-    assert tree_seconds(tree, 80.0, piece_bytes=4.0) - tree_seconds(tree, 80.0) == pytest.approx(6 * 4 / 10)
-    assert tree_seconds(tree, 2.0, piece_bytes=100.0) == pytest.approx(2 * 2 / 10 + 6 * 1 / 10), "one piece a tree"
-
-
 def test_a_single_host_sends_nothing(one_uplink: Fabric) -> None:
     found = network(one_uplink, [3])
     assert ring_seconds(found, 1e9) == tree_seconds(found, 1e9) == 0

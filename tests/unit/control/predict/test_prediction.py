@@ -12,11 +12,12 @@ from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.calibration import Calibration, read_calibration
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.image_prediction import Node, predict
+from hpctrain.control.predict.image_prediction import predict
+from hpctrain.control.predict.measurements import make_sweep
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.node_energy import Machines, Site, energy
+from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request
-from hpctrain.control.predict.sweep import make_sweep
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
 from hpctrain.report.prediction_table import duration_range, memory_warnings, prediction_notes, prediction_record
@@ -201,7 +202,7 @@ def test_a_calibration_of_another_network_is_refused(tmp_path):
         ('{"sweeps": [{"model"', "HT-file-not-json", "path"),
         ('{"rows": []}', "HT-calibration-not-valid", "path"),
         ('{"sweeps": [{"model": "convnet"}]}', "HT-calibration-not-valid", "path"),
-        ("hello", "HT-nccl-tests-damaged", "where"),
+        ("hello", "HT-nccl-tests-not-usable", "where"),
     ],
 )
 def test_a_damaged_calibration_names_its_file(tmp_path, text, code, key):

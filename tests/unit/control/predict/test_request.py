@@ -10,7 +10,7 @@ import pytest
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
 from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.curves import Curve
+from hpctrain.control.predict.measurements import Curve
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction_request import check_curves
 from hpctrain.control.predict.values import drawn
@@ -29,7 +29,6 @@ def ranks(*, nodes: int = 2, local: int = 8, adapters: int = 8, rate: float = HD
 def curve(seconds: float, *, local: int = 8, hosts: int = 2, gpu: str | None = "NVIDIA H100 80GB HBM3") -> Curve:
     """One size, 1 GB."""
     return Curve(
-        collective="all-reduce",
         engine="nccl",
         ranks=local * hosts,
         hosts=hosts,

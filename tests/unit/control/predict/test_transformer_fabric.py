@@ -8,13 +8,13 @@ import pytest
 
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.image_prediction import Node
+from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
-from hpctrain.control.predict.transformers.language_prediction import LanguageTraining, predict_language
+from hpctrain.control.predict.transformers.language_prediction import predict_language
+from hpctrain.control.predict.transformers.language_training import LanguageTraining, Settings
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.network import named
-from hpctrain.control.predict.transformers.settings import Settings
 from hpctrain.control.topology.fat_tree import fat_tree
 
 NODE = Node(gpu="h100-sxm", local=8, engine="nccl")

@@ -12,13 +12,15 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.image_prediction import Node
 from hpctrain.control.predict.network import stated_network
+from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
-from hpctrain.control.predict.transformers.language_prediction import (
+from hpctrain.control.predict.transformers.language_prediction import predict_language
+from hpctrain.control.predict.transformers.language_training import (
     LanguageTraining,
+    Settings,
     _usual_batch,
-    predict_language,
+    parse_settings,
     recipe_language_training,
 )
 from hpctrain.control.predict.transformers.layout import Layout
@@ -27,7 +29,6 @@ from hpctrain.control.predict.transformers.network import named, parse
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import require_fitting, search
-from hpctrain.control.predict.transformers.settings import Settings, parse_settings
 from hpctrain.control.predict.transformers.step import predict_step
 from hpctrain.report.prediction_table import memory_warnings
 from support.refusals import refused
@@ -209,7 +210,7 @@ def test_logits_in_chunks_take_no_more_than_a_chunk():
     layout = Layout.of_recipe(load_recipe(GPT2[0], [*GPT2[1], "batch.micro_batch=48"]), 1)
     chunked = memory(named("gpt2"), layout)
     whole = memory(named("gpt2"), replace(layout, chunked_loss=False))
-    assert chunked.logits < 2**25 * 16 < whole.logits
+    assert chunked.tensors["logits"] < 2**25 * 16 < whole.tensors["logits"]
 
 
 def recipe_overrides(layout):

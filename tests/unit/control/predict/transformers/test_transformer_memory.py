@@ -62,7 +62,7 @@ def test_micro_batches_in_flight_are_those_of_pytorchs_schedules(schedule, pp):
 )
 def test_state_is_that_of_megatrons_distributed_optimizer(state, whole, divided, ranks):
     found = memory(GPT, Layout(mesh=mesh(dp_shard=ranks), zero=1, state=STATES[state]))
-    total = found.parameters + found.gradients + found.optimizer
+    total = found.tensors["parameters"] + found.tensors["gradients"] + found.tensors["optimizer"]
     assert total == pytest.approx(GPT.parameters.total * (whole + divided / ranks))
 
 
@@ -76,7 +76,7 @@ def test_gradients_in_float32_are_there_in_the_update_alone(ranks):
     assert memory(GPT, replace(layout, kernels="eager"), sequence=8).allocated == found.allocated
     longer = memory(GPT, replace(layout, micro_batch=64, recomputation="none"))
     assert longer.moment != "update"
-    assert longer.optimizer == pytest.approx(GPT.parameters.total * 12 / ranks)
+    assert longer.tensors["optimizer"] == pytest.approx(GPT.parameters.total * 12 / ranks)
 
 
 @pytest.mark.parametrize(("zero", "share"), [(1, (1, 1, 8)), (2, (1, 8, 8)), (3, (8, 8, 8))])
@@ -84,7 +84,7 @@ def test_zero_divides_more_with_each_stage(zero, share):
     layout = Layout(mesh=mesh(dp_shard=4, cp=2), zero=zero)
     found, whole = memory(LLAMA, layout), LLAMA.parameters.total
     expected = [each * whole / parts for each, parts in zip((4, 4, 8), share, strict=True)]
-    assert [found.parameters, found.gradients, found.optimizer] == expected
+    assert [found.tensors["parameters"], found.tensors["gradients"], found.tensors["optimizer"]] == expected
 
 
 def test_ranks_of_a_pipeline_have_all_parameters_together():
@@ -92,13 +92,13 @@ def test_ranks_of_a_pipeline_have_all_parameters_together():
         Layout(mesh=mesh(pp=4), micro_batches=8),
         Layout(mesh=mesh(pp=2), schedule="zbv", virtual_stages=2, micro_batches=8),
     ):
-        found = sum(each.parameters for each in rank_memories(LLAMA, layout))
+        found = sum(each.tensors["parameters"] for each in rank_memories(LLAMA, layout))
         assert found == 4 * LLAMA.parameters.total
     # A tied head is a copy of its own on the last stage, unless that is the first one's rank too, as with zbv.
-    apart = sum(each.parameters for each in rank_memories(GPT, Layout(mesh=mesh(pp=4), micro_batches=8)))
+    apart = sum(each.tensors["parameters"] for each in rank_memories(GPT, Layout(mesh=mesh(pp=4), micro_batches=8)))
     assert apart == 4 * (GPT.parameters.total + GPT.parameters.embedding)
     together = Layout(mesh=mesh(pp=2), schedule="zbv", virtual_stages=2, micro_batches=8)
-    assert sum(each.parameters for each in rank_memories(GPT, together)) == 4 * GPT.parameters.total
+    assert sum(each.tensors["parameters"] for each in rank_memories(GPT, together)) == 4 * GPT.parameters.total
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -123,19 +123,19 @@ def test_full_recomputation_keeps_inputs_alone():
     plain, found = (memory(small, Layout(micro_batch=64, recomputation=each)) for each in ("none", "full"))
     tokens = 64 * GPT.context
     # Of each layer, in 2 bytes; besides the inputs of the last norm and of the head, and the tokens' numbers.
-    assert found.activations == tokens * (2 * GPT.width * (GPT.layers + 2) + 8)
+    assert found.tensors["activations"] == tokens * (2 * GPT.width * (GPT.layers + 2) + 8)
     assert found.allocated < plain.allocated / 2
 
 
 def test_context_parallelism_divides_tokens():
-    whole = memory(GPT, Layout(micro_batch=8, zero=0)).activations
-    assert memory(GPT, Layout(mesh=mesh(cp=4), micro_batch=8, zero=0)).activations == whole / 4
+    whole = memory(GPT, Layout(micro_batch=8, zero=0)).tensors["activations"]
+    assert memory(GPT, Layout(mesh=mesh(cp=4), micro_batch=8, zero=0)).tensors["activations"] == whole / 4
 
 
 def test_recomputation_keeps_few_activations():
     large, sharded = named("llama3-8b"), Layout(mesh=mesh(dp_shard=64), zero=3, micro_batch=8, kernels="eager")
     again = replace(sharded, recomputation="full")
-    assert memory(large, again).activations < memory(large, sharded).activations / 10
+    assert memory(large, again).tensors["activations"] < memory(large, sharded).tensors["activations"] / 10
 
 
 def test_kinds_of_memory_are_apart():
@@ -222,8 +222,8 @@ def test_deepspeed_s_pipeline_engine_keeps_inputs_outputs_and_logits(pp, batches
     tokens = 64 * GPT.context
     # 16 bits, float32, and float32 of earlier micro-batches, with Megatron-LM's loss in place of the logits.
     assert found[-1].moment == "loss"
-    assert found[-1].logits == tokens * network.vocabulary * (2 + 4 + 4 * held)
+    assert found[-1].tensors["logits"] == tokens * network.vocabulary * (2 + 4 + 4 * held)
     # The first rank's output, and the last one's copied input, of each micro-batch in flight.
     copies = [0] if pp == 1 else [2, 1]
     for here, there, count in zip(found, usual, copies, strict=True):
-        assert here.activations - there.activations == count * tokens * 2 * GPT.width
+        assert here.tensors["activations"] - there.tensors["activations"] == count * tokens * 2 * GPT.width

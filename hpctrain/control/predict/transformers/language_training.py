@@ -1,0 +1,246 @@
+"""The training of a transformer, before its number of ranks is known: a recipe's, or what ``--set`` says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.recipes.compatibility import require_compatible
+from hpctrain.common.recipes.mesh import Mesh, Pipeline
+from hpctrain.common.recipes.requirements import require_micro_batches
+from hpctrain.common.recipes.sections import Batch
+from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
+from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Kernels, Layout, LayoutPrecision
+from hpctrain.control.predict.transformers.layout_checks import check_layout
+from hpctrain.control.predict.transformers.search import Choices
+
+if TYPE_CHECKING:
+    from hpctrain.common.recipes.schema import Recipe
+
+# Tokens of a step where nobody says how many: GPT-3's larger models had 2 to 3.2 million (Brown et al. 2020, table
+# 2.1), Llama 2 and 3 had 4 (Touvron et al. 2023, section 2.2; Grattafiori et al. 2024, section 3.4).
+_TOKENS = 2**22
+# What --mesh, or the batch, decides.
+_DECIDED = ("mesh", "micro_batches", "samples")
+_FIELDS = {each.name: str(each.type) for each in fields(Layout) if each.name not in _DECIDED}
+_OWN = ("batch", "sequence", "software")
+SETTINGS: tuple[str, ...] = (*_OWN, *_FIELDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The training of a transformer, besides its mesh.
+
+    Attributes:
+        batch: samples of a step over all ranks; None for as many as have about four million tokens.
+        sequence: tokens of a sample; None for the network's context.
+        layout: fields of :class:`Layout` that were given.
+    """
+
+    layout: Mapping[str, Any]
+    batch: int | None = None
+    sequence: int | None = None
+    software: str = "pytorch"
+
+
+def parse_settings(overrides: Sequence[str]) -> Settings:
+    """The settings of texts of the form ``KEY=VALUE``.
+
+    Raises:
+        HpctrainError: a key is not known, or its value is not one of its kind.
+    """
+    own: dict[str, Any] = {}
+    layout: dict[str, Any] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key not in SETTINGS:
+            raise HpctrainError(
+                "HT-set-unknown-key",
+                "--set {text}: a transformer has no setting {key!r}",
+                nearest(key, SETTINGS),
+                text=text,
+                key=key,
+            )
+        (own if key in _OWN else layout)[key] = _value(text, key, value)
+    return Settings(layout=layout, **own)
+
+
+def _value(text: str, key: str, value: str) -> Any:
+    kind = "int" if key in ("batch", "sequence") else _FIELDS.get(key, "str")
+    if kind == "StateBytes":
+        return STATES[_one_of(text, value, tuple(STATES))]
+    if kind == "bool":
+        return _one_of(text, value, ("false", "true")) == "true"
+    choices = CHOICES.get(key, ())
+    if choices:
+        return choices[list(map(str, choices)).index(_one_of(text, value, tuple(map(str, choices))))]
+    if kind == "int":
+        if not (value.isascii() and value.isdecimal() and len(value) < 10 and (int(value) or key == "prefetch")):
+            raise HpctrainError(
+                "HT-option-bad-value", "--set {text}: {value!r} is no such number", text=text, value=value
+            )
+        return int(value)
+    return value
+
+
+def _one_of(text: str, value: str, valid: tuple[str, ...]) -> str:
+    if value not in valid:
+        raise HpctrainError(
+            "HT-choice-unknown",
+            "--set {text}: unknown value {value!r}",
+            nearest(value, valid),
+            text=text,
+            value=value,
+        )
+    return value
+
+
+def _usual_batch(ranks: int, samples: float) -> int:
+    """About so many samples, a quarter more or less, that data-parallel ranks and micro-batches divide in many ways."""
+    odd = ranks
+    while odd % 2 == 0:
+        odd //= 2
+    parts = [odd << power for power in range(32) if odd << power <= 1.25 * samples] or [odd]
+    found = [part * max(1, round(samples / part)) for part in reversed(parts)]
+    return next((each for each in found if abs(each - samples) <= samples / 4), found[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageTraining:
+    """The training of a transformer, before its number of ranks is known.
+
+    Attributes:
+        mesh: None to search for the best one.
+        recipe: whose model it is; None for a transformer of its own.
+        micro_batch: chooses the recipe's for a number of ranks, where it has ``auto``.
+    """
+
+    name: str
+    network: Transformer
+    settings: Settings
+    mesh: Mesh | None
+    recipe: Recipe | None = None
+    micro_batch: Callable[[int], int] | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a sample."""
+        return self.settings.sequence or self.network.context
+
+    def layout(self, ranks: int) -> Layout:
+        """The layout over a number of ranks, by the mesh that was given.
+
+        Raises:
+            HpctrainError: it does not fit the ranks, the batch or the network.
+        """
+        if self.recipe is not None:
+            recipe = self.recipe.computing(self.micro_batch(ranks)) if self.micro_batch else self.recipe
+            found = Layout.of_recipe(recipe, ranks)
+            check_layout(found, self.network)
+            require_micro_batches(recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
+            return found
+        assert self.mesh is not None
+        mesh, given = self.mesh.at(ranks), dict(self.settings.layout)
+        if mesh.sizes["dp_shard"] == 1:
+            given.setdefault("zero", 0)
+        if mesh.sizes["tp"] > 1:
+            given.setdefault("sequence_parallel", True)
+        part = mesh.data_ranks * given.get("micro_batch", 1)
+        usual = part * max(mesh.sizes["pp"], round(_TOKENS / self.sequence / part), 1)
+        batch = self.settings.batch or usual
+        return Layout.of_batch(self.network, batch, sequence=self.sequence, mesh=mesh, **given)
+
+    @property
+    def precision(self) -> LayoutPrecision:
+        """Of matrix products."""
+        if self.recipe is not None:
+            return self.recipe.precision
+        found: LayoutPrecision = self.settings.layout.get("precision", Layout.precision)
+        return found
+
+    @property
+    def epochs(self) -> int:
+        """Of the recipe."""
+        assert self.recipe is not None
+        return self.recipe.epochs
+
+    def trained(self, layout: Layout) -> tuple[Layout, str]:
+        """A layout as it is trained, and what trains it, as the constants of a step know it: not all is compiled."""
+        if self.recipe is None:
+            return layout, self.settings.software
+        compiled = compiled_on_gpus(_with_mesh(self.recipe, layout))
+        kernels: Kernels = "fused" if compiled else "eager"
+        return replace(layout, kernels=kernels), "hpctrain-compiled" if compiled else "hpctrain"
+
+    def runs(self, layout: Layout) -> bool:
+        """Whether the recipe, if there is one, can be combined with the mesh of a layout."""
+        if self.recipe is not None:
+            try:
+                require_compatible(_with_mesh(self.recipe, layout))
+            except ValidationError:
+                return False
+        return True
+
+    def batch(self, ranks: int) -> int:
+        """Samples of a step of a search."""
+        if self.recipe is not None:
+            return self.recipe.at_data_ranks(ranks).global_batch
+        return self.settings.batch or _usual_batch(ranks, _TOKENS / self.sequence)
+
+    @property
+    def searched(self) -> tuple[Mapping[str, Any], Choices]:
+        """What a search must not change, and what it may: a recipe's model is divided as hpctrain divides it."""
+        if self.recipe is None:
+            return self.settings.layout, Choices()
+        kept: dict[str, Any] = {
+            "precision": self.recipe.precision,
+            "autocast": self.recipe.precision != "float32",
+            "divided_vocabulary": False,
+            "chunked_loss": True,
+            "sequence_parallel": False,
+        }
+        if self.recipe.pipeline.schedule != Pipeline().schedule:
+            kept["schedule"] = self.recipe.pipeline.schedule
+        sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+        return kept, Choices(
+            micro_batches=sizes,
+            recomputations=("none", "full"),
+            context=False,
+            most_turns=2,
+            state_alone=False,
+            copies=True,
+        )
+
+    def steps(self, layout: Layout) -> int | None:
+        """The steps of all epochs; None where the number of samples is not known."""
+        if self.recipe is None or self.recipe.data.epoch_samples is None:
+            return None
+        batch = Batch(size=layout.global_batch, drop_last=self.recipe.batch.drop_last)
+        return self.recipe.epochs * epoch_steps(batch, self.recipe.data.epoch_samples)
+
+
+def _with_mesh(recipe: Recipe, layout: Layout) -> Recipe:
+    """A recipe with the mesh and the schedule of a layout."""
+    pipeline = recipe.pipeline.model_copy(update={"schedule": layout.schedule})
+    sharding = recipe.sharding.model_copy(update={"zero": 3})
+    return recipe.model_copy(update={"mesh": layout.mesh, "pipeline": pipeline, "sharding": sharding})
+
+
+def recipe_language_training(recipe: Recipe, *, auto: bool = False) -> LanguageTraining:
+    """A recipe whose model is a language model.
+
+    Args:
+        auto: whether its mesh is searched for.
+    """
+    return LanguageTraining(
+        name=recipe.name,
+        network=recipe.model.transformer,
+        settings=Settings(layout={}),
+        mesh=None if auto else recipe.mesh,
+        recipe=recipe,
+    )
