@@ -104,15 +104,14 @@ _OF_CONSTANTS: dict[tuple[object, ...], tuple[float, float]] = {}
 
 def spread_of(run: Run, ranges: Ranges) -> float:
     """The spread of a run before the quantile."""
-    what = run.network, run.layout, run.system
     if run.training not in _OF_CONSTANTS:
-        spreads = constant_spreads(*what, software=run.software)
+        spreads = constant_spreads(run.setup)
         _OF_CONSTANTS[run.training] = (
             sum(spread**2 for spread in spreads.values()),
-            network_spread(*what, software=run.software) ** 2,
+            network_spread(run.setup) ** 2,
         )
     of_constants, of_network = _OF_CONSTANTS[run.training]
-    doubts = ranges.doubts(run.kinds, run.guessed)
+    doubts = ranges.doubts(run.setup.kinds, run.guessed)
     whole = of_constants + sum(spread**2 for spread in doubts.values())
     return math.sqrt(whole + (of_network if "network" in run.guessed else 0.0))
 
@@ -123,7 +122,7 @@ def counted(runs: Iterable[Run]) -> dict[str, dict[str, int]]:
     # Measured on one H100, see step.yaml.
     families["software"] = defaultdict(set, {"hpctrain": {"hpctrain"}, "hpctrain-compiled": {"hpctrain"}})
     for run in runs:
-        for kind, value in run.kinds.items():
+        for kind, value in run.setup.kinds.items():
             near = range(int(value) - _NEAR, int(value) + _NEAR + 1) if kind in _SIZES else (value,)
             for each in near:
                 families[kind][str(each)].add(run.family)

@@ -26,10 +26,9 @@ from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
-from hpctrain.control.predict.transformers.ranges import kinds_of
+from hpctrain.control.predict.transformers.ranges import Setup
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System, factors, step_file
-from hpctrain.control.predict.transformers.step import predict_step
 
 Row = Mapping[str, str]
 
@@ -145,18 +144,17 @@ class Run:
 
     def tokens_per_s(self, constants: Mapping[str, float] | None = None) -> float:
         """Predicted tokens a second and GPU."""
-        found = predict_step(self.network, self.layout, self.system, software=self.software, constants=constants)
-        return found.tokens_per_s / self.layout.ranks
+        return self.setup.step(constants).tokens_per_s / self.layout.ranks
 
     @property
     def terms(self) -> Mapping[str, float]:
         """Seconds by cause."""
-        return predict_step(self.network, self.layout, self.system, software=self.software).terms
+        return self.setup.step().terms
 
     @cached_property
-    def kinds(self) -> Mapping[str, str]:
-        """The kinds by which runs of others are counted."""
-        return kinds_of(self.network, self.layout, self.system, software=self.software)
+    def setup(self) -> Setup:
+        """What is predicted."""
+        return Setup(self.network, self.layout, self.system, self.software)
 
     @cached_property
     def model_flops(self) -> float:
@@ -440,8 +438,7 @@ class _Reader:
             key=lambda each: (
                 # What is not stated is divided only where it does not fit otherwise.
                 each.zero if "zero_stage" in self.guessed else 0,
-                predict_step(self.network, each, self.system, software=self.software, constants=prior).seconds
-                / each.global_batch,
+                Setup(self.network, each, self.system, self.software).step(prior).seconds / each.global_batch,
             ),
         )
         fitting = (each for each in fastest if memory(self.network, each).used <= room)

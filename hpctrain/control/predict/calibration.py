@@ -17,6 +17,7 @@ from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import CPU, Device, compute
 from hpctrain.control.predict.constants import Constant
 from hpctrain.control.predict.measurements import Curve, LoadedRow, ReducedRow, Sweep, bench_curves
+from hpctrain.control.predict.nccl_tests import nccl_curve
 from hpctrain.control.predict.values import Values, perturbed
 from hpctrain.control.topology.fabric import Floats
 
@@ -142,15 +143,13 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
     Raises:
         HpctrainError: a file that cannot be read, is cut off, or is none of these.
     """
-    from hpctrain.control.predict.nccl_tests import nccl_curves
-
     sweeps: list[Sweep] = []
     curves: list[Curve] = []
     loaded: dict[int, float] = {}
     for path in paths:
         text = read_text(path, "calibration", _HOW, limit=_MOST_BYTES)
         if not text.lstrip().startswith("{"):
-            curves += nccl_curves(text, str(path))
+            curves.append(nccl_curve(text, str(path)))
             continue
         content = _json(text, path)
         rows = content.get("rows")

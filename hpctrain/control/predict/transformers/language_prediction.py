@@ -21,11 +21,10 @@ from hpctrain.control.predict.training import frozen_warnings
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
 from hpctrain.control.predict.transformers.language_training import LanguageTraining
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.ranges import StepRange, kinds_of, shipped_ranges, step_range
+from hpctrain.control.predict.transformers.ranges import Setup, StepRange, shipped_ranges, step_range
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System, step_file
 from hpctrain.control.predict.transformers.search import Candidate, require_fitting, search
-from hpctrain.control.predict.transformers.step import predict_step
 from hpctrain.control.predict.values import Values, drawn, evenly_drawn
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class _Predictor:
         training = self.training
         if training.mesh is not None:
             layout, software = training.trained(training.layout(self.ranks))
-            step = predict_step(training.network, layout, self.system, software=software, sequence=training.sequence)
+            step = self.setup(layout, software).step()
             return [Candidate(layout=layout, software=software, step=step, memory=self.held(layout))]
         base, choices = training.searched
         batch = training.batch(self.ranks)
@@ -169,17 +168,14 @@ class _Predictor:
         require_fitting(found, gpu=self.node.gpu, ranks=self.ranks, global_batch=batch, memory_bytes=self.memory_bytes)
         return found.fitting
 
+    def setup(self, layout: Layout, software: str) -> Setup:
+        """A layout of this training."""
+        return Setup(self.training.network, layout, self.system, software, self.training.sequence)
+
     def range_of(self, candidate: Candidate) -> StepRange:
         """What 8 of 10 steps are within."""
-        training = self.training
-        return step_range(
-            training.network,
-            candidate.layout,
-            self.system,
-            software=candidate.software,
-            sequence=training.sequence,
-            unstated=self.unstated if self.network.hosts > 1 else (),
-        )
+        setup = self.setup(candidate.layout, candidate.software)
+        return step_range(setup, self.unstated if self.network.hosts > 1 else ())
 
     def held(self, layout: Layout) -> RankMemory:
         """The memory of the rank that needs most."""
@@ -241,13 +237,7 @@ class _Predictor:
     def doubts(self, best: Candidate, spreads: Mapping[str, float]) -> dict[str, Constant]:
         """The constants of the step, and what its range comes from besides them, as constants of value 1."""
         ranges = shipped_ranges()
-        kinds = kinds_of(
-            self.training.network,
-            best.layout,
-            self.system,
-            software=best.software,
-            sequence=self.training.sequence,
-        )
+        kinds = self.setup(best.layout, best.software).kinds
         found = {
             name: Constant(value=each.value, unit=each.unit, spread=each.spread, kind="published", source=each.source)
             for name, each in step_file().constants.items()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
-from hpctrain.control.predict.transformers.step import predict_step
+from hpctrain.control.predict.transformers.step import StepTime, predict_step
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.transformer import Transformer
@@ -88,60 +88,78 @@ class StepRange:
     spreads: Mapping[str, float]
 
 
-def step_range(
-    network: Transformer,
-    layout: Layout,
-    system: System,
-    *,
-    software: str,
-    sequence: int | None = None,
-    unstated: Sequence[str] = (),
-) -> StepRange:
-    """The range of a step on GPUs; see :func:`predict_step`.
+@dataclass(frozen=True)
+class Setup:
+    """What the time of a step depends on; see :func:`predict_step`."""
+
+    network: Transformer
+    layout: Layout
+    system: System
+    software: str
+    sequence: int | None = None
+
+    def step(self, constants: Mapping[str, float] | None = None) -> StepTime:
+        """The step."""
+        return predict_step(
+            self.network,
+            self.layout,
+            self.system,
+            software=self.software,
+            sequence=self.sequence,
+            constants=constants,
+        )
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds by which runs of others are counted; sizes by the power of two that is nearest."""
+        layout, network, generation = self.layout, self.network, self.system.generation
+        sizes = layout.sizes
+        precision = layout.precision if layout.precision in _NARROW else "16 bit"
+        divided = "pp" if sizes["pp"] > 1 else "zero 3" if layout.zero == 3 else "tp" if sizes["tp"] > 1 else "dp"
+        tokens = layout.tokens(self.sequence or network.context)
+        return {
+            "software": step_file().software[self.software].like or self.software,
+            "precision": f"{generation} {precision}",
+            "division": f"{generation} {divided}{' cp' if sizes['cp'] > 1 else ''}",
+            "gpus": power_of_two(layout.ranks),
+            "parameters": power_of_two(network.parameters.total),
+            "micro_batch": power_of_two(tokens * network.parameters.total / sizes["tp"] / sizes["pp"]),
+        }
+
+
+def step_range(setup: Setup, unstated: Sequence[str] = ()) -> StepRange:
+    """The range of a step.
 
     Args:
         unstated: columns of ``ranges.yaml`` that were completed.
     """
     ranges = shipped_ranges()
-    spreads = constant_spreads(network, layout, system, software=software, sequence=sequence)
-    spreads |= ranges.doubts(kinds_of(network, layout, system, software=software, sequence=sequence), unstated)
+    spreads = constant_spreads(setup) | ranges.doubts(setup.kinds, unstated)
     if "network" in unstated:
-        spreads["unstated.network"] = network_spread(network, layout, system, software=software, sequence=sequence)
-    seconds = predict_step(network, layout, system, software=software, sequence=sequence).seconds
-    half = ranges.half_width(spreads)
+        spreads["unstated.network"] = network_spread(setup)
+    seconds, half = setup.step().seconds, ranges.half_width(spreads)
     return StepRange(low=seconds / math.exp(half), high=seconds * math.exp(half), half_width=half, spreads=spreads)
 
 
-def constant_spreads(
-    network: Transformer, layout: Layout, system: System, *, software: str, sequence: int | None = None
-) -> dict[str, float]:
+def constant_spreads(setup: Setup) -> dict[str, float]:
     """How much each constant's own spread moves the logarithm of a step, for those that matter."""
     values = ReadConstants(step_constants())
-
-    def seconds(constants: Mapping[str, float]) -> float:
-        return predict_step(network, layout, system, software=software, sequence=sequence, constants=constants).seconds
-
-    before, found = seconds(values), {}
+    before, found = setup.step(values).seconds, {}
     for name, constant in step_file().constants.items():
         if constant.spread and name in values.names:
-            moved = seconds({**values, name: values[name] * math.exp(_DIFFERENCE)})
+            moved = setup.step({**values, name: values[name] * math.exp(_DIFFERENCE)}).seconds
             found[name] = constant.spread * abs(math.log(moved / before)) / _DIFFERENCE
     return found
 
 
-def network_spread(
-    network: Transformer, layout: Layout, system: System, *, software: str, sequence: int | None = None
-) -> float:
+def network_spread(setup: Setup) -> float:
     """The spread of a step where adapters are not known: half of what a quarter of the usual rate does.
 
     Nodes are sold with the rate that is assumed, and with down to a quarter of it: of A100s with eight adapters of 200
     Gbit/s, and in clouds with four of 100.
     """
-    slow = replace(system, network_bytes_per_s=system.network_bytes_per_s / 4)
-    fast, late = (
-        predict_step(network, layout, each, software=software, sequence=sequence).seconds for each in (system, slow)
-    )
-    return abs(math.log(late / fast)) / 2
+    slow = replace(setup.system, network_bytes_per_s=setup.system.network_bytes_per_s / 4)
+    return abs(math.log(replace(setup, system=slow).step().seconds / setup.step().seconds)) / 2
 
 
 class ReadConstants(dict[str, float]):
@@ -154,24 +172,6 @@ class ReadConstants(dict[str, float]):
     def __getitem__(self, name: str) -> float:
         self.names.add(name)
         return super().__getitem__(name)
-
-
-def kinds_of(
-    network: Transformer, layout: Layout, system: System, *, software: str, sequence: int | None = None
-) -> dict[str, str]:
-    """The kinds by which runs of others are counted; sizes by the power of two that is nearest."""
-    sizes, generation = layout.sizes, system.generation
-    precision = layout.precision if layout.precision in _NARROW else "16 bit"
-    divided = "pp" if sizes["pp"] > 1 else "zero 3" if layout.zero == 3 else "tp" if sizes["tp"] > 1 else "dp"
-    micro_batch = layout.tokens(sequence or network.context) * network.parameters.total / sizes["tp"] / sizes["pp"]
-    return {
-        "software": step_file().software[software].like or software,
-        "precision": f"{generation} {precision}",
-        "division": f"{generation} {divided}{' cp' if sizes['cp'] > 1 else ''}",
-        "gpus": power_of_two(layout.ranks),
-        "parameters": power_of_two(network.parameters.total),
-        "micro_batch": power_of_two(micro_batch),
-    }
 
 
 def power_of_two(size: float) -> str:

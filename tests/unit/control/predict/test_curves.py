@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.calibration import read_calibration
 from hpctrain.control.predict.measurements import Curve
-from hpctrain.control.predict.nccl_tests import nccl_curves
+from hpctrain.control.predict.nccl_tests import nccl_curve
 from hpctrain.report.benchmarks import allreduce_rows
 from support.refusals import refused
 
@@ -31,7 +31,7 @@ OLD = (_MEASURED / "nccl-tests-2.0.txt").read_text()
 
 
 def test_sixteen_h100() -> None:
-    (out,) = nccl_curves(H100, "run.txt")
+    out = nccl_curve(H100, "run.txt")
     assert (out.engine, out.ranks, out.hosts) == ("nccl", 16, 2)
     expected = [(8, 135.8e-6), (1 << 20, 203.2e-6), (1 << 28, 2360.9e-6), (1 << 33, 47535e-6)]
     assert list(out.points) == [(size, pytest.approx(seconds)) for size, seconds in expected]
@@ -39,7 +39,7 @@ def test_sixteen_h100() -> None:
 
 
 def test_other_versions() -> None:
-    (new,), (old,) = nccl_curves(SPARK, "new"), nccl_curves(OLD, "old")
+    new, old = nccl_curve(SPARK, "new"), nccl_curve(OLD, "old")
     assert (new.ranks, new.hosts, len(new.points)) == (2, 2, 2)
     assert (old.ranks, old.hosts, len(old.points)) == (2, 1, 2)
     assert old.at(2097152) == pytest.approx(346.2e-6)
@@ -47,9 +47,9 @@ def test_other_versions() -> None:
 
 def test_what_was_not_measured_or_checked() -> None:
     unchecked = SPARK.replace("       0    30", "     N/A    30").replace("  0.27       0", "  0.27     N/A")
-    assert nccl_curves(unchecked, "x") == nccl_curves(SPARK, "x")
+    assert nccl_curve(unchecked, "x") == nccl_curve(SPARK, "x")
     half = SPARK.replace("30.33    0.27    0.27", "N/A N/A N/A").replace("30.75    0.53    0.53", "N/A N/A N/A")
-    assert nccl_curves(half, "x") == nccl_curves(SPARK, "x")
+    assert nccl_curve(half, "x") == nccl_curve(SPARK, "x")
 
 
 def test_columns_of_single_iterations_and_a_date() -> None:
@@ -63,7 +63,7 @@ def test_columns_of_single_iterations_and_a_date() -> None:
         else line
         for line in wide.splitlines()
     ]
-    assert nccl_curves("\n".join(lines), "x") == nccl_curves(SPARK, "x")
+    assert nccl_curve("\n".join(lines), "x") == nccl_curve(SPARK, "x")
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,13 @@ def test_columns_of_single_iterations_and_a_date() -> None:
         ("Rank", "Rang", "HT-nccl-tests-not-usable", {}),
         ("algbw   busbw", "algbw", "HT-nccl-tests-not-usable", {}),
         ("  time", "cputime", "HT-nccl-tests-not-usable", {"where": "f:11"}),
+        (SPARK, SPARK + H100, "HT-nccl-tests-not-usable", {}),
     ],
 )
 def test_damaged_texts(old: str, new: str, code: str, values: dict[str, object]) -> None:
     assert old in SPARK
     with refused(code, **values) as wrong:
-        nccl_curves(SPARK.replace(old, new), "f")
+        nccl_curve(SPARK.replace(old, new), "f")
     assert wrong.value.hint
 
 
@@ -121,20 +122,60 @@ def test_bandwidths_that_are_of_another_collective_or_number_of_ranks() -> None:
         (listed + header + row + "# Avg bus bandwidth    : 1\n", "HT-nccl-tests-not-usable"),
     ):
         with refused(code):
-            nccl_curves(text, "f")
+            nccl_curve(text, "f")
 
 
 @given(cut=st.integers(0, len(H100) - 40))
 def test_every_text_that_was_cut_off_is_refused(cut: int) -> None:
     with pytest.raises(HpctrainError):
-        nccl_curves(H100[:cut], "f")
+        nccl_curve(H100[:cut], "f")
 
 
 @given(text=st.text())
 def test_any_text_is_read_or_refused_by_name(text: str) -> None:
     with pytest.raises(HpctrainError) as caught:
-        nccl_curves(text, "some file")
+        nccl_curve(text, "some file")
     assert caught.value.values["where"].startswith("some file")
+
+
+def table(
+    hosts: tuple[str, ...], factor: float, *, group: int = 0, gpus: tuple[str, ...] = ("NVIDIA H100 80GB HBM3",)
+) -> str:
+    """What is printed of a rank on each of the hosts, and of one size, 1 MiB in 400 us."""
+    ranks = [
+        f"#  Rank {rank:2} Group {group:2} Pid  100 on  {host} device  0 [0000:10:00] {gpus[rank % len(gpus)]}"
+        for rank, host in enumerate(hosts)
+    ]
+    rate = 2**20 / 400 / 1e3
+    times = f"  400.00  {rate:.2f}  {rate * factor:.2f}  0"
+    row = f"  1048576  262144  float  sum  -1{times}{times}"
+    header = "#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong"
+    return "\n".join([*ranks, header, row, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1", ""])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        table(("n1", "n1", "n1", "n2"), 1.5),
+        table(("n1",), 0.0),
+        table(("n1", "n2"), 1.0, group=1),
+        table(("n1", "n1"), 1.0, gpus=("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")),
+        # Half of an all-reduce's: a reduce-scatter.
+        table(("n1", "n1"), 0.5),
+        # Of two ranks, a reduce has the bus bandwidth of an all-reduce; its root tells it.
+        table(("n1", "n1"), 1.0).replace("sum  -1", "sum  0"),
+        table(("n1", "n1"), 1.0).replace("sum  -1", "none  -1"),
+    ],
+)
+def test_runs_that_do_not_tell_how_long_an_all_reduce_takes(text: str) -> None:
+    with refused("HT-nccl-tests-not-usable") as wrong:
+        nccl_curve(text, "x")
+    assert wrong.value.hint
+
+
+def test_a_table_that_is_whole_is_read() -> None:
+    curve = nccl_curve(table(("n1", "n1", "n2", "n2"), 1.5), "x")
+    assert (curve.ranks, curve.hosts, curve.points) == (4, 2, ((2**20, pytest.approx(4e-4)),))
 
 
 def bench(**changed: object) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hpctrain.control.predict.causes import best_measurement, causes_by_size
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.network import named
-from hpctrain.control.predict.transformers.ranges import step_range
+from hpctrain.control.predict.transformers.ranges import Setup, step_range
 from hpctrain.control.predict.transformers.rates import System
 from support.meshes import mesh
 
@@ -17,9 +16,11 @@ H100 = System.of("h100-sxm", network_bytes_per_s=50e9)
 LAYOUT = Layout(mesh=mesh(dp_shard=64), micro_batch=1)
 
 
-def ratio(layout: Layout = LAYOUT, system: System = H100, **options: Any) -> float:
+def ratio(
+    layout: Layout = LAYOUT, system: System = H100, *, software: str = "pytorch", unstated: tuple[str, ...] = ()
+) -> float:
     """The highest over the lowest second of a range."""
-    found = step_range(LLAMA, layout, system, **{"software": "pytorch", **options})
+    found = step_range(Setup(LLAMA, layout, system, software), unstated)
     return found.high / found.low
 
 
@@ -35,8 +36,8 @@ def test_what_is_not_stated_or_not_published_by_others_makes_a_range_wider() -> 
 def test_a_network_that_is_assumed_counts_by_what_a_slower_one_would_do() -> None:
     assert ratio(unstated=("network",)) > ratio()
     slow = System.of("h100-sxm", network_bytes_per_s=12.5e9)
-    found = step_range(LLAMA, LAYOUT, slow, software="pytorch", unstated=("network",))
-    hidden = step_range(LLAMA, replace(LAYOUT, micro_batch=64), slow, software="pytorch", unstated=("network",))
+    found = step_range(Setup(LLAMA, LAYOUT, slow, "pytorch"), ("network",))
+    hidden = step_range(Setup(LLAMA, replace(LAYOUT, micro_batch=64), slow, "pytorch"), ("network",))
     assert hidden.spreads["unstated.network"] < 0.2 * found.spreads["unstated.network"]
     # It is what the range comes from, so stating it would narrow it most.
     measurement, share = best_measurement(causes_by_size(found.spreads))
