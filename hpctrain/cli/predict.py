@@ -29,7 +29,7 @@ from hpctrain.control.predict.transformers.language_training import (
     parse_settings,
     recipe_language_training,
 )
-from hpctrain.control.predict.transformers.network import transformer
+from hpctrain.control.predict.transformers.model_sizes import transformer
 from hpctrain.control.programs.traced_script import trace_script
 from hpctrain.control.schedulers.profiles import load_profile
 from hpctrain.control.topology.node_file import node_map_of

@@ -15,6 +15,7 @@ from hpctrain.common.recipes.requirements import require_micro_batches
 from hpctrain.common.recipes.sections import Batch
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
+from hpctrain.control.predict.transformers.assignments import read_value
 from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Kernels, Layout, LayoutPrecision
 from hpctrain.control.predict.transformers.layout_checks import check_layout
 from hpctrain.control.predict.transformers.search import Choices
@@ -66,38 +67,13 @@ def parse_settings(overrides: Sequence[str]) -> Settings:
                 text=text,
                 key=key,
             )
-        (own if key in _OWN else layout)[key] = _value(text, key, value)
+        kind = "int" if key in ("batch", "sequence") else _FIELDS.get(key, "str")
+        choices = tuple(STATES) if kind == "StateBytes" else CHOICES.get(key, ())
+        read = read_value(f"--set {text}", key, value, kind=kind, choices=choices)
+        if read == 0 and kind == "int" and key != "prefetch":
+            raise HpctrainError("HT-option-bad-value", "--set {text}: at least 1", text=text)
+        (own if key in _OWN else layout)[key] = STATES[read] if kind == "StateBytes" else read
     return Settings(layout=layout, **own)
-
-
-def _value(text: str, key: str, value: str) -> Any:
-    kind = "int" if key in ("batch", "sequence") else _FIELDS.get(key, "str")
-    if kind == "StateBytes":
-        return STATES[_one_of(text, value, tuple(STATES))]
-    if kind == "bool":
-        return _one_of(text, value, ("false", "true")) == "true"
-    choices = CHOICES.get(key, ())
-    if choices:
-        return choices[list(map(str, choices)).index(_one_of(text, value, tuple(map(str, choices))))]
-    if kind == "int":
-        if not (value.isascii() and value.isdecimal() and len(value) < 10 and (int(value) or key == "prefetch")):
-            raise HpctrainError(
-                "HT-option-bad-value", "--set {text}: {value!r} is no such number", text=text, value=value
-            )
-        return int(value)
-    return value
-
-
-def _one_of(text: str, value: str, valid: tuple[str, ...]) -> str:
-    if value not in valid:
-        raise HpctrainError(
-            "HT-choice-unknown",
-            "--set {text}: unknown value {value!r}",
-            nearest(value, valid),
-            text=text,
-            value=value,
-        )
-    return value
 
 
 def _usual_batch(ranks: int, samples: float) -> int:

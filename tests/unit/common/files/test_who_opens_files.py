@@ -28,7 +28,7 @@ _ALLOWED = {
         "control.horovod.installed",
         "control.horovod.wheel",
         "control.predict.constants",
-        "control.predict.transformers.network",
+        "control.predict.transformers.model_sizes",
         "control.predict.transformers.ranges",
         "control.predict.transformers.rates",
         "common.recipes.own",

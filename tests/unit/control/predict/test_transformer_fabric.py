@@ -14,7 +14,7 @@ from hpctrain.control.predict.transformers.axis_shares import AxisShares
 from hpctrain.control.predict.transformers.language_prediction import predict_language
 from hpctrain.control.predict.transformers.language_training import LanguageTraining, Settings
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.network import named
+from hpctrain.control.predict.transformers.model_sizes import named
 from hpctrain.control.topology.fat_tree import fat_tree
 
 NODE = Node(gpu="h100-sxm", local=8, engine="nccl")

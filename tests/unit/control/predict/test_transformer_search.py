@@ -25,7 +25,7 @@ from hpctrain.control.predict.transformers.language_training import (
 )
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.layout_checks import check_layout
-from hpctrain.control.predict.transformers.network import named, parse
+from hpctrain.control.predict.transformers.model_sizes import named, parse
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import require_fitting, search
@@ -259,8 +259,9 @@ def test_what_a_recipe_is_searched_for_can_be_run():
     ],
 )
 def test_settings_that_are_none(text, code):
-    with refused(code, text=text):
+    with refused(code) as wrong:
         parse_settings([text])
+    assert f"--set {text}: " in wrong.value.message
 
 
 def test_settings():

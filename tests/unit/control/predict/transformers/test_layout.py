@@ -9,7 +9,7 @@ import pytest
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.layout_checks import check_layout
-from hpctrain.control.predict.transformers.network import named
+from hpctrain.control.predict.transformers.model_sizes import named
 from support.meshes import mesh
 from support.refusals import refused
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hpctrain.control.predict.causes import best_measurement, causes_by_size
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.network import named
+from hpctrain.control.predict.transformers.model_sizes import named
 from hpctrain.control.predict.transformers.ranges import Setup, step_range
 from hpctrain.control.predict.transformers.rates import System
 from support.meshes import mesh

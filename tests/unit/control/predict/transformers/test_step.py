@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.control.predict.transformers.layout import STATES, Layout
-from hpctrain.control.predict.transformers.network import named
+from hpctrain.control.predict.transformers.model_sizes import named
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
 from hpctrain.control.predict.transformers.step import bubbles, predict_step
 from support.meshes import mesh

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
-from hpctrain.control.predict.transformers.network import named
+from hpctrain.control.predict.transformers.model_sizes import named
 from hpctrain.control.predict.transformers.rank_memory import (
     in_flight,
     layer_activations,

@@ -18,13 +18,14 @@ from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.recipes.keys import Count
 from hpctrain.common.recipes.transformer import CHOICES, Transformer
+from hpctrain.control.predict.transformers.assignments import read_value
 
 _EXAMPLE = (
     "for example layers=32,width=4096,heads=32,kv_heads=8,mlp=14336,vocabulary=128256,context=8192,kind=swiglu, or "
     "llama3-8b, or a config.json"
 )
 _NEEDED = ("layers", "width", "heads", "vocabulary", "context")
-_KEYS = tuple(field.name for field in fields(Transformer))
+_KEYS = {field.name: str(field.type) for field in fields(Transformer)}
 # The longest config.json of a dense transformer has some kilobytes.
 _LONGEST_CONFIG = 2**20
 
@@ -104,7 +105,7 @@ def parse(text: str) -> Transformer:
             raise HpctrainError(
                 "HT-transformer-not-valid", "{text}: {key} is given twice", _EXAMPLE, text=text, key=key
             )
-        values[key] = _value(text, key, value)
+        values[key] = read_value(text, key, value, kind=_KEYS[key], choices=CHOICES.get(key, ()))
     if missing := [key for key in _NEEDED if key not in values]:
         raise HpctrainError(
             "HT-transformer-not-valid", "{text} lacks {missing}", _EXAMPLE, text=text, missing=", ".join(missing)
@@ -174,33 +175,6 @@ def _section(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _value(text: str, key: str, value: str) -> Any:
-    if key in CHOICES:
-        return value
-    if key in ("tied", "causal", "head_norms"):
-        if value in ("true", "false"):
-            return value == "true"
-        raise HpctrainError(
-            "HT-transformer-not-valid",
-            "{text}: {key} is {value!r}",
-            "valid: true, false",
-            text=text,
-            key=key,
-            value=value,
-        )
-    # At most 18 digits, because Python refuses to read thousands of them.
-    if not (value.isascii() and value.isdecimal() and len(value) < 19):
-        raise HpctrainError(
-            "HT-transformer-not-valid",
-            "{text}: {key} is {value!r}, not a whole number",
-            _EXAMPLE,
-            text=text,
-            key=key,
-            value=value,
-        )
-    return int(value)
-
-
 _LLAMA = {"kind": "swiglu", "norm": "rmsnorm", "positions": "rotary", "bias": "none", "tied": False}
 
 
@@ -221,32 +195,27 @@ class _Config:
     def number(self, *keys: str, default: int | None = None) -> int:
         """The whole number of the first key that the file has."""
         value = next((self.values[key] for key in keys if self.values.get(key) is not None), default)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if type(value) is int:
             return value
-        raise HpctrainError(
-            "HT-transformer-not-valid",
-            "{path}: {key} is {value}, not a whole number",
-            path=self.path,
-            key=keys[0],
-            value="missing" if value is None else repr(value)[:80],
-        )
+        raise self.wrong(keys[0], "missing" if value is None else repr(value), "a whole number")
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Whether a key is true."""
         value = self.values.get(key, default)
         if isinstance(value, bool):
             return value
-        raise HpctrainError(
+        raise self.wrong(key, repr(value), "true or false")
+
+    def wrong(self, key: str, value: str, wanted: str) -> HpctrainError:
+        """The error for a key with a value of another type."""
+        return HpctrainError(
             "HT-transformer-not-valid",
-            "{path}: {key} is {value}, neither true nor false",
+            "{path}: {key} is {value}, not {wanted}",
             path=self.path,
             key=key,
-            value=repr(value)[:80],
+            value=value[:80],
+            wanted=wanted,
         )
-
-    def section(self, key: str) -> _Config:
-        """The keys of a section; none where the file leaves it out."""
-        return _Config(self.path, self.kind, _section(self.values, key))
 
     def refuse(self, key: str) -> None:
         """Say that a key makes another network of it."""

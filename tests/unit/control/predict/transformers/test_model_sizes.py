@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.transformers.network import (
+from hpctrain.control.predict.transformers.model_sizes import (
     CONFIGS,
     from_config,
     known,
@@ -245,11 +245,11 @@ GOOD = "layers=2,width=64,heads=4,vocabulary=100,context=32"
         (f"{GOOD},depth=3", "HT-transformer-not-valid", {"key": "depth"}),
         (f"{GOOD},layers=3", "HT-transformer-not-valid", {"key": "layers"}),
         ("layers=2,width=64", "HT-transformer-not-valid", {"missing": "heads, vocabulary, context"}),
-        (f"{GOOD},mlp=4e3", "HT-transformer-not-valid", {"value": "4e3"}),
-        (f"{GOOD},mlp={'9' * 5000}", "HT-transformer-not-valid", {"key": "mlp"}),
-        (f"{GOOD},mlp=-4", "HT-transformer-not-valid", {"value": "-4"}),
+        (f"{GOOD},mlp=4e3", "HT-option-bad-value", {"value": "4e3"}),
+        (f"{GOOD},mlp={'9' * 5000}", "HT-option-bad-value", {"key": "mlp"}),
+        (f"{GOOD},mlp=-4", "HT-option-bad-value", {"value": "-4"}),
         (f"{GOOD},mlp=0", "HT-key-out-of-range", {"key": "mlp", "least": 1}),
-        (f"{GOOD},tied=yes", "HT-transformer-not-valid", {"value": "yes"}),
+        (f"{GOOD},tied=yes", "HT-choice-unknown", {"value": "yes"}),
         (f"{GOOD},kind=moe", "HT-choice-unknown", {"key": "kind", "value": "moe"}),
         (f"{GOOD},causal=false,window=8", "HT-transformer-not-valid", {"window": 8}),
         (f"{GOOD},kv_heads=3", "HT-model-not-divisible", {"value": 4, "parts": 3}),
