@@ -82,7 +82,7 @@ class PredictionOptions:
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Measurements: of `bench step --sweep`, `bench allreduce`, `bench loader`, nccl-tests; repeatable.",
+            help="Measurements: of `bench step --sweep`, `bench allreduce`, `bench loader`; repeatable.",
         ),
     ] = None
     batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="For a script: samples per rank in a step.")] = (

@@ -17,17 +17,15 @@ from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import CPU, Device, compute
 from hpctrain.control.predict.constants import Constant
 from hpctrain.control.predict.measurements import Curve, LoadedRow, ReducedRow, Sweep, bench_curves
-from hpctrain.control.predict.nccl_tests import nccl_curve
 from hpctrain.control.predict.values import Values, perturbed
 from hpctrain.control.topology.fabric import Floats
 
-_HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduce --json > curves.json; or nccl-tests"
+_HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduce --json > curves.json"
 # The least standard deviation of the logarithm of a measured step time.
 _LEAST_ERROR = 0.01
 # A constant counts as measured if its spread shrinks below this share.
 _NARROWED = 0.7
 _DEVICE_FIELDS = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
-# The output of nccl-tests over thousands of sizes has some megabytes.
 _MOST_BYTES = 2**26
 _EFFICIENCIES = ("memory_efficiency", "matmul_efficiency", "conv_efficiency")
 
@@ -138,7 +136,7 @@ _Read = TypeVar("_Read", bound=BaseModel)
 
 
 def read_calibration(paths: Sequence[Path]) -> Calibration:
-    """The measurements of several files: of ``bench step --sweep``, ``bench allreduce``, ``bench loader``, nccl-tests.
+    """The measurements of several files: of ``bench step --sweep``, ``bench allreduce`` and ``bench loader``.
 
     Raises:
         HpctrainError: a file that cannot be read, is cut off, or is none of these.
@@ -147,11 +145,7 @@ def read_calibration(paths: Sequence[Path]) -> Calibration:
     curves: list[Curve] = []
     loaded: dict[int, float] = {}
     for path in paths:
-        text = read_text(path, "calibration", _HOW, limit=_MOST_BYTES)
-        if not text.lstrip().startswith("{"):
-            curves.append(nccl_curve(text, str(path)))
-            continue
-        content = _json(text, path)
+        content = _json(read_text(path, "calibration", _HOW, limit=_MOST_BYTES), path)
         rows = content.get("rows")
         if "sweeps" in content:
             sweeps += _checked(Sweep, content["sweeps"], path)
@@ -171,12 +165,12 @@ def _rows_have(rows: object, key: str) -> bool:
 
 def _json(text: str, path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise HpctrainError(
             "HT-file-not-json", "{path}: not a complete JSON file: {problem}", _HOW, path=path, problem=str(error)
         ) from error
-    return found
+    return found if isinstance(found, dict) else {}
 
 
 def _checked(kind: type[_Read], rows: object, path: Path) -> list[_Read]:
@@ -202,7 +196,7 @@ def _not_valid(problem: str, path: Path) -> HpctrainError:
     return HpctrainError(
         "HT-calibration-not-valid",
         "{path} is not a whole calibration: {problem}",
-        f"{_HOW}, whose printed table is read, and not the report of -J",
+        _HOW,
         path=path,
         problem=problem,
     )

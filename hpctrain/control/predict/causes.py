@@ -18,10 +18,10 @@ _TWO_NODES = "time some steps of it on two nodes"
 _MEASUREMENTS = (
     (r"unstated\.network|network", "state the network: --adapters-per-node and --link, or --fabric"),
     (r"loader\.", "bench loader --json, and --calibration"),
-    (r"bus\.|.*\.local_s|host_", "bench allreduce -np N --json on one node, or all_reduce_perf, and --calibration"),
+    (r"bus\.|.*\.local_s|host_", "bench allreduce -np N --json on one node, and --calibration"),
     (
         r"(?:tcp\.|horovod\.|mpi\.|gloo\.)?wire_efficiency|nccl_step_s|\w+\.(?:step_s|overlap)|curve_residual|horovod\.",
-        "bench allreduce -H HOSTS --json on two nodes, or all_reduce_perf, and --calibration",
+        "bench allreduce -H HOSTS --json on two nodes, and --calibration",
     ),
     (
         r".*\.(?:pace|\w+flops|memory_bytes_per_s|kernel_s)|torch\.|kernel_s|\w+_efficiency|step_residual|cpu\.",

@@ -92,14 +92,12 @@ class Hardware:
         Raises:
             HpctrainError: not stated.
         """
-        if self.gpus_per_node is None and self.gpu == CPU:
+        if self.gpus_per_node is None:
             raise HpctrainError(
                 "HT-argument-missing",
-                "how many ranks share the cores of a node?",
-                "--gpus-per-node N: a rank on cores takes the place of a GPU",
+                "how many GPUs has a node, or on cpu, how many ranks share its cores?",
+                "--gpus-per-node N",
             )
-        if self.gpus_per_node is None:
-            raise HpctrainError("HT-argument-missing", "how many GPUs has a node?", "--gpus-per-node N")
         return self.gpus_per_node
 
     @property
@@ -113,16 +111,9 @@ class Hardware:
         Raises:
             HpctrainError: a fabric that cannot be read, that has fewer hosts, or whose links have no speed.
         """
-        if self.routes is not None and self.fabric is None:
+        if self.fabric is None and (self.routes is not None or self.topology is not None):
             raise HpctrainError(
-                "HT-option-needs-another", "--routes are the forwarding tables of a fabric", "add --fabric FILE"
-            )
-        if self.topology is not None and self.fabric is None:
-            raise HpctrainError(
-                "HT-option-needs-another",
-                "--topology {topology} is one of a file",
-                "name the file with --fabric",
-                topology=self.topology,
+                "HT-option-needs-another", "--routes and --topology are of a fabric's file", "add --fabric FILE"
             )
         adapters, rate = self.adapters or self._usual_adapters(), self.link_bytes_per_s or _DEFAULT_RATE
         if self.fabric is None:

@@ -6,7 +6,7 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,7 +117,6 @@ class Curve:
         engine: what carried it: ``mpi``, ``gloo``, ``nccl`` …
         points: bytes of a rank's buffer and seconds, by rising bytes.
         source: the file and the program that measured, for messages.
-        gpu: the driver's name of the ranks' GPUs; None where the file has none.
     """
 
     engine: str
@@ -125,7 +124,6 @@ class Curve:
     hosts: int
     points: tuple[tuple[float, float], ...]
     source: str
-    gpu: str | None = None
 
     def __post_init__(self) -> None:
         assert self.points and self.ranks >= 1 and self.hosts >= 1
@@ -158,31 +156,23 @@ class Curve:
         return start * math.exp(math.log(end / start) * math.log(nbytes / low) / math.log(high / low))
 
 
-def medians(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The points of a curve: of several for one size the median."""
-    by_size: dict[float, list[float]] = defaultdict(list)
-    for size, seconds in points:
-        by_size[size].append(seconds)
-    return tuple((size, statistics.median(by_size[size])) for size in sorted(by_size))
-
-
 def bench_curves(rows: Sequence[ReducedRow], where: str) -> list[Curve]:
     """The curves of ``hpctrain bench allreduce``, one for each engine and number of ranks.
 
     Args:
         where: the file's name for messages.
     """
-    points: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    points: dict[tuple[str, int, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         # A copy moves no data between ranks.
         if row.engine != "copy":
-            points[row.engine, row.ranks, row.hosts].append((float(row.bytes), row.median_s))
+            points[row.engine, row.ranks, row.hosts][float(row.bytes)].append(row.median_s)
     return [
         Curve(
             engine=engine,
             ranks=ranks,
             hosts=hosts,
-            points=medians(measured),
+            points=tuple((size, statistics.median(times)) for size, times in sorted(measured.items())),
             source=f"{where}, hpctrain bench allreduce",
         )
         for (engine, ranks, hosts), measured in points.items()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
-from hpctrain.common.cluster.gpu_models import gpu, gpu_reported_as
+from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.control.predict.allreduce_time import Ranks, curve_rate, over_nvlink
 from hpctrain.control.predict.calibration import read_calibration
@@ -110,17 +109,13 @@ def _require_served(node: Node, calibration: Sequence[Path]) -> None:
     Raises:
         HpctrainError: another engine, or measurements.
     """
-    if node.engine != "nccl":
+    if node.engine != "nccl" or calibration:
         raise HpctrainError(
             "HT-option-not-usable-here",
-            "transformers on {gpu} are predicted over nccl, not {engine}",
-            "leave --backend and --framework out",
+            "transformers on {gpu} are predicted over nccl, not {engine}, and without measurements",
+            "leave --backend, --framework and --calibration out",
             gpu=node.gpu,
             engine=node.engine,
-        )
-    if calibration:
-        raise HpctrainError(
-            "HT-option-not-usable-here", "measurements are not used for transformers", "leave --calibration out"
         )
 
 
@@ -136,34 +131,22 @@ def _engine(training: Training | LanguageTraining, request: PredictionRequest) -
             return "mpi"
         return "nccl" if request.framework == "torch" else "horovod"
     found = CAPABILITIES[backend]
+    problem = None
     if found.needs_gpus and on_cpu:
+        problem = "needs GPUs, and --gpu cpu has none"
+    elif not found.joins_ranks:
+        problem = "is for one process"
+    elif request.framework not in found.frameworks:
+        problem = f"does not serve {request.framework}"
+    elif not request.hardware.rdma and (on_cpu or backend in ("mpi", "gloo")):
+        problem = "does not use NCCL here, which --tcp is about"
+    if problem:
         raise HpctrainError(
             "HT-backend-unfit",
-            "backend {backend!r} needs GPUs, and --gpu cpu has none",
-            "--backend mpi or gloo",
+            "backend {backend!r} {problem}",
+            "choose --backend mpi, or nccl or horovod for GPUs, or leave it out",
             backend=backend,
-        )
-    if not found.joins_ranks:
-        raise HpctrainError(
-            "HT-backend-unfit",
-            "backend {backend!r} is for one process",
-            "leave --backend out, or choose mpi, nccl or horovod",
-            backend=backend,
-        )
-    if request.framework not in found.frameworks:
-        raise HpctrainError(
-            "HT-backend-unfit",
-            "backend {backend!r} does not serve {framework}",
-            "choose --backend mpi or horovod",
-            backend=backend,
-            framework=request.framework,
-        )
-    if not request.hardware.rdma and (on_cpu or backend in ("mpi", "gloo")):
-        raise HpctrainError(
-            "HT-option-not-usable-here",
-            "--tcp is about NCCL, and {backend} does not use it here",
-            "leave --tcp out",
-            backend=backend,
+            problem=problem,
         )
     return backend
 
@@ -210,38 +193,17 @@ def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list
         stated: whether adapters and their rate were stated. A contradiction to assumed ones is a warning.
 
     Raises:
-        HpctrainError: a curve of another GPU, or faster than the links of its hosts.
+        HpctrainError: a curve faster than the links of its hosts.
     """
     used = [curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1]
     warnings: list[str] = []
     for curve in used:
-        warnings += _check_gpu(curve, ranks.device)
         fault = _fault_of_links(curve, ranks) if curve.hosts > 1 else None
         if fault and stated:
             raise fault
         if fault:
             warnings.append(f"{fault.message}, as is assumed: {fault.hint}")
     return [*warnings, *_other_locals(used, over_nvlink(ranks))]
-
-
-def _check_gpu(curve: Curve, device: str) -> Iterator[str]:
-    if curve.gpu is None or device == CPU:
-        return
-    known = gpu_reported_as(curve.gpu)
-    family = device.partition("-")[0]
-    if known == device:
-        return
-    if known is None and re.search(rf"\b{family}\b", curve.gpu, re.IGNORECASE):
-        yield f"{curve.source} was measured on {curve.gpu}, which is taken for {device}"
-        return
-    raise HpctrainError(
-        "HT-calibration-mismatch",
-        "--calibration {source}: measured on {gpu}, and {device} is to be predicted",
-        f"measure on {device}, {f'predict --gpu {known}, ' if known else ''}or leave the file out",
-        source=curve.source,
-        gpu=curve.gpu,
-        device=device,
-    )
 
 
 def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
@@ -261,14 +223,10 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
         "under several names, or not all of the ranks are listed",
         source=curve.source,
         hosts=curve.hosts,
-        rate=_rate(sent),
-        ranks=_rank_text(curve, ranks),
-        links=_rate(links),
+        rate=f"{sent / 1e9:.3g} GB/s",
+        ranks=f"{curve.local} of {ranks.local} ranks of a node" if curve.local < ranks.local else "a node's ranks",
+        links=f"{links / 1e9:.3g} GB/s",
     )
-
-
-def _rank_text(curve: Curve, ranks: Ranks) -> str:
-    return f"{curve.local} of {ranks.local} ranks of a node" if curve.local < ranks.local else "a node's ranks"
 
 
 def _other_locals(curves: Sequence[Curve], ranks: Ranks) -> list[str]:
@@ -279,7 +237,3 @@ def _other_locals(curves: Sequence[Curve], ranks: Ranks) -> list[str]:
     measured = " and ".join(map(str, local))
     what = "rank" if measured == "1" else "ranks"
     return [f"all-reduces were measured with {measured} {what} of a node, and {ranks.local} are predicted"]
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.3g} GB/s"

@@ -233,20 +233,18 @@ def require_known(optimizer: str, precision: str) -> None:
     Raises:
         HpctrainError: an unknown name.
     """
-    if optimizer not in get_args(OptimizerName):
-        raise HpctrainError(
-            "HT-choice-unknown",
-            "--optimizer {optimizer}: no such optimizer",
-            nearest(optimizer, get_args(OptimizerName)),
-            optimizer=optimizer,
-        )
-    if precision not in get_args(Precision):
-        raise HpctrainError(
-            "HT-choice-unknown",
-            "--precision {precision}: no such precision",
-            nearest(precision, get_args(Precision)),
-            precision=precision,
-        )
+    for option, name, valid in (
+        ("optimizer", optimizer, get_args(OptimizerName)),
+        ("precision", precision, get_args(Precision)),
+    ):
+        if name not in valid:
+            raise HpctrainError(
+                "HT-choice-unknown",
+                "--{option} {name}: there is none of this name",
+                nearest(name, valid),
+                option=option,
+                name=name,
+            )
 
 
 def script_training(

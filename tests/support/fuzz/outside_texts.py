@@ -287,9 +287,6 @@ def _measurements(content: bytes, folder: Path) -> None:
 def _measured() -> Iterable[bytes]:
     import hpctrain.common.workloads
 
-    measured = sorted(
-        (Path(__file__).parents[2] / "unit" / "control" / "predict" / "measured").glob("nccl-tests*.txt")
-    )[:3]
     network = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
     curves = [
         {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}
@@ -299,7 +296,6 @@ def _measured() -> Iterable[bytes]:
     sweep = {"model": "convnet", "device": "cpu", "ranks": 2, "rows": times, "fixed_s": 0.001, "per_sample_s": 0.001}
     texts = [{"rows": curves}, {"sweeps": [sweep]}]
     return [
-        *(path.read_bytes()[:8000] for path in measured),
         network.read_bytes(),
         *(json.dumps(text).encode() for text in texts),
     ]

@@ -136,30 +136,23 @@ class Layout:
                     value=getattr(self, each.name),
                     least=least,
                 )
-        if self.asynchronous_tp and not self.sequence_parallel:
-            raise HpctrainError(
-                "HT-keys-not-together",
-                "asynchronous_tp overlaps the gathers and scatters of sequence_parallel, which is off",
-                "set sequence_parallel too",
-            )
-        if not self.zero and self.sizes["dp_shard"] > 1:
-            raise HpctrainError(
-                "HT-keys-not-together",
-                "the mesh has dp_shard {ranks}, but zero is 0, which divides nothing",
-                "choose zero 1, 2 or 3, or dp_replicate in place of dp_shard",
-                ranks=self.sizes["dp_shard"],
-            )
-        if self.deepspeed_pipeline and (self.zero > 1 or self.schedule != "1f1b" or self.chunked_loss):
-            raise HpctrainError(
-                "HT-keys-not-together",
-                "deepspeed_pipeline trains with zero 0 or 1, schedule 1f1b and the whole loss at once; here are zero "
-                "{zero}, schedule {schedule} and chunked_loss {chunked_loss}",
-                "set zero=1, schedule=1f1b and chunked_loss=false, or leave deepspeed_pipeline out",
-                zero=self.zero,
-                schedule=self.schedule,
-                chunked_loss=str(self.chunked_loss).lower(),
-            )
+        problem = self._conflict()
+        if problem:
+            raise HpctrainError("HT-keys-not-together", "{problem}", problem=problem)
         self._check_stages()
+
+    def _conflict(self) -> str | None:
+        """Why keys exclude each other."""
+        if self.asynchronous_tp and not self.sequence_parallel:
+            return "asynchronous_tp overlaps the gathers and scatters of sequence_parallel, which is off: set it too"
+        if not self.zero and self.sizes["dp_shard"] > 1:
+            return "zero 0 divides nothing, but the mesh has dp_shard: choose zero 1, 2 or 3, or dp_replicate"
+        if self.deepspeed_pipeline and (self.zero > 1 or self.schedule != "1f1b" or self.chunked_loss):
+            return (
+                "deepspeed_pipeline trains with zero 0 or 1, schedule 1f1b and chunked_loss false, and not with "
+                f"zero {self.zero}, {self.schedule} and chunked_loss {str(self.chunked_loss).lower()}"
+            )
+        return None
 
     def _check_stages(self) -> None:
         """Refuse a schedule that has no use for so many stages a rank."""

@@ -202,7 +202,7 @@ def test_a_calibration_of_another_network_is_refused(tmp_path):
         ('{"sweeps": [{"model"', "HT-file-not-json", "path"),
         ('{"rows": []}', "HT-calibration-not-valid", "path"),
         ('{"sweeps": [{"model": "convnet"}]}', "HT-calibration-not-valid", "path"),
-        ("hello", "HT-nccl-tests-not-usable", "where"),
+        ("hello", "HT-file-not-json", "path"),
     ],
 )
 def test_a_damaged_calibration_names_its_file(tmp_path, text, code, key):

@@ -104,105 +104,58 @@ def test_each_kind_of_configuration_is_tested():
     assert {values["model_type"] for values, _ in marks[0].args[1]} == set(CONFIGS)
 
 
+REFUSED_KEYS = (
+    ("llama", {"mlp_bias": True}),
+    ("bert", {"add_cross_attention": True}),
+    ("gpt_neox", {"attention_bias": False}),
+    ("bert", {"is_decoder": True}),
+    ("bert", {"tie_word_embeddings": False}),
+    ("gpt2", {"add_cross_attention": True}),
+    ("llama", {"pruned_heads": {"0": [1]}}),
+    ("bert", {"position_embedding_type": "relative_key"}),
+    ("bert", {"architectures": ["BertForSequenceClassification"]}),
+    ("qwen2", {"use_sliding_window": True}),
+    ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}),
+    ("llama", {"quantization_config": {"bits": 4}}),
+    ("llama", {"architectures": ["LlamaForCausalLMEagle3"]}),
+    ("llama", {"architectures": ["MistralForCausalLM"]}),
+    ("llama", {"architectures": 5}),
+    ("gpt2", {"architectures": ["GPT2LMHeadCustomModel"]}),
+    ("bert", {"auto_map": {"AutoModel": "bert_layers.BertModel"}}),
+    ("gpt2", {"auto_map": {"AutoModelForCausalLM": "modeling_gpt2.GPT2LMHeadModel"}}),
+    ("phi3", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3_small.Phi3SmallForCausalLM"}}),
+    ("llama", {"draft_vocab_size": 32000}),
+    ("llama", {"speculators_config": {"algorithm": "eagle"}}),
+)
+REFUSED_MODELS = {
+    "mixtral": {"num_local_experts": 8},
+    "qwen3_moe": {},
+    "deepseek_v3": {"n_routed_experts": 256},
+    "mamba": {},
+    "gemma2": {},
+    "falcon": {"new_decoder_architecture": False},
+    "t5": {"d_model": 64},
+    "dbrx": {"ffn_config": {"moe_num_experts": 16}},
+}
+
+
 @pytest.mark.parametrize(
     ("values", "code", "named_values"),
     [
-        (
-            {"model_type": "mixtral", **GROUPED, "num_local_experts": 8},
-            "HT-transformer-not-supported",
-            {"model": "mixtral"},
-        ),
-        ({"model_type": "qwen3_moe", **GROUPED}, "HT-transformer-not-supported", {"model": "qwen3_moe"}),
-        (
-            {"model_type": "deepseek_v3", "n_routed_experts": 256},
-            "HT-transformer-not-supported",
-            {"model": "deepseek_v3"},
-        ),
-        ({"model_type": "mamba"}, "HT-transformer-not-supported", {"model": "mamba"}),
         ({"model_type": ["llama"]}, "HT-transformer-not-valid", {}),
         ([], "HT-transformer-not-valid", {}),
         ({"model_type": "llama", **GROUPED, "hidden_size": "64"}, "HT-transformer-not-valid", {"key": "hidden_size"}),
         ({"model_type": "llama", "hidden_size": 64}, "HT-transformer-not-valid", {"key": "num_hidden_layers"}),
+        ({"model_type": "llama", **GROUPED, "mlp_bias": "false"}, "HT-transformer-not-valid", {"key": "mlp_bias"}),
         ({"model_type": "llama", **GROUPED, "vocab_size": 10**30}, "HT-key-out-of-range", {"key": "vocabulary"}),
         ({"model_type": "llama", **GROUPED, "hidden_size": 65}, "HT-model-not-divisible", {"value": 65, "parts": 4}),
-        ({"model_type": "llama", **GROUPED, "mlp_bias": True}, "HT-transformer-not-supported", {"key": "mlp_bias"}),
-        ({"model_type": "llama", **GROUPED, "mlp_bias": "false"}, "HT-transformer-not-valid", {"key": "mlp_bias"}),
-        (
-            {"model_type": "bert", **CONFIG, "add_cross_attention": True},
-            "HT-transformer-not-supported",
-            {"value": "True"},
-        ),
-        (
-            {"model_type": "gpt_neox", **CONFIG, "attention_bias": False},
-            "HT-transformer-not-supported",
-            {"key": "attention_bias"},
-        ),
-        ({"model_type": "bert", **CONFIG, "is_decoder": True}, "HT-transformer-not-supported", {"key": "is_decoder"}),
-        (
-            {"model_type": "bert", **CONFIG, "tie_word_embeddings": False},
-            "HT-transformer-not-supported",
-            {"key": "tie_word_embeddings"},
-        ),
-        (
-            {"model_type": "gpt2", "n_embd": 64, "add_cross_attention": True},
-            "HT-transformer-not-supported",
-            {"key": "add_cross_attention"},
-        ),
-        (
-            {"model_type": "llama", **GROUPED, "pruned_heads": {"0": [1]}},
-            "HT-transformer-not-supported",
-            {"key": "pruned_heads"},
-        ),
-        (
-            {"model_type": "bert", **CONFIG, "position_embedding_type": "relative_key"},
-            "HT-transformer-not-supported",
-            {"key": "position_embedding_type"},
-        ),
-        (
-            {"model_type": "bert", **CONFIG, "architectures": ["BertForSequenceClassification"]},
-            "HT-transformer-not-supported",
-            {"key": "architectures"},
-        ),
-        (
-            {"model_type": "qwen2", **GROUPED, "use_sliding_window": True},
-            "HT-transformer-not-supported",
-            {"key": "use_sliding_window"},
-        ),
-        (
-            {"model_type": "mistral", **GROUPED, "layer_types": ["full_attention", "sliding_attention"]},
-            "HT-transformer-not-supported",
-            {"key": "layer_types"},
-        ),
-        (
-            {"model_type": "llama", **GROUPED, "quantization_config": {"bits": 4}},
-            "HT-transformer-not-supported",
-            {"key": "quantization_config"},
-        ),
-        ({"model_type": "gemma2", **GROUPED}, "HT-transformer-not-supported", {"model": "gemma2"}),
         *(
-            ({"model_type": kind, **CONFIG, **GROUPED, **own}, "HT-transformer-not-supported", {"key": next(iter(own))})
-            for kind, own in (
-                ("llama", {"architectures": ["LlamaForCausalLMEagle3"]}),
-                ("llama", {"architectures": ["MistralForCausalLM"]}),
-                ("llama", {"architectures": 5}),
-                ("gpt2", {"architectures": ["GPT2LMHeadCustomModel"]}),
-                ("bert", {"auto_map": {"AutoModel": "bert_layers.BertModel"}}),
-                ("gpt2", {"auto_map": {"AutoModelForCausalLM": "modeling_gpt2.GPT2LMHeadModel"}}),
-                ("phi3", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3_small.Phi3SmallForCausalLM"}}),
-                ("llama", {"draft_vocab_size": 32000}),
-                ("llama", {"speculators_config": {"algorithm": "eagle"}}),
-            )
+            ({"model_type": kind, **GROUPED, **own}, "HT-transformer-not-supported", {"key": next(iter(own))})
+            for kind, own in REFUSED_KEYS
         ),
-        (
-            {"model_type": "falcon", "hidden_size": 64, "new_decoder_architecture": False},
-            "HT-transformer-not-supported",
-            {},
-        ),
-        ({"model_type": "t5", "d_model": 64}, "HT-transformer-not-supported", {"model": "t5"}),
-        (
-            {"model_type": "dbrx", "ffn_config": {"moe_num_experts": 16}},
-            "HT-transformer-not-supported",
-            {"model": "dbrx"},
+        *(
+            ({"model_type": kind, **GROUPED, **own}, "HT-transformer-not-supported", {"model": kind})
+            for kind, own in REFUSED_MODELS.items()
         ),
     ],
 )
