@@ -259,8 +259,8 @@ def calibrated(family: Published, others: Sequence[Published], free: Mapping[str
             + [times(job, values).total / times(smallest, values).total for smallest, job, _, _ in scaled]
         ),
         np.array(
-            [own.batch * own.ranks / family.alone]
-            + [(job.ranks / rate) / (smallest.ranks / alone) for smallest, job, alone, rate in scaled]
+            [own.batch * own.count / family.alone]
+            + [(job.count / rate) / (smallest.count / alone) for smallest, job, alone, rate in scaled]
         ),
         np.array([_WITHIN_SYSTEM] + [_BETWEEN_SYSTEMS] * len(scaled)),
         free,
@@ -281,7 +281,7 @@ def print_published() -> None:
         for family in families:
             values = calibrated(family, [other for other in families if other is not family], free)
             for name, (rate, job) in family.runs.items():
-                found = estimate(job.batch * job.ranks / times(job, values).total)
+                found = estimate(job.batch * job.count / times(job, values).total)
                 missed = "" if found.low <= rate <= found.high else " *"
                 print(
                     f"| {name} | {rate:,.0f} | {found.value:,.0f} [{found.low:,.0f}, {found.high:,.0f}]{missed} | "
@@ -318,7 +318,7 @@ def print_energy() -> None:
             Machines(gpu="h100-sxm", gpus_per_node=8, nodes=nodes),
             busy=step.busy / step.total,
             seconds=seconds,
-            samples_per_s=batch * job.ranks / step.total,
+            samples_per_s=batch * job.count / step.total,
             site=Site(),
         )
         assert found.kwh is not None

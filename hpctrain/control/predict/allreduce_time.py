@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hpctrain.common.cluster.gpu_models import buses, gpu
-from hpctrain.control.predict.compute import CPU
+from hpctrain.control.predict.compute import CPU, Device
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
@@ -37,7 +37,7 @@ class Ranks:
     """The ranks of an all-reduce, and how they reduce.
 
     Attributes:
-        device: a GPU's name, or ``cpu``.
+        device: of each rank.
         engine: ``nccl``, ``horovod``, ``mpi`` or ``gloo``.
         rdma: the adapters write into the other node's memory by themselves; else NCCL uses sockets.
         trees: whether NCCL has trees, as since 2.4; before, it has rings alone.
@@ -46,7 +46,7 @@ class Ranks:
 
     network: Network
     local: int
-    device: str
+    device: Device
     engine: str
     rdma: bool = True
     trees: bool = True
@@ -60,7 +60,7 @@ class Ranks:
     @property
     def by_nccl(self) -> bool:
         """Whether NCCL moves the bytes: Horovod calls it for GPUs."""
-        return self.device != CPU and self.engine in ("nccl", "horovod")
+        return self.device.name != CPU and self.engine in ("nccl", "horovod")
 
     @property
     def measured_as(self) -> str:
@@ -70,7 +70,7 @@ class Ranks:
 
 def over_nvlink(ranks: Ranks) -> Ranks:
     """The ranks, as of one node where NVLink joins all of them, as it does those of a rack."""
-    if ranks.by_nccl and ranks.count <= gpu(ranks.device).rack:
+    if ranks.by_nccl and ranks.count <= gpu(ranks.device.name).rack:
         return replace(ranks, network=replace(ranks.network, hosts=1, placed=None), local=ranks.count)
     return ranks
 
@@ -204,7 +204,7 @@ def _over_bus(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     """Seconds of an all-reduce by NCCL among the GPUs of one node, (columns,)."""
     if ranks.local == 1:
         return np.zeros(values.columns)
-    name = gpu(ranks.device).bus
+    name = gpu(ranks.device.name).bus
     sizes, rates = np.log(buses()[name].points).T
     size = np.log(nbytes)
     rate = np.exp(np.interp(size, sizes, rates))
@@ -251,7 +251,7 @@ def _rate(network: Network, rails: int, algorithm: Algorithm, values: Values) ->
 
 def _through_memory(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     """Seconds of a reduction in the memory of one host, with the copies from and to GPUs, (columns,)."""
-    copied = np.zeros(values.columns) if ranks.device == CPU else 2 * nbytes / values["host_copy_bytes_per_s"]
+    copied = np.zeros(values.columns) if ranks.device.name == CPU else 2 * nbytes / values["host_copy_bytes_per_s"]
     if ranks.local == 1:
         return copied
     slope, constant = _VOLUMES[ranks.engine]

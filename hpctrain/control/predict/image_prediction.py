@@ -136,7 +136,7 @@ class _Predictor:
     def run(self, step: _Step) -> Run:
         """The training by such steps."""
         job, total = step.job, step.times.total
-        course = self.training.course(job.ranks, self.values)
+        course = self.training.course(job.count, self.values)
         return Run(
             node=self.node,
             network=job.network,
@@ -180,10 +180,10 @@ class _Predictor:
         """The steps of all epochs, the validation after each, and its checkpoints."""
         job = step.job
         forward = step.times.compute.forward * course.validation_cost
-        validated = forward * math.ceil(course.validated / job.ranks / job.at_once)
+        validated = forward * math.ceil(course.validated / job.count / job.at_once)
         training: Floats = course.steps * step.times.total
         # Ranks copy their share of the state, and write it during the following steps.
-        share = 4 * (1 + job.state) * self.training.workload.parameters / job.ranks
+        share = 4 * (1 + job.state) * self.training.workload.parameters / job.count
         written = share / self.values["checkpoint_bytes_per_s"]
         copied = share / self.values["host_copy_bytes_per_s"]
         waits = copied + np.maximum(0, written - training / course.checkpoints)
@@ -196,7 +196,7 @@ def memory_figures(training: Training, job: Job) -> dict[str, Any]:
     settings = MemorySettings(
         optimizer=training.optimizer,
         precision=training.precision,
-        bucket_bytes=job.bucket_bytes if job.ranks > 1 else None,
+        bucket_bytes=job.bucket_bytes if job.count > 1 else None,
         in_place=job.in_place,
         compressed=job.wire < 1,
         parts=job.parts,
@@ -225,7 +225,7 @@ def memory_figures(training: Training, job: Job) -> dict[str, Any]:
 def _warnings(steps: Sequence[_Step], training: Training, calibration: Calibration) -> tuple[str, ...]:
     job = steps[-1].job
     found = [warning for step in steps for warning in step.job.network.warnings]
-    found.extend(idle_warnings([step.nodes for step in steps if step.job.ranks > step.batch]))
+    found.extend(idle_warnings([step.nodes for step in steps if step.job.count > step.batch]))
     found.extend(training.assumptions)
     if job.samples_per_s is not None and training.workers(job.device.name) not in calibration.loaded:
         found.append(_decoding(steps, training))

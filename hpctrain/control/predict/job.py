@@ -13,46 +13,32 @@ import numpy as np
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.workloads.workload import Workload, buckets
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
-from hpctrain.control.predict.compute import CPU, Compute, Device, compute
+from hpctrain.control.predict.compute import CPU, Compute, compute
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.measurements import Curve
-    from hpctrain.control.predict.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """A training on so many nodes, as far as the time of a step depends on it.
+class Job(Ranks):
+    """A training by some ranks, as far as the time of a step depends on it.
 
     Attributes:
         engine: that reduces; ``single`` where there is one rank.
         batch: samples of a rank in a step.
         parts: in which it computes them one after the other.
-        wire: what a gradient takes on the way, as a share of its 4 bytes.
         state: numbers that the optimizer keeps of each parameter.
         samples_per_s: that the input pipeline of a rank makes, (columns,); None for as many as are wanted.
     """
 
     workload: Workload
-    network: Network
-    local: int
-    device: Device
-    engine: str
     batch: float
     parts: int = 1
     bucket_bytes: float = BUCKET_BYTES
-    wire: float = 1.0
     state: int = 1
-    rdma: bool = True
-    trees: bool = True
     samples_per_s: Floats | None = None
-
-    @property
-    def ranks(self) -> int:
-        """The number of all ranks."""
-        return self.network.hosts * self.local
 
     @property
     def at_once(self) -> int:
@@ -86,7 +72,7 @@ class Times:
 def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
     """The times of one step."""
     one = compute(job.workload, job.at_once, job.device, values, state=job.state)
-    jitter = values["cpu.jitter" if job.device.name == CPU else "jitter"] * slowest(job.ranks)
+    jitter = values["cpu.jitter" if job.device.name == CPU else "jitter"] * slowest(job.count)
     last = _step(job, one, jitter, values, curves)
     # Gradients are reduced in the last part only.
     earlier = (job.parts - 1) * (one.total - one.update) * (1 + jitter)
@@ -96,23 +82,14 @@ def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
 
 
 def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequence[Curve]) -> Step:
-    if job.ranks == 1:
+    if job.count == 1:
         return Step(total=one.total, exposed=np.zeros(values.columns))
-    ranks = Ranks(
-        network=job.network,
-        local=job.local,
-        device=job.device.name,
-        engine=job.engine,
-        rdma=job.rdma,
-        trees=job.trees,
-        wire=job.wire,
-    )
     layers = len(job.workload.layers)
     made = buckets(job.workload, job.bucket_bytes, in_place=job.in_place, compressed=job.wire < 1)
     reductions = [
         BucketReduction(
             after=layers - bucket.launched,
-            seconds=allreduce(bucket.nbytes, ranks, values, curves) + _negotiation(job, values),
+            seconds=allreduce(bucket.nbytes, job, values, curves) + _negotiation(job, values),
         )
         for bucket in made
     ]

@@ -13,7 +13,7 @@ from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.control.predict.allreduce_time import Ranks, curve_rate, over_nvlink
 from hpctrain.control.predict.calibration import read_calibration
-from hpctrain.control.predict.compute import CPU
+from hpctrain.control.predict.compute import CPU, Device
 from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.image_prediction import predict
 from hpctrain.control.predict.micro_batch import fitting
@@ -73,7 +73,9 @@ def predict_request(training: Training | LanguageTraining, request: PredictionRe
         return replace(found, warnings=(*warnings, *found.warnings))
     training = replace(training, framework=request.framework)
     calibration = read_calibration(request.calibration)
-    ranks = Ranks(network=networks[-1], local=node.local, device=node.gpu, engine=node.engine, rdma=node.rdma)
+    ranks = Ranks(
+        network=networks[-1], local=node.local, device=Device(name=node.gpu), engine=node.engine, rdma=node.rdma
+    )
     if ranks.by_nccl:
         curves = tuple(curve.in_rack(gpu(node.gpu).rack) for curve in calibration.curves)
         calibration = replace(calibration, curves=curves)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
+from hpctrain.control.predict.compute import Device
 from hpctrain.control.predict.measurements import Curve
 from hpctrain.control.predict.network import stated_network
 from support.report.network_times import ring_seconds, tree_seconds
@@ -19,7 +20,7 @@ ENGINES = ("nccl", "horovod", "mpi", "gloo")
 
 def ranks(hosts, local, *, device="a100-sxm-80", engine="nccl", gbit=200.0, adapters=8, **more):
     network = stated_network(hosts, adapters=adapters, bytes_per_s=gbit * GBIT)
-    return Ranks(network=network, local=local, device=device, engine=engine, **more)
+    return Ranks(network=network, local=local, device=Device(name=device), engine=engine, **more)
 
 
 def seconds(nbytes, who, values=None, curves=()):

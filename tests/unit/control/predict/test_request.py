@@ -9,6 +9,7 @@ import pytest
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
+from hpctrain.control.predict.compute import Device
 from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.measurements import Curve
 from hpctrain.control.predict.network import stated_network
@@ -22,7 +23,10 @@ HDR = 25e9
 
 def ranks(*, nodes: int = 2, local: int = 8, adapters: int = 8, rate: float = HDR, device: str = "h100-sxm") -> Ranks:
     return Ranks(
-        network=stated_network(nodes, adapters=adapters, bytes_per_s=rate), local=local, device=device, engine="nccl"
+        network=stated_network(nodes, adapters=adapters, bytes_per_s=rate),
+        local=local,
+        device=Device(name=device),
+        engine="nccl",
     )
 
 
@@ -89,7 +93,9 @@ def test_the_ranks_of_a_host_use_whole_adapters(adapters: int, local: int) -> No
 
 
 def test_curves_of_other_engines_do_not_count() -> None:
-    own = Ranks(network=stated_network(2, adapters=1, bytes_per_s=1e9), local=2, device="cpu", engine="mpi")
+    own = Ranks(
+        network=stated_network(2, adapters=1, bytes_per_s=1e9), local=2, device=Device(name="cpu"), engine="mpi"
+    )
     assert check_curves([curve(1e-3)], own, stated=True) == []
 
 
