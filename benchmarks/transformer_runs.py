@@ -144,12 +144,12 @@ class Run:
 
     def tokens_per_s(self, constants: Mapping[str, float] | None = None) -> float:
         """Predicted tokens a second and GPU."""
-        return self.setup.step(constants).tokens_per_s / self.layout.ranks
+        return self.setup.predicted(constants).tokens_per_s / self.layout.ranks
 
     @property
     def terms(self) -> Mapping[str, float]:
         """Seconds by cause."""
-        return self.setup.step().terms
+        return self.setup.step.terms
 
     @cached_property
     def setup(self) -> Setup:
@@ -438,7 +438,7 @@ class _Reader:
             key=lambda each: (
                 # What is not stated is divided only where it does not fit otherwise.
                 each.zero if "zero_stage" in self.guessed else 0,
-                Setup(self.network, each, self.system, self.software).step(prior).seconds / each.global_batch,
+                Setup(self.network, each, self.system, self.software).predicted(prior).seconds / each.global_batch,
             ),
         )
         fitting = (each for each in fastest if memory(self.network, each).used <= room)

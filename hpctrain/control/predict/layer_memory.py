@@ -11,14 +11,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim.rules import TOGETHER
 from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.workloads.workload import GradientBucket, Layer, Workload, buckets
-from hpctrain.control.predict.compute import Precision
 from hpctrain.control.predict.memory import RankMemory, largest
+
+if TYPE_CHECKING:
+    from hpctrain.control.predict.compute import Precision
 
 _ITEM_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "int16": 2, "int64": 8, "float64": 8}
 # Bytes of an element of the weights, and of their gradients: autocast leaves them as they are.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hpctrain.control.predict.values import Estimate
+if TYPE_CHECKING:
+    from hpctrain.control.predict.values import Estimate
 
 # Memory that CUDA's caching allocator loses to rounding and holes, as a share of that of the tensors: on an
 # H100 5 to 20 %, by benchmarks/one_gpu.py. It rounds to 512 bytes, and takes 2 or 20 MiB at once
@@ -55,6 +57,9 @@ class RankMemory:
 
     def estimate(self, *, on_gpu: bool = True) -> Estimate:
         """Bytes on the device: on a GPU without fragmentation, with what is usual of it, and with twice that."""
+        # Imported here because a launcher that counts memory needs no NumPy.
+        from hpctrain.control.predict.values import Estimate
+
         if not on_gpu:
             return Estimate(value=self.allocated, low=self.allocated, high=self.allocated)
         return Estimate(value=self.used, low=self.used - self.fragmentation, high=self.used + self.fragmentation)

@@ -21,10 +21,10 @@ from hpctrain.control.predict.training import frozen_warnings
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
 from hpctrain.control.predict.transformers.language_training import LanguageTraining
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.ranges import Setup, StepRange, shipped_ranges, step_range
+from hpctrain.control.predict.transformers.ranges import StepRange, shipped_ranges, step_range
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System, step_file
-from hpctrain.control.predict.transformers.search import Candidate, require_fitting, search
+from hpctrain.control.predict.transformers.search import Candidate, Search, candidate
 from hpctrain.control.predict.values import Values, drawn, evenly_drawn
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def predict_language(
         worthwhile=worthwhile([(row.nodes, row.samples_per_s.value) for row in rows]),
         causes=causes_by_size(spreads),
         warnings=(*_warnings(training, last.network, best.layout), *idle_warnings(idle)),
-        candidates=tuple(last.run(candidate).row(reference, values, site) for candidate in searched),
+        candidates=tuple(last.run(one).row(reference, values, site) for one in searched),
         constants={name: values.constants[name] for name in sorted(values.used)} | last.doubts(best, spreads),
     )
 
@@ -149,42 +149,33 @@ class _Predictor:
         training = self.training
         if training.mesh is not None:
             layout, software = training.trained(training.layout(self.ranks))
-            step = self.setup(layout, software).step()
-            return [Candidate(layout=layout, software=software, step=step, memory=self.held(layout))]
+            return [candidate(training.network, self.system, layout, software, training.sequence)]
         base, choices = training.searched
-        batch = training.batch(self.ranks)
-        found = search(
-            training.network,
-            self.system,
+        return Search(
+            network=training.network,
+            system=self.system,
             ranks=self.ranks,
-            global_batch=batch,
+            global_batch=training.batch(self.ranks),
             memory_bytes=self.memory_bytes,
             base=base,
             choices=choices,
             trained=training.trained,
             runs=training.runs,
             sequence=training.sequence,
-        )
-        require_fitting(found, gpu=self.node.gpu, ranks=self.ranks, global_batch=batch, memory_bytes=self.memory_bytes)
-        return found.fitting
+        ).require_fitting()
 
-    def setup(self, layout: Layout, software: str) -> Setup:
-        """A layout of this training."""
-        return Setup(self.training.network, layout, self.system, software, self.training.sequence)
-
-    def range_of(self, candidate: Candidate) -> StepRange:
+    def range_of(self, best: Candidate) -> StepRange:
         """What 8 of 10 steps are within."""
-        setup = self.setup(candidate.layout, candidate.software)
-        return step_range(setup, self.unstated if self.network.hosts > 1 else ())
+        return step_range(best, self.unstated if self.network.hosts > 1 else ())
 
     def held(self, layout: Layout) -> RankMemory:
         """The memory of the rank that needs most."""
         return memory(self.training.network, layout, sequence=self.training.sequence)
 
-    def run(self, candidate: Candidate) -> Run:
+    def run(self, best: Candidate) -> Run:
         """The training by a layout."""
-        layout, step, training = candidate.layout, candidate.step, self.training
-        total = step.seconds * np.exp(self.range_of(candidate).half_width * evenly_drawn(self.values.columns))
+        layout, step, training = best.layout, best.step, self.training
+        total = step.seconds * np.exp(self.range_of(best).half_width * evenly_drawn(self.values.columns))
         ones = np.ones(self.values.columns)
         steps = training.steps(layout)
 
@@ -210,7 +201,7 @@ class _Predictor:
                 | ({"network_shares": dict(self.shares.of(layout))} if self.shares else {}),
                 "step_terms": dict(step.terms),
                 "limited_by": step.bound,
-                **self.memory_figures(candidate.memory, layout),
+                **self.memory_figures(best.memory, layout),
             },
         )
 
@@ -237,7 +228,7 @@ class _Predictor:
     def doubts(self, best: Candidate, spreads: Mapping[str, float]) -> dict[str, Constant]:
         """The constants of the step, and what its range comes from besides them, as constants of value 1."""
         ranges = shipped_ranges()
-        kinds = self.setup(best.layout, best.software).kinds
+        kinds = best.kinds
         found = {
             name: Constant(value=each.value, unit=each.unit, spread=each.spread, kind="published", source=each.source)
             for name, each in step_file().constants.items()

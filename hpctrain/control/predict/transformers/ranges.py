@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,12 @@ class Setup:
     software: str
     sequence: int | None = None
 
-    def step(self, constants: Mapping[str, float] | None = None) -> StepTime:
+    @cached_property
+    def step(self) -> StepTime:
+        """The step by the shipped constants."""
+        return self.predicted(None)
+
+    def predicted(self, constants: Mapping[str, float] | None) -> StepTime:
         """The step."""
         return predict_step(
             self.network,
@@ -137,17 +142,17 @@ def step_range(setup: Setup, unstated: Sequence[str] = ()) -> StepRange:
     spreads = constant_spreads(setup) | ranges.doubts(setup.kinds, unstated)
     if "network" in unstated:
         spreads["unstated.network"] = network_spread(setup)
-    seconds, half = setup.step().seconds, ranges.half_width(spreads)
+    seconds, half = setup.step.seconds, ranges.half_width(spreads)
     return StepRange(low=seconds / math.exp(half), high=seconds * math.exp(half), half_width=half, spreads=spreads)
 
 
 def constant_spreads(setup: Setup) -> dict[str, float]:
     """How much each constant's own spread moves the logarithm of a step, for those that matter."""
     values = ReadConstants(step_constants())
-    before, found = setup.step(values).seconds, {}
+    before, found = setup.predicted(values).seconds, {}
     for name, constant in step_file().constants.items():
         if constant.spread and name in values.names:
-            moved = setup.step({**values, name: values[name] * math.exp(_DIFFERENCE)}).seconds
+            moved = setup.predicted({**values, name: values[name] * math.exp(_DIFFERENCE)}).seconds
             found[name] = constant.spread * abs(math.log(moved / before)) / _DIFFERENCE
     return found
 
@@ -159,7 +164,7 @@ def network_spread(setup: Setup) -> float:
     Gbit/s, and in clouds with four of 100.
     """
     slow = replace(setup.system, network_bytes_per_s=setup.system.network_bytes_per_s / 4)
-    return abs(math.log(replace(setup, system=slow).step().seconds / setup.step().seconds)) / 2
+    return abs(math.log(replace(setup, system=slow).step.seconds / setup.step.seconds)) / 2
 
 
 class ReadConstants(dict[str, float]):

@@ -12,9 +12,9 @@ from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.memory import USABLE, RankMemory
 from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout
 from hpctrain.control.predict.transformers.layout_checks import check_layout, divisors, require_positions
+from hpctrain.control.predict.transformers.ranges import Setup
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
-from hpctrain.control.predict.transformers.step import StepTime, predict_step
 
 # Tokens of a sample on a rank along cp: shorter sequences need no division.
 _LEAST_CONTEXT = 8192
@@ -51,17 +51,20 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A layout that fits the memory.
+class Candidate(Setup):
+    """A layout, and what it takes.
 
     Attributes:
         memory: of the rank that needs most.
     """
 
-    layout: Layout
-    software: str
-    step: StepTime
     memory: RankMemory
+
+
+def candidate(network: Transformer, system: System, layout: Layout, software: str, sequence: int | None) -> Candidate:
+    """A layout with the memory that it takes."""
+    held = memory(network, layout, sequence=sequence)
+    return Candidate(network, layout, system, software, sequence, memory=held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,158 +80,148 @@ class SearchResult:
     least_bytes: float | None
 
 
-def search(
-    network: Transformer,
-    system: System,
-    *,
-    ranks: int,
-    global_batch: int,
-    memory_bytes: float,
-    base: Mapping[str, Any],
-    choices: Choices = Choices(),
-    trained: Callable[[Layout], tuple[Layout, str]] = lambda layout: (layout, "pytorch"),
-    runs: Callable[[Layout], bool] = lambda layout: True,
-    sequence: int | None = None,
-) -> SearchResult:
-    """Predict every layout of a batch over a number of ranks that fits the memory of each.
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Predicts every layout of a batch over a number of ranks that fits the memory of each.
 
-    Args:
+    Attributes:
+        memory_bytes: of a rank.
         base: fields of a layout that are the same in all; those that it names are not searched.
         trained: the layout as it is trained, and what trains it.
         runs: whether a layout can be run at all.
-
-    Raises:
-        HpctrainError: the sequence is longer than the network's positions, or all layouts are refused for one reason.
     """
-    tokens = sequence or network.context
-    require_positions(network, tokens)
-    fitting, least = [], None
-    refused: list[HpctrainError] = []
-    seen: set[Layout] = set()
-    for layouts in _layouts(network, system.joined, ranks, global_batch, base, choices, tokens, refused):
-        for found in layouts:
-            # Fields that are given may make equal layouts of different ones.
-            if found in seen or not runs(found):
-                break
-            seen.add(found)
-            layout, software = trained(found)
-            held = memory(network, layout, sequence=sequence)
-            least = held.used if least is None else min(least, held.used)
-            if held.fits(memory_bytes):
-                step = predict_step(network, layout, system, software=software, sequence=sequence)
-                fitting.append(Candidate(layout=layout, software=software, step=step, memory=held))
-                # Recomputing more than memory asks for only takes longer.
-                break
-    if not seen and len({each.code for each in refused}) == 1:
-        # Keys that exclude each other, which no other batch and no other number of nodes mends.
-        raise refused[0]
-    fitting.sort(key=lambda each: each.step.seconds)
-    return SearchResult(fitting=tuple(fitting), least_bytes=least)
 
+    network: Transformer
+    system: System
+    ranks: int
+    global_batch: int
+    memory_bytes: float
+    base: Mapping[str, Any]
+    choices: Choices = Choices()
+    trained: Callable[[Layout], tuple[Layout, str]] = lambda layout: (layout, "pytorch")
+    runs: Callable[[Layout], bool] = lambda layout: True
+    sequence: int | None = None
 
-def require_fitting(found: SearchResult, *, gpu: str, ranks: int, global_batch: int, memory_bytes: float) -> None:
-    """Refuse a search that found nothing.
+    def found(self) -> SearchResult:
+        """The candidates.
 
-    Raises:
-        HpctrainError: no layout fits, with what the smallest one needs.
-    """
-    if found.fitting:
-        return
-    if found.least_bytes is None:
+        Raises:
+            HpctrainError: the sequence is longer than the network's positions, or all layouts are refused for one
+                reason.
+        """
+        require_positions(self.network, self._tokens)
+        fitting, least = [], None
+        refused: list[HpctrainError] = []
+        seen: set[Layout] = set()
+        for layouts in self._layouts(refused):
+            for layout in layouts:
+                # Fields that are given may make equal layouts of different ones.
+                if layout in seen or not self.runs(layout):
+                    break
+                seen.add(layout)
+                tried = candidate(self.network, self.system, *self.trained(layout), self.sequence)
+                least = tried.memory.used if least is None else min(least, tried.memory.used)
+                if tried.memory.fits(self.memory_bytes):
+                    fitting.append(tried)
+                    # Recomputing more than memory asks for only takes longer.
+                    break
+        if not seen and len({error.code for error in refused}) == 1:
+            # Keys that exclude each other, which no other batch and no other number of nodes mends.
+            raise refused[0]
+        fitting.sort(key=lambda tried: tried.step.seconds)
+        return SearchResult(fitting=tuple(fitting), least_bytes=least)
+
+    def require_fitting(self) -> tuple[Candidate, ...]:
+        """The candidates, the fastest first.
+
+        Raises:
+            HpctrainError: no layout fits, with what the smallest one needs; see :meth:`found`.
+        """
+        found = self.found()
+        if found.fitting:
+            return found.fitting
+        if found.least_bytes is None:
+            raise HpctrainError(
+                "HT-search-nothing-divides",
+                "no mesh of {ranks} ranks divides a batch of {batch} samples and the network's heads and layers",
+                "another batch (--set batch=N, for a recipe batch.size=N), or another number of nodes",
+                ranks=self.ranks,
+                batch=self.global_batch,
+            )
         raise HpctrainError(
-            "HT-search-nothing-divides",
-            "no mesh of {ranks} ranks divides a batch of {batch} samples and the network's heads and layers",
-            "another batch (--set batch=N, for a recipe batch.size=N), or another number of nodes",
-            ranks=ranks,
-            batch=global_batch,
+            "HT-memory-exceeded",
+            "no mesh of {ranks} ranks fits: the smallest needs {needed:.3g} GB of the {memory:.3g} GB of {gpu}",
+            "more nodes, or GPUs with more memory",
+            ranks=self.ranks,
+            gpu=self.system.name,
+            needed=found.least_bytes / 1e9,
+            memory=USABLE * self.memory_bytes / 1e9,
         )
-    raise HpctrainError(
-        "HT-memory-exceeded",
-        "no mesh of {ranks} ranks fits: the smallest needs {needed:.3g} GB of the {memory:.3g} GB of {gpu}",
-        "more nodes, or GPUs with more memory",
-        ranks=ranks,
-        gpu=gpu,
-        needed=found.least_bytes / 1e9,
-        memory=USABLE * memory_bytes / 1e9,
-    )
 
+    @property
+    def _tokens(self) -> int:
+        return self.sequence or self.network.context
 
-def _layouts(
-    network: Transformer,
-    joined: int,
-    ranks: int,
-    global_batch: int,
-    base: Mapping[str, Any],
-    choices: Choices,
-    sequence: int,
-    refused: list[HpctrainError],
-) -> Iterator[Iterator[Layout]]:
-    """For each mesh, micro-batch and schedule, the layouts in the order of what their recomputation costs."""
-    again = [base["recomputation"]] if "recomputation" in base else choices.recomputations
-    for mesh, sharding in _meshes(network, joined, ranks, global_batch, choices, sequence):
-        share = global_batch // mesh.data_ranks
+    def _layouts(self, refused: list[HpctrainError]) -> Iterator[Iterator[Layout]]:
+        """For each mesh, micro-batch and schedule, the layouts in the order of what their recomputation costs."""
+        base, choices = self.base, self.choices
         sizes = [base["micro_batch"]] if "micro_batch" in base else choices.micro_batches
-        for size in sizes:
-            if share % size:
-                continue
-            for schedule, turns in _schedules(network, mesh, share // size, choices.most_turns, base.get("schedule")):
-                fields = {
-                    "mesh": mesh,
-                    "micro_batch": size,
-                    "micro_batches": share // size,
-                    "schedule": schedule,
-                    "virtual_stages": turns,
-                    "sequence_parallel": mesh.sizes["tp"] > 1,
-                    **sharding,
-                    **base,
-                }
-                if fields["zero"] < 3:
-                    # Only parameters can be freed behind the forward pass.
-                    fields["reshard"] = base.get("reshard", False)
-                if fields["schedule"] == schedule and fields["virtual_stages"] == turns:
-                    yield _checked(network, fields, again, sequence, refused)
-
-
-def _checked(
-    network: Transformer,
-    fields: Mapping[str, Any],
-    again: Sequence[Any],
-    sequence: int,
-    refused: list[HpctrainError],
-) -> Iterator[Layout]:
-    """The layouts of some fields; none where these do not fit each other, and the reason in ``refused``."""
-    try:
-        first = Layout(**{**fields, "recomputation": again[0]})
-        check_layout(first, network, sequence=sequence)
-    except HpctrainError as error:
-        refused.append(error)
-        return
-    yield first
-    for recomputation in again[1:]:
-        yield replace(first, recomputation=recomputation)
-
-
-def _meshes(
-    network: Transformer, joined: int, ranks: int, global_batch: int, choices: Choices, sequence: int
-) -> Iterator[tuple[Mesh, Mapping[str, Any]]]:
-    """Each mesh with what its ranks along dp_shard divide; those that divide no batch are left out."""
-    for tp in divisors(min(joined, ranks)):
-        if ranks % tp or network.heads % tp or network.mlp % tp:
-            continue
-        for cp in divisors(ranks // tp):
-            if cp > 1 and (not choices.context or cp & (cp - 1) or sequence // cp < _LEAST_CONTEXT):
-                continue
-            for pp in divisors(ranks // tp // cp):
-                data = ranks // tp // cp // pp
-                if pp > min(network.layers, _MOST_STAGES) or global_batch % data:
+        for mesh, sharding in self._meshes():
+            share = self.global_batch // mesh.data_ranks
+            for size in sizes:
+                if share % size:
                     continue
-                axes = {"pp": pp, "cp": cp, "tp": tp}
-                if choices.copies and data > 1 and tp * cp * pp == 1:
-                    yield Mesh(dp_replicate=data, **axes), {"zero": 0, "reshard": False}
-                for replicas, sharding in _shardings(data, cp, pp, max(1, joined // tp // cp)):
-                    if sharding["zero"] == 1 and tp * pp > 1 and not choices.state_alone:
+                schedules = _schedules(self.network, mesh, share // size, choices.most_turns, base.get("schedule"))
+                for schedule, turns in schedules:
+                    fields = {
+                        "mesh": mesh,
+                        "micro_batch": size,
+                        "micro_batches": share // size,
+                        "schedule": schedule,
+                        "virtual_stages": turns,
+                        "sequence_parallel": mesh.sizes["tp"] > 1,
+                        **sharding,
+                        **base,
+                    }
+                    if fields["zero"] < 3:
+                        # Only parameters can be freed behind the forward pass.
+                        fields["reshard"] = base.get("reshard", False)
+                    if fields["schedule"] == schedule and fields["virtual_stages"] == turns:
+                        yield self._checked(fields, refused)
+
+    def _checked(self, fields: Mapping[str, Any], refused: list[HpctrainError]) -> Iterator[Layout]:
+        """The layouts of some fields; none where these do not fit each other, and the reason in ``refused``."""
+        again = [self.base["recomputation"]] if "recomputation" in self.base else self.choices.recomputations
+        try:
+            first = Layout(**{**fields, "recomputation": again[0]})
+            check_layout(first, self.network, sequence=self._tokens)
+        except HpctrainError as error:
+            refused.append(error)
+            return
+        yield first
+        for recomputation in again[1:]:
+            yield replace(first, recomputation=recomputation)
+
+    def _meshes(self) -> Iterator[tuple[Mesh, Mapping[str, Any]]]:
+        """Each mesh with what its ranks along dp_shard divide; those that divide no batch are left out."""
+        network, joined, ranks, choices = self.network, self.system.joined, self.ranks, self.choices
+        for tp in divisors(min(joined, ranks)):
+            if ranks % tp or network.heads % tp or network.mlp % tp:
+                continue
+            for cp in divisors(ranks // tp):
+                if cp > 1 and (not choices.context or cp & (cp - 1) or self._tokens // cp < _LEAST_CONTEXT):
+                    continue
+                for pp in divisors(ranks // tp // cp):
+                    data = ranks // tp // cp // pp
+                    if pp > min(network.layers, _MOST_STAGES) or self.global_batch % data:
                         continue
-                    yield Mesh(dp_replicate=replicas, dp_shard=data // replicas, **axes), sharding
+                    axes = {"pp": pp, "cp": cp, "tp": tp}
+                    if choices.copies and data > 1 and tp * cp * pp == 1:
+                        yield Mesh(dp_replicate=data, **axes), {"zero": 0, "reshard": False}
+                    for replicas, sharding in _shardings(data, cp, pp, max(1, joined // tp // cp)):
+                        if sharding["zero"] == 1 and tp * pp > 1 and not choices.state_alone:
+                            continue
+                        yield Mesh(dp_replicate=replicas, dp_shard=data // replicas, **axes), sharding
 
 
 def _shardings(data: int, cp: int, pp: int, near: int) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -28,7 +28,7 @@ from hpctrain.control.predict.transformers.layout_checks import check_layout
 from hpctrain.control.predict.transformers.model_sizes import named, parse
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
-from hpctrain.control.predict.transformers.search import require_fitting, search
+from hpctrain.control.predict.transformers.search import Search
 from hpctrain.control.predict.transformers.step import predict_step
 from hpctrain.report.prediction_table import memory_warnings
 from support.refusals import refused
@@ -38,8 +38,20 @@ H100 = System.of("h100-sxm", gpus_per_node=8, network_bytes_per_s=25e9)
 NODE = Node(gpu="h100-sxm", local=8, engine="nccl")
 
 
-def found_for(network, ranks, batch, *, memory_bytes=80e9, system=H100, **base):
-    return search(network, system, ranks=ranks, global_batch=batch, memory_bytes=memory_bytes, base=base)
+def found_for(network, ranks, batch, **more):
+    return search(network, ranks, batch, **more).found()
+
+
+def search(network, ranks, batch, *, memory_bytes=80e9, system=H100, sequence=None, **base):
+    return Search(
+        network=network,
+        system=system,
+        ranks=ranks,
+        global_batch=batch,
+        memory_bytes=memory_bytes,
+        base=base,
+        sequence=sequence,
+    )
 
 
 def networks(*counts):
@@ -94,12 +106,10 @@ def test_less_memory_means_more_recomputation_or_more_division():
 
 
 def test_nothing_fits_or_keys_exclude_each_other():
-    found = found_for(named("llama3.1-405b"), 8, 64)
     with refused("HT-memory-exceeded", ranks=8, gpu="h100-sxm"):
-        require_fitting(found, gpu="h100-sxm", ranks=8, global_batch=64, memory_bytes=80e9)
-    nothing = found_for(parse("layers=7,width=512,heads=4,vocabulary=1000,context=64"), 11, 64)
+        search(named("llama3.1-405b"), 8, 64).require_fitting()
     with refused("HT-search-nothing-divides", ranks=11, batch=64):
-        require_fitting(nothing, gpu="h100-sxm", ranks=11, global_batch=64, memory_bytes=80e9)
+        search(parse("layers=7,width=512,heads=4,vocabulary=1000,context=64"), 11, 64).require_fitting()
     with refused("HT-keys-not-together"):
         found_for(SMALL, 8, 64, deepspeed_pipeline=True, zero=3)
 
@@ -363,7 +373,7 @@ def test_a_recipe_is_offered_only_meshes_that_it_can_have():
 
 def test_a_search_refuses_sequences_beyond_learned_positions():
     with refused("HT-layout-sequence-too-long", sequence=2048, context=1024):
-        search(SMALL, H100, ranks=8, global_batch=64, memory_bytes=80e9, base={}, sequence=2048)
+        found_for(SMALL, 8, 64, sequence=2048)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 6, 7, 12, 24, 64, 80, 96, 112, 160, 320, 384])
