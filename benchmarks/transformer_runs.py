@@ -26,9 +26,9 @@ from hpctrain.common.files.regular import read_regular
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
-from hpctrain.control.predict.transformers.ranges import Setup
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System, factors, step_file
+from hpctrain.control.predict.transformers.step import Setup
 
 Row = Mapping[str, str]
 

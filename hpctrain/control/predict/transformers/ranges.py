@@ -12,23 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
-from hpctrain.control.predict.transformers.step import StepTime, predict_step
+from hpctrain.control.predict.transformers.step import Setup
 
 if TYPE_CHECKING:
-    from hpctrain.common.recipes.transformer import Transformer
-    from hpctrain.control.predict.transformers.layout import Layout
-    from hpctrain.control.predict.transformers.rates import System
+    pass
 
 # By which a constant is moved for the slope of a step's logarithm.
 _DIFFERENCE = 0.03
-_NARROW = ("fp8", "fp4", "float32")
 
 
 class Ranges(Section):
@@ -88,50 +85,6 @@ class StepRange:
     spreads: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What the time of a step depends on; see :func:`predict_step`."""
-
-    network: Transformer
-    layout: Layout
-    system: System
-    software: str
-    sequence: int | None = None
-
-    @cached_property
-    def step(self) -> StepTime:
-        """The step by the shipped constants."""
-        return self.predicted(None)
-
-    def predicted(self, constants: Mapping[str, float] | None) -> StepTime:
-        """The step."""
-        return predict_step(
-            self.network,
-            self.layout,
-            self.system,
-            software=self.software,
-            sequence=self.sequence,
-            constants=constants,
-        )
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The kinds by which runs of others are counted; sizes by the power of two that is nearest."""
-        layout, network, generation = self.layout, self.network, self.system.generation
-        sizes = layout.sizes
-        precision = layout.precision if layout.precision in _NARROW else "16 bit"
-        divided = "pp" if sizes["pp"] > 1 else "zero 3" if layout.zero == 3 else "tp" if sizes["tp"] > 1 else "dp"
-        tokens = layout.tokens(self.sequence or network.context)
-        return {
-            "software": step_file().software[self.software].like or self.software,
-            "precision": f"{generation} {precision}",
-            "division": f"{generation} {divided}{' cp' if sizes['cp'] > 1 else ''}",
-            "gpus": power_of_two(layout.ranks),
-            "parameters": power_of_two(network.parameters.total),
-            "micro_batch": power_of_two(tokens * network.parameters.total / sizes["tp"] / sizes["pp"]),
-        }
-
-
 def step_range(setup: Setup, unstated: Sequence[str] = ()) -> StepRange:
     """The range of a step.
 
@@ -177,8 +130,3 @@ class ReadConstants(dict[str, float]):
     def __getitem__(self, name: str) -> float:
         self.names.add(name)
         return super().__getitem__(name)
-
-
-def power_of_two(size: float) -> str:
-    """The nearest one, as its exponent."""
-    return str(round(math.log2(size)))

@@ -12,9 +12,9 @@ from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.memory import USABLE, RankMemory
 from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout
 from hpctrain.control.predict.transformers.layout_checks import check_layout, divisors, require_positions
-from hpctrain.control.predict.transformers.ranges import Setup
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
+from hpctrain.control.predict.transformers.step import Setup
 
 # Tokens of a sample on a rank along cp: shorter sequences need no division.
 _LEAST_CONTEXT = 8192

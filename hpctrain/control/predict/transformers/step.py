@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpctrain.control.predict.transformers.layer_times import Layer
-from hpctrain.control.predict.transformers.rates import System, software_named, step_constants
+from hpctrain.control.predict.transformers.rates import System, software_named, step_constants, step_file
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.mesh import Axis
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Bytes of one parameter that the optimizer moves: weights, both moments read and written, the gradient read twice, and
 # the narrow weights written, all but these in float32.
 _UPDATE_BYTES = 34.0
+_NARROW = ("fp8", "fp4", "float32")
 # Bytes of one logit that the loss moves: written, converted to float32, read for maximum and sum, and its gradient.
 _LOGIT_BYTES = 24.0
 
@@ -56,34 +57,60 @@ class StepTime:
         return max(self.terms.items(), key=lambda item: item[1])[0]
 
 
-def predict_step(
-    network: Transformer,
-    layout: Layout,
-    system: System,
-    *,
-    software: str = "pytorch",
-    sequence: int | None = None,
-    constants: Mapping[str, float] | None = None,
-) -> StepTime:
-    """Predict a step.
+@dataclass(frozen=True)
+class Setup:
+    """What the time of a step depends on.
 
-    Args:
+    Attributes:
         software: one of ``step.yaml``.
         sequence: tokens of a sample, by default the network's context.
-        constants: other values than those of ``step.yaml``, all of them.
-
-    Raises:
-        HpctrainError: the GPU does not have the precision, or the software is not known.
     """
-    values = step_constants() if constants is None else constants
-    step = _Step(network, layout, system, software_named(software), values, sequence or network.context)
-    terms = step.terms(values[f"software.{software}"])
-    seconds = sum(terms.values())
-    return StepTime(
-        seconds=seconds,
-        tokens_per_s=layout.global_batch * step.sequence / seconds,
-        terms=terms,
-    )
+
+    network: Transformer
+    layout: Layout
+    system: System
+    software: str
+    sequence: int | None = None
+
+    @cached_property
+    def step(self) -> StepTime:
+        """The step.
+
+        Raises:
+            HpctrainError: the GPU does not have the precision, or the software is not known.
+        """
+        return self.predicted(None)
+
+    def predicted(self, constants: Mapping[str, float] | None) -> StepTime:
+        """The step by other values than those of ``step.yaml``, all of them; see :attr:`step`."""
+        values = step_constants() if constants is None else constants
+        tokens = self.sequence or self.network.context
+        step = _Step(self.network, self.layout, self.system, software_named(self.software), values, tokens)
+        terms = step.terms(values[f"software.{self.software}"])
+        seconds = sum(terms.values())
+        return StepTime(seconds=seconds, tokens_per_s=self.layout.global_batch * tokens / seconds, terms=terms)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds by which runs of others are counted; sizes by the power of two that is nearest."""
+        layout, network, generation = self.layout, self.network, self.system.generation
+        sizes = layout.sizes
+        precision = layout.precision if layout.precision in _NARROW else "16 bit"
+        divided = "pp" if sizes["pp"] > 1 else "zero 3" if layout.zero == 3 else "tp" if sizes["tp"] > 1 else "dp"
+        tokens = layout.tokens(self.sequence or network.context)
+        return {
+            "software": step_file().software[self.software].like or self.software,
+            "precision": f"{generation} {precision}",
+            "division": f"{generation} {divided}{' cp' if sizes['cp'] > 1 else ''}",
+            "gpus": power_of_two(layout.ranks),
+            "parameters": power_of_two(network.parameters.total),
+            "micro_batch": power_of_two(tokens * network.parameters.total / sizes["tp"] / sizes["pp"]),
+        }
+
+
+def power_of_two(size: float) -> str:
+    """The nearest one, as its exponent."""
+    return str(round(math.log2(size)))
 
 
 def bubbles(schedule: str, stages: int, turns: int) -> float:

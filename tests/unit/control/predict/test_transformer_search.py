@@ -29,7 +29,7 @@ from hpctrain.control.predict.transformers.model_sizes import named, parse
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import Search
-from hpctrain.control.predict.transformers.step import predict_step
+from hpctrain.control.predict.transformers.step import Setup
 from hpctrain.report.prediction_table import memory_warnings
 from support.refusals import refused
 
@@ -84,7 +84,7 @@ def test_a_search_finds_what_trying_all_would():
             zero=1 if data > 1 else 0,
             sequence_parallel=tp > 1,
         )
-        seconds = predict_step(network, layout, H100).seconds
+        seconds = Setup(network, layout, H100, "pytorch").step.seconds
         if memory(network, layout).fits(80e9) and (best is None or seconds < best):
             best = seconds
     assert best is not None

@@ -7,8 +7,9 @@ from dataclasses import replace
 from hpctrain.control.predict.causes import best_measurement, causes_by_size
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.model_sizes import named
-from hpctrain.control.predict.transformers.ranges import Setup, step_range
+from hpctrain.control.predict.transformers.ranges import step_range
 from hpctrain.control.predict.transformers.rates import System
+from hpctrain.control.predict.transformers.step import Setup
 from support.meshes import mesh
 
 LLAMA = named("llama3-8b")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.layout import STATES, Layout
 from hpctrain.control.predict.transformers.model_sizes import named
 from hpctrain.control.predict.transformers.rates import System, step_constants, step_file
-from hpctrain.control.predict.transformers.step import bubbles, predict_step
+from hpctrain.control.predict.transformers.step import Setup, StepTime, bubbles
 from support.meshes import mesh
 from support.refusals import refused
 
@@ -24,6 +25,18 @@ H100 = System.of("h100-sxm", network_bytes_per_s=50e9)
 # Everything that is not the bytes of one axis costs nothing, and traffic runs at the rates that are stated.
 EXACT = dict.fromkeys(step_constants(), 1.0) | {"hop": 1e-30, "local": 1e-30, "overlap": 1e-30, "stragglers": 1e-30}
 RATE = 1e11
+
+
+def predict_step(
+    network: Transformer,
+    layout: Layout,
+    system: System,
+    *,
+    software: str = "pytorch",
+    sequence: int | None = None,
+    constants: Mapping[str, float] | None = None,
+) -> StepTime:
+    return Setup(network, layout, system, software, sequence).predicted(constants)
 
 
 def wire(joined: int = 1) -> System:
