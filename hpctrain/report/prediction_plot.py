@@ -38,9 +38,7 @@ def prediction_plot(prediction: Prediction) -> bytes:
         rate.yaxis.set_major_formatter(EngFormatter())
         rate.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
         rate.yaxis.set_minor_formatter(EngFormatter() if _within_a_decade(prediction) else NullFormatter())
-        _band(share, nodes, [row.efficiency for row in prediction.rows], BLUE, "efficiency, recipe's batch")
-        if not prediction.rows[0].tokens_per_s:
-            _band(share, nodes, [row.weak_efficiency for row in prediction.rows], ORANGE, "the same samples a rank")
+        _band(share, nodes, [row.efficiency for row in prediction.rows], BLUE, "efficiency")
         share.set(ylabel=f"efficiency against {yardstick(prediction)}", ylim=(0, 1.05))
         for panel in (rate, share):
             _nodes(panel, nodes)

@@ -88,13 +88,11 @@ class _Step:
 
     Attributes:
         batch: samples of all ranks.
-        alone: its times on one node with as many samples a rank.
     """
 
     batch: int
     job: Job
     times: Times
-    alone: Times
 
     @property
     def nodes(self) -> int:
@@ -130,8 +128,7 @@ class _Predictor:
             rdma=self.node.rdma,
             samples_per_s=self._loaded(),
         )
-        alone = replace(job, network=replace(network, hosts=1), bucket_bytes=self._bucket_bytes(1))
-        return _Step(batch=batch, job=job, times=self._times(job), alone=self._times(alone))
+        return _Step(batch=batch, job=job, times=self._times(job))
 
     def run(self, step: _Step) -> Run:
         """The training by such steps."""
@@ -144,7 +141,6 @@ class _Predictor:
             batch_per_gpu=job.batch,
             at_once=job.at_once,
             total=total,
-            alone=step.alone.total,
             waits=np.clip(step.times.exposed / total, 0, 1),
             busy=np.clip(step.times.busy / total, 0, 1),
             length=None if course is None else self._length(step, course),

@@ -46,7 +46,6 @@ class Row:
         at_once: samples that a rank computes together.
         samples_per_s: the throughput of all ranks together.
         efficiency: samples per second and node, against those of the recipe on one node.
-        weak_efficiency: the same with one node's ranks having as many samples each as these.
         communication_share: what of a step is waiting for reductions.
         epochs: to the result, and ``epochs_source``: where they are from; None for a script, like all that follows
             from the length of a run.
@@ -69,7 +68,6 @@ class Row:
     step_s: Estimate
     samples_per_s: Estimate
     efficiency: Estimate
-    weak_efficiency: Estimate
     communication_share: Estimate
     epochs: Estimate | None
     epochs_source: str | None
@@ -132,7 +130,6 @@ class Run:
         batch: samples of a step over all ranks.
         batch_per_gpu: see :class:`Row`, like ``at_once``.
         total: seconds of a step.
-        alone: seconds of a step on one node with as many samples a rank; None where it has its own layout there.
         waits: share of the step in which ranks wait for each other's bytes.
         busy: share of the step in which GPUs are full.
         tokens: of a sample; None for images.
@@ -145,7 +142,6 @@ class Run:
     batch_per_gpu: float
     at_once: int
     total: Floats
-    alone: Floats | None
     waits: Floats
     busy: Floats
     length: Length | None
@@ -170,7 +166,6 @@ class Run:
             reference: samples a second and node that efficiency is against.
         """
         length, nodes = self.length, self.network.hosts
-        efficiency = estimate(self.samples_per_s / nodes / reference)
         return Row(
             nodes=nodes,
             gpus=self.ranks,
@@ -179,8 +174,7 @@ class Run:
             step_s=estimate(self.total),
             samples_per_s=estimate(self.samples_per_s),
             tokens_per_s=None if self.tokens is None else estimate(self.samples_per_s * self.tokens),
-            efficiency=efficiency,
-            weak_efficiency=efficiency if self.alone is None else estimate(self.alone / self.total),
+            efficiency=estimate(self.samples_per_s / nodes / reference),
             communication_share=estimate(self.waits),
             epochs=None if length is None else estimate(length.epochs),
             epochs_source=None if length is None else length.source,

@@ -189,7 +189,6 @@ class _Predictor:
             batch_per_gpu=layout.global_batch / self.ranks,
             at_once=layout.micro_batch,
             total=total,
-            alone=None,
             tokens=training.sequence,
             waits=share(_TRAFFIC),
             busy=share(_COMPUTING),

@@ -45,10 +45,10 @@ def of(recipe, *counts, gpu="h100-sxm", overrides=(), **more):
 def test_every_figure_lies_in_its_range_and_scaling_is_against_one_node():
     found = of("goyal2017", 1, 4, 32, overrides=FED, site=Site(g_per_kwh=100))
     figures = [figure for row in found.rows for figure in vars(row).values() if isinstance(figure, Estimate)]
-    assert len(figures) == 3 * 13
+    assert len(figures) == 3 * 12
     assert all(each.low <= each.value <= each.high for each in figures)
     one, four, many = found.rows
-    assert (one.efficiency.value, one.weak_efficiency.value) == (1, 1)
+    assert one.efficiency.value == 1
     assert 1 > four.efficiency.value > many.efficiency.value > 0.5
     assert four.samples_per_s.value == pytest.approx(4 * 8 * 32 / four.step_s.value)
     assert (many.nodes, many.gpus, many.batch_per_gpu) == (32, 256, 32)
@@ -66,7 +66,6 @@ def test_a_fixed_batch_is_shared_by_more_ranks_and_another_node_brings_less_and_
     found = of("mlperf-resnet50@8192", 1, 2, 4, 8, 16, 32, 64, 128, overrides=FED)
     assert [row.batch_per_gpu for row in found.rows] == [1024, 512, 256, 128, 64, 32, 16, 8]
     assert found.rows[-1].efficiency.value < 0.5 < found.rows[2].efficiency.value
-    assert found.rows[-1].weak_efficiency.value > found.rows[-1].efficiency.value
     assert found.worthwhile in (4, 8, 16, 32)
 
 
@@ -301,12 +300,6 @@ def test_the_rank_that_has_most_samples_decides():
     (row,) = of("goyal2017", 6, overrides=["batch.per_rank=null", "batch.size=64"]).rows
     assert (row.batch_per_gpu, row.at_once) == (2, 2)
     assert row.samples_per_s.value == pytest.approx(64 / row.step_s.value)
-
-
-def test_weak_efficiency_is_the_recipes_where_its_batch_is_for_each_rank():
-    training = recipe_training(load_recipe("goyal2017", ["communication.compression=bf16"]))
-    (row,) = predict(training, Node(gpu="h100-sxm", local=8, engine="mpi"), networks(64)).rows
-    assert row.weak_efficiency.value == pytest.approx(row.efficiency.value)
 
 
 def test_a_recipe_that_needs_an_engine_gets_it():
