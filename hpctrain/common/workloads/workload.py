@@ -332,14 +332,12 @@ class GradientBucket:
 
     Attributes:
         nbytes: the bytes of the buffer, with the flags that travel with the last one.
-        layer: index of the layer after whose backward pass all of its gradients are there.
         launched: index of the layer after whose backward pass its reduction begins; buckets go strictly in order.
         in_place: one large gradient that lies where autograd put it, without a buffer.
         members: the parameters' numbers in the order of registration.
     """
 
     nbytes: int
-    layer: int
     launched: int
     in_place: bool
     members: tuple[int, ...]
@@ -351,7 +349,6 @@ def buckets(
     *,
     in_place: bool,
     compressed: bool = False,
-    item_bytes: int = _FLOAT_BYTES,
 ) -> list[GradientBucket]:
     """The gradient buckets that ``ht.distribute`` makes for this network, in the order of their reductions.
 
@@ -359,16 +356,14 @@ def buckets(
         bucket_bytes: a recipe's ``communication.bucket_mb`` times 10^6.
         in_place: the engine reduces in place, as NCCL, Gloo, Horovod and one process do, and `mpi` does not.
         compressed: gradients travel in a narrower type, or few of them.
-        item_bytes: the bytes of one element of a gradient.
     """
-    members = [BucketMember(nbytes=elements * item_bytes) for elements, _ in workload.registered]
+    members = [BucketMember(nbytes=elements * _FLOAT_BYTES) for elements, _ in workload.registered]
     found: list[GradientBucket] = []
     for each in group(members, bucket_bytes, in_place=in_place, compressed=compressed):
         layer = min(workload.registered[number][1] for number in each.members)
         found.append(
             GradientBucket(
-                nbytes=sum(members[number].nbytes for number in each.members) + each.flags * item_bytes,
-                layer=layer,
+                nbytes=sum(members[number].nbytes for number in each.members) + each.flags * _FLOAT_BYTES,
                 launched=min(layer, found[-1].launched) if found else layer,
                 in_place=each.in_place,
                 members=each.members,

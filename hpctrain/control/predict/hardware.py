@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.network import networks, stated_network
+from hpctrain.control.predict.network import has_cables, networks, stated_network
 from hpctrain.control.topology.records import LANE_GBIT
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ class Hardware:
         if self.fabric is None:
             found = self._stated(counts, adapters, rate)
             return found, self._assumed(adapters, rate, "that no link is shared (--fabric)") if max(counts) > 1 else ()
-        from hpctrain.control.predict.flows import has_cables
         from hpctrain.control.topology.build import read_fabric
         from hpctrain.control.topology.readers.slurm import Choice
 

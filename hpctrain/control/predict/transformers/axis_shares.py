@@ -11,7 +11,7 @@ import numpy as np
 
 from hpctrain.common.recipes.mesh import Axis, Pipeline, Sharding
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
-from hpctrain.control.predict.flows import shares
+from hpctrain.control.predict.network import shares
 from hpctrain.control.topology.mesh_flows import groups, mesh_bytes, mesh_flows
 from hpctrain.control.topology.mesh_layout import MeshLayout
 from hpctrain.control.topology.placement import Rings
