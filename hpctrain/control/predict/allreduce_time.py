@@ -11,12 +11,12 @@ import numpy as np
 
 from hpctrain.common.cluster.gpu_models import buses, gpu
 from hpctrain.control.predict.compute import CPU, Device
+from hpctrain.control.predict.measurements import Curve, interpolated
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
-    from hpctrain.control.predict.measurements import Curve
     from hpctrain.control.predict.network import Network
 
 # UCX sends one message over at most so many adapters (UCX_MAX_RNDV_RAILS, https://openucx.readthedocs.io).
@@ -205,12 +205,9 @@ def _over_bus(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     if ranks.local == 1:
         return np.zeros(values.columns)
     name = gpu(ranks.device.name).bus
-    sizes, rates = np.log(buses()[name].points).T
-    size = np.log(nbytes)
-    rate = np.exp(np.interp(size, sizes, rates))
-    if size < sizes[0]:
-        # A small buffer takes as long as the smallest that was measured.
-        rate *= nbytes / np.exp(sizes[0])
+    points = buses()[name].points
+    # A buffer smaller than all that were measured takes as long as the smallest.
+    rate = interpolated(points, nbytes) * min(1.0, nbytes / points[0][0])
     share = 2 * (ranks.local - 1) / ranks.local
     seconds: Floats = share * nbytes / rate * np.exp(values.log_factor(f"bus.{name}"))
     return seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,14 +146,23 @@ class Curve:
         """
         if nbytes <= 0:
             return 0.0
-        after = bisect_left(self.points, (nbytes, -math.inf))
-        if after == 0:
-            return self.points[0][1]
-        if after == len(self.points):
-            size, seconds = self.points[-1]
-            return seconds * (nbytes / size)
-        (low, start), (high, end) = self.points[after - 1], self.points[after]
-        return start * math.exp(math.log(end / start) * math.log(nbytes / low) / math.log(high / low))
+        return interpolated(self.points, nbytes) * max(1.0, nbytes / self.points[-1][0])
+
+
+def interpolated(points: Sequence[tuple[float, float]], size: float) -> float:
+    """The value at a size: between two points along a straight line in a plot with two logarithmic axes, and beyond the
+    first or the last one its own.
+
+    Args:
+        points: sizes and values, by rising sizes.
+    """
+    if size <= points[0][0]:
+        return points[0][1]
+    if size >= points[-1][0]:
+        return points[-1][1]
+    after = bisect_right(points, (size, math.inf))
+    (low, start), (high, end) = points[after - 1], points[after]
+    return start * math.exp(math.log(size / low) / math.log(high / low) * math.log(end / start))
 
 
 def bench_curves(rows: Sequence[ReducedRow], where: str) -> list[Curve]:

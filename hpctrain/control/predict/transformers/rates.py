@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.keys import Positive
 from hpctrain.control.predict.constants import constants as general_constants
+from hpctrain.control.predict.measurements import interpolated
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.mesh import Axis
@@ -208,12 +208,4 @@ class System:
 
     def bus_rate(self, nbytes: float) -> float:
         """The bus bandwidth of a collective of a size, interpolated between the sizes that were measured."""
-        points = self.bus
-        if nbytes <= points[0][0]:
-            return points[0][1]
-        if nbytes >= points[-1][0]:
-            return points[-1][1]
-        index = bisect_right(points, (nbytes, math.inf)) - 1
-        (size, rate), (next_size, next_rate) = points[index], points[index + 1]
-        share = math.log(nbytes / size) / math.log(next_size / size)
-        return rate * math.exp(share * math.log(next_rate / rate))
+        return interpolated(self.bus, nbytes)
