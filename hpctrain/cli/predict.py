@@ -74,10 +74,6 @@ class PredictionOptions:
     )
     adapters_per_node: Annotated[int | None, typer.Option(metavar="A", min=1, help="Network adapters per node.")] = None
     link: Annotated[str | None, typer.Option(metavar="RATE", help="Rate of an adapter: 200Gb.")] = None
-    background: Annotated[
-        str | None,
-        typer.Option(metavar="LOW,HIGH", help="Shares of the links between switches that other jobs use: 0,0.3."),
-    ] = None
     calibration: Annotated[
         list[Path] | None,
         typer.Option(
@@ -277,7 +273,6 @@ def _hardware(switches: Switches, node: str | None, options: PredictionOptions) 
         adapters=options.adapters_per_node,
         link_bytes_per_s=None if options.link is None else link_rate(options.link),
         **vars(switches),
-        background=(0.0, 0.0) if options.background is None else background_shares(options.background),
         rdma=not options.tcp,
     )
     if node:
@@ -333,18 +328,3 @@ def link_rate(text: str) -> float:
             text=text,
         )
     return float(rate[1]) * 1e9 / (1 if rate[2] == "B" else 8)
-
-
-def background_shares(text: str) -> tuple[float, float]:
-    """The two shares of ``--background``.
-
-    Raises:
-        HpctrainError: the text is not two numbers.
-    """
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise HpctrainError(
-            "HT-option-bad-value", "--background {text}: not two shares", "for example 0,0.3", text=text
-        ) from None
-    return low, high

@@ -184,7 +184,8 @@ def _nccl_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
         return float(_steps(ranks, algorithm) * step_s[0] + _volume(ranks, algorithm) * nbytes / alone)
 
     algorithm: Algorithm = min(("ring", "tree"), key=unshared) if ranks.trees else "ring"
-    rate = reached * _rate(network, network.rails, algorithm, values)
+    share = network.ring_share if algorithm == "ring" else network.tree_share
+    rate = reached * network.rails * network.rail_bytes_per_s * share
     seconds: Floats = _steps(ranks, algorithm) * step_s + _volume(ranks, algorithm) * nbytes / rate
     return seconds
 
@@ -222,7 +223,7 @@ def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     """
     network = ranks.network
     rails = min(network.rails, _MPI_RAILS) if ranks.engine == "mpi" else 1
-    rate = values[f"{ranks.engine}.wire_efficiency"] * _rate(network, rails, "ring", values)
+    rate = values[f"{ranks.engine}.wire_efficiency"] * rails * network.rail_bytes_per_s * network.ring_share
     members = network.hosts if ranks.engine == "mpi" else ranks.count
     if ranks.engine == "mpi" and members == 2:
         # Two hosts exchange everything in one step.
@@ -235,15 +236,6 @@ def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     memory = _WIRE_COPIES * volume / values["host_memory_bytes_per_s"]
     seconds: Floats = steps * values[f"{ranks.engine}.step_s"] + volume / rate + memory
     return seconds
-
-
-def _rate(network: Network, rails: int, algorithm: Algorithm, values: Values) -> Floats:
-    """Bytes a second that the adapters of one node send under the load of other jobs, (columns,)."""
-    share, ends = (
-        (network.ring_share, network.ring_range) if algorithm == "ring" else (network.tree_share, network.tree_range)
-    )
-    rate: Floats = rails * network.rail_bytes_per_s * values.between("background", ends[0], share, ends[1])
-    return rate
 
 
 def _through_memory(nbytes: float, ranks: Ranks, values: Values) -> Floats:

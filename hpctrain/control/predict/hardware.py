@@ -30,7 +30,6 @@ class Hardware:
         link_bytes_per_s: the rate of an adapter, in one direction.
         topology: the name of one, where the file has several.
         hosts: names of the nodes, as far as they are known: of several topologies, the one that has them is taken.
-        background: shares of the links between switches that other jobs take, at the least and at the most.
         rdma: whether the adapters support RDMA.
     """
 
@@ -42,7 +41,6 @@ class Hardware:
     routes: Path | None = None
     topology: str | None = None
     hosts: tuple[str, ...] = ()
-    background: tuple[float, float] = (0.0, 0.0)
     rdma: bool = True
 
     def like(self, node: NodeMap) -> Hardware:
@@ -129,7 +127,6 @@ class Hardware:
                 counts,
                 adapters_per_host=self.adapters,
                 bytes_per_s=self.link_bytes_per_s,
-                background=self.background,
             )
             return found, fabric.warnings
         if max(counts) > len(fabric.hosts):
@@ -144,9 +141,7 @@ class Hardware:
         return self._stated(counts, adapters, rate), (*fabric.warnings, *self._assumed(adapters, rate, without))
 
     def _stated(self, counts: Sequence[int], adapters: int, rate: float) -> list[Network]:
-        return [
-            stated_network(count, adapters=adapters, bytes_per_s=rate, background=self.background) for count in counts
-        ]
+        return [stated_network(count, adapters=adapters, bytes_per_s=rate) for count in counts]
 
     def _usual_adapters(self) -> int:
         """One adapter for each GPU, as in nodes that are built for training; one for a node without GPUs."""

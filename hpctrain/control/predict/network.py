@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
-    from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+    from hpctrain.control.topology.fabric import Fabric, Ints
     from hpctrain.control.topology.routes import Routes
     from hpctrain.control.topology.traffic import Phase
-
-# The share of a rate with other jobs' load at its high end, in the middle, and at its low end.
-Shares = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -26,13 +23,11 @@ class Placed:
 
     Attributes:
         adapters: of each host, those that take part, (hosts, rails).
-        background: the lowest and highest share of each link between switches that other jobs take.
     """
 
     routes: Routes
     hosts: tuple[int, ...]
     adapters: Ints
-    background: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +39,6 @@ class Network:
         rail_bytes_per_s: one adapter's own rate, in one direction.
         ring_share: what the slowest flow of the rings gets of its adapter's rate; 1.0 without contention.
         tree_share: the same of the two trees: the load of an adapter's own cable against that of the slowest link.
-        ring_range, tree_range: the lowest and the highest share, with other jobs' load at its high and its low end.
-            The shares themselves are with that in the middle.
         tree_volume: what the busiest adapter sends or receives in the trees, in buffers of its rail; 2 in large ones.
         warnings: sentences about what is odd or was assumed.
         placed: several hosts of a fabric whose cables are known; None for others.
@@ -56,15 +49,13 @@ class Network:
     rail_bytes_per_s: float
     ring_share: float = 1.0
     tree_share: float = 1.0
-    ring_range: tuple[float, float] = (1.0, 1.0)
-    tree_range: tuple[float, float] = (1.0, 1.0)
     tree_volume: float = 2.0
     warnings: tuple[str, ...] = ()
     placed: Placed | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         assert self.hosts >= 1 and self.rails >= 1 and self.rail_bytes_per_s > 0
-        assert all(0 < low <= high <= 1 for low, high in (self.ring_range, self.tree_range))
+        assert 0 < self.ring_share <= 1 and 0 < self.tree_share <= 1
 
 
 def stated_network(
@@ -72,35 +63,25 @@ def stated_network(
     *,
     adapters: int,
     bytes_per_s: float,
-    background: tuple[float, float] = (0.0, 0.0),
 ) -> Network:
     """The network of hosts of which only the adapters are known: nothing between them is shared.
 
     Args:
         bytes_per_s: the rate of one adapter, in one direction.
-        background: the lowest and highest share of the links between switches that other jobs take. An adapter's rate
-            is lost to them, since links between switches are taken to be as fast as it.
 
     Raises:
         HpctrainError: a number out of its range.
     """
-    _check(background, hosts=hosts, adapters=adapters, bytes_per_s=bytes_per_s)
-    free = (1 - background[1], 1 - sum(background) / 2, 1 - background[0]) if hosts > 1 else (1.0, 1.0, 1.0)
-    return _network(hosts, adapters, bytes_per_s, rings=free, trees=free)
-
-
-def _network(hosts: int, rails: int, rate: float, *, rings: Shares, trees: Shares, **more: Any) -> Network:
-    return Network(
-        hosts=hosts,
-        rails=rails,
-        rail_bytes_per_s=rate,
-        ring_share=rings[1],
-        tree_share=trees[1],
-        ring_range=(rings[0], rings[2]),
-        tree_range=(trees[0], trees[2]),
-        tree_volume=_tree_volume(hosts),
-        **more,
-    )
+    for name, value in {"hosts": hosts, "adapters": adapters, "bytes_per_s": bytes_per_s}.items():
+        if not value > 0 or value == float("inf"):
+            raise HpctrainError(
+                "HT-network-bad-number",
+                "a network with {name}={value}",
+                f"{name} must be greater than 0, such as 25e9 bytes/s",
+                name=name,
+                value=value,
+            )
+    return Network(hosts=hosts, rails=adapters, rail_bytes_per_s=bytes_per_s, tree_volume=_tree_volume(hosts))
 
 
 def network_of(
@@ -109,7 +90,6 @@ def network_of(
     *,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
-    background: tuple[float, float] = (0.0, 0.0),
 ) -> Network:
     """The network between hosts of a fabric.
 
@@ -118,7 +98,6 @@ def network_of(
         hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
         adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
         bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
-        background: the lowest and highest share of each link between switches that other jobs take.
 
     Raises:
         HpctrainError: no hosts, fewer adapters than wanted, no speeds, or two hosts that no route joins.
@@ -126,7 +105,6 @@ def network_of(
     from hpctrain.control.topology.traffic import double_tree, rail_rings
 
     fabric = routes.fabric
-    _check(background)
     adapters = _adapters(fabric, hosts_in_order, adapters_per_host)
     rate = rail_rate(fabric, adapters, bytes_per_s)
     hosts, rails = adapters.shape
@@ -137,14 +115,15 @@ def network_of(
         warnings = ("the listing has no cables: that no link is shared is an assumption",)
     elif fabric.tables is None:
         warnings = ("no forwarding tables: shortest paths spread by destination are an assumption",)
-    return _network(
-        hosts,
-        rails,
-        rate,
-        rings=shares(routes, rail_rings(adapters)[0], rate, background),
-        trees=shares(routes, double_tree(adapters)[0], rate, background),
+    return Network(
+        hosts=hosts,
+        rails=rails,
+        rail_bytes_per_s=rate,
+        ring_share=share_of(routes, rail_rings(adapters)[0], rate),
+        tree_share=share_of(routes, double_tree(adapters)[0], rate),
+        tree_volume=_tree_volume(hosts),
         warnings=warnings,
-        placed=Placed(routes, tuple(hosts_in_order), adapters, background) if has_cables(fabric) else None,
+        placed=Placed(routes, tuple(hosts_in_order), adapters) if has_cables(fabric) else None,
     )
 
 
@@ -183,7 +162,6 @@ def networks(
     *,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
-    background: tuple[float, float] = (0.0, 0.0),
 ) -> list[Network]:
     """The networks of the first hosts of the order in which ``place`` would use them, for several numbers of hosts.
 
@@ -213,13 +191,7 @@ def networks(
     order = place(fabric, able).order
     routes = Routes(fabric)
     return [
-        network_of(
-            routes,
-            order[:count],
-            adapters_per_host=adapters_per_host,
-            bytes_per_s=bytes_per_s,
-            background=background,
-        )
+        network_of(routes, order[:count], adapters_per_host=adapters_per_host, bytes_per_s=bytes_per_s)
         for count in wanted
     ]
 
@@ -249,54 +221,21 @@ def _tree_volume(hosts: int) -> float:
     return float(np.bincount(flows[0].source).max()) / 2 if flows else 0.0
 
 
-def _check(background: tuple[float, float], **stated: float) -> None:
-    for name, value in stated.items():
-        if not value > 0 or value == float("inf"):
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "a network with {name}={value}",
-                f"{name} must be greater than 0, such as 25e9 bytes/s",
-                name=name,
-                value=value,
-            )
-    low, high = background
-    if not 0 <= low <= high < 1:
-        raise HpctrainError(
-            "HT-network-bad-number",
-            "background load from {low} to {high} of the links",
-            "valid: two shares, 0 <= low <= high < 1",
-            low=low,
-            high=high,
-        )
-
-
-def shares(routes: Routes, phase: Phase, rate: float, background: tuple[float, float] = (0.0, 0.0)) -> Shares:
+def share_of(routes: Routes, phase: Phase, rate: float) -> float:
     """The rate of the slowest flow of a phase, as a share of what an adapter alone would allow.
 
     Args:
         rate: of an adapter, bytes a second in one direction.
-        background: the lowest and highest share of each link between switches that other jobs take.
-
-    Returns:
-        The share with other jobs' load at its high end, in the middle, and at its low end.
     """
     fabric = routes.fabric
-    load: Floats = np.bincount(routes.paths(phase.source, phase.target).link, minlength=len(fabric.source)).astype(
-        np.float64
-    )
-    between = (fabric.level[fabric.source] >= 1) & (fabric.level[fabric.target] >= 1)
+    if not has_cables(fabric):
+        return 1.0
+    load = np.bincount(routes.paths(phase.source, phase.target).link, minlength=len(fabric.source)).astype(np.float64)
     # Flows that the busiest adapter sends or receives.
     most = float(max(np.bincount(phase.source).max(), np.bincount(phase.target).max()))
-
-    def share(taken: float) -> float:
-        if not has_cables(fabric):
-            return 1 - taken if load[between].any() else 1.0
-        capacity = np.where(between, 1 - taken, 1.0) * (fabric.bandwidth if fabric.has_speeds else rate)
-        slowest = float((load / capacity).max(initial=0.0))
-        return min(1.0, most / rate / slowest) if slowest else 1.0
-
-    low, high = background
-    return share(high), share((low + high) / 2), share(low)
+    capacity = fabric.bandwidth if fabric.has_speeds else rate
+    slowest = float((load / capacity).max(initial=0.0))
+    return min(1.0, most / rate / slowest) if slowest else 1.0
 
 
 def has_cables(fabric: Fabric) -> bool:

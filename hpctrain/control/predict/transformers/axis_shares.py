@@ -11,7 +11,7 @@ import numpy as np
 
 from hpctrain.common.recipes.mesh import Axis, Pipeline, Sharding
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
-from hpctrain.control.predict.network import shares
+from hpctrain.control.predict.network import share_of
 from hpctrain.control.topology.mesh_flows import groups, mesh_bytes, mesh_flows
 from hpctrain.control.topology.mesh_layout import MeshLayout
 from hpctrain.control.topology.placement import Rings
@@ -39,7 +39,7 @@ class AxisShares:
     _found: dict[object, Mapping[Axis, float]] = field(default_factory=dict)
 
     def of(self, layout: Layout) -> Mapping[Axis, float]:
-        """Of each axis that goes over several hosts, with the middle load of other jobs: the slowest flow's share.
+        """Of each axis that goes over several hosts: the slowest flow's share.
 
         Hosts are in the order in which ``hpctrain plan`` would lay the mesh over them. What it decides by, the bytes of
         each axis, is counted once for all layouts of a mesh whose axes are in the same order by their bytes.
@@ -84,7 +84,7 @@ class AxisShares:
             away = position[source] != position[target]
             if away.any():
                 phase = Phase(source=adapters[source[away]], target=adapters[target[away]], share=1.0)
-                found[axis] = shares(placed.routes, phase, self.network.rail_bytes_per_s, placed.background)[1]
+                found[axis] = share_of(placed.routes, phase, self.network.rail_bytes_per_s)
         return found
 
     def _neighbours(self, layout: Layout, axis: Axis) -> tuple[np.ndarray, np.ndarray]:

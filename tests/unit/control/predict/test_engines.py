@@ -53,7 +53,7 @@ def test_small_buffers_go_through_trees_where_nccl_has_them():
     assert seconds(1e6, who) < 0.1 * seconds(1e6, replace(who, trees=False))
     # A shared link changes the rate, and not what NCCL's tuner chooses.
     for share in ("ring", "tree"):
-        shared = replace(who.network, **{f"{share}_share": 0.01, f"{share}_range": (0.01, 0.01)})
+        shared = replace(who.network, **{f"{share}_share": 0.01})
         slower = seconds(1e9, replace(who, network=shared)) > 10 * seconds(1e9, who)
         assert slower == (share == "tree")
 
@@ -95,9 +95,7 @@ def test_load_on_the_links_counts_beside_a_curve_too():
     free = ranks(64, 8, adapters=1, gbit=100)
     crowded = replace(
         free,
-        network=replace(
-            free.network, ring_share=0.25, ring_range=(0.25, 0.25), tree_share=0.25, tree_range=(0.25, 0.25)
-        ),
+        network=replace(free.network, ring_share=0.25, tree_share=0.25),
     )
     assert seconds(1e8, crowded, curves=[curve]) > 2 * seconds(1e8, free, curves=[curve])
 
@@ -125,7 +123,7 @@ def test_two_hosts_send_each_other_everything_at_once(hosts, ways):
 def test_between_nodes_it_is_the_networks_own_formula(trees):
     """That of :class:`Network`, which is held against SimGrid."""
     who = ranks(64, 8, gbit=100, adapters=8, trees=trees)
-    who = replace(who, network=replace(who.network, ring_share=0.5, ring_range=(0.5, 0.5)))
+    who = replace(who, network=replace(who.network, ring_share=0.5))
     exact = plain(wire_efficiency=1.0, nccl_step_s=1e-5)
     if trees:
         wanted = tree_seconds(who.network, 1e9, latency_s=1e-5)
