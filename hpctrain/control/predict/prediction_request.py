@@ -214,7 +214,7 @@ def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
     sent, links = size / seconds, curve_rate(curve, ranks)
     if ranks.by_nccl:
         # The hosts of a rack share what leaves it.
-        sent /= max(1, gpu(ranks.device).rack // curve.local)
+        sent /= max(1, gpu(ranks.device.name).rack // curve.local)
     if sent <= FASTER * links:
         return None
     return HpctrainError(

@@ -191,7 +191,9 @@ class Search:
 
     def _checked(self, fields: Mapping[str, Any], refused: list[HpctrainError]) -> Iterator[Layout]:
         """The layouts of some fields; none where these do not fit each other, and the reason in ``refused``."""
-        again = [self.base["recomputation"]] if "recomputation" in self.base else self.choices.recomputations
+        again: Sequence[Any] = (
+            [self.base["recomputation"]] if "recomputation" in self.base else self.choices.recomputations
+        )
         try:
             first = Layout(**{**fields, "recomputation": again[0]})
             check_layout(first, self.network, sequence=self._tokens)
