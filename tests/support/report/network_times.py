@@ -11,7 +11,6 @@ def ring_seconds(
     *,
     ranks_per_host: int = 1,
     latency_s: float = 0.0,
-    local_latency_s: float = 0.0,
 ) -> float:
     """Seconds of an all-reduce by rings: 2 (n - 1) steps, each of one n-th of the rail's part.
 
@@ -19,14 +18,14 @@ def ring_seconds(
         ranks_per_host: n is the number of all ranks if rings go through each rank of a host before they leave it,
             as NCCL's do; that of the hosts where one rank a rail has the sum of its host.
         latency_s: of a small message between two hosts.
-        local_latency_s: of a small message between two ranks of a host.
     """
     if network.hosts == 1:
         return 0.0
     ranks = network.hosts * ranks_per_host
-    between, inside = 2 * (network.hosts - 1), 2 * (ranks - network.hosts)
-    latency = between * latency_s + inside * local_latency_s
-    return latency + 2 * (ranks - 1) / ranks * _rail_seconds(network, nbytes) / network.ring_share
+    return (
+        2 * (network.hosts - 1) * latency_s
+        + 2 * (ranks - 1) / ranks * _rail_seconds(network, nbytes) / network.ring_share
+    )
 
 
 def tree_seconds(network: Network, nbytes: float, *, piece_bytes: float = 0.0, latency_s: float = 0.0) -> float:
