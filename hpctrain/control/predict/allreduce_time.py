@@ -181,7 +181,9 @@ def _nccl_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     step_s = values["nccl_step_s"]
 
     def unshared(algorithm: Algorithm) -> float:
-        return float(_steps(ranks, algorithm) * step_s[0] + _volume(ranks, algorithm) * nbytes / alone)
+        # The tuner counts two buffers in the trees of any number of nodes, also of two, which send each other one.
+        volume = 2.0 if algorithm == "tree" else _volume(ranks, algorithm)
+        return float(_steps(ranks, algorithm) * step_s[0] + volume * nbytes / alone)
 
     algorithm: Algorithm = min(("ring", "tree"), key=unshared) if ranks.trees else "ring"
     share = network.ring_share if algorithm == "ring" else network.tree_share
