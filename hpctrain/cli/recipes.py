@@ -14,7 +14,7 @@ from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
+from hpctrain.common.recipes.entries import all_entries, load_entry, variant_names
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
@@ -31,15 +31,10 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
-    """List the published recipes with their variants, including those that cannot be run."""
-    from hpctrain.report.recipes import list_row, list_tables
+    """List the published recipes with their variants."""
+    from hpctrain.report.recipes import list_row, list_table
 
-    entries = list(all_entries())
-    if as_json:
-        _print([list_row(entry) for entry in entries])
-        return
-    for table in list_tables(entries):
-        _print(table)
+    _print([list_row(recipe) for recipe in all_entries()] if as_json else list_table(all_entries()))
 
 
 @app.command()
@@ -77,18 +72,17 @@ def check(
     checked, faults = [], dict[str, HpctrainError]()
     for name in [f"{file}@{variant}" for variant in variant_names(file)] or [file]:
         try:
-            checked.append(load_entry(name))
+            checked.append(load_entry(name).name)
         except HpctrainError as error:
             faults[name] = error
-    missing = {entry.name: list(entry.missing) if isinstance(entry, Listed) else [] for entry in checked}
     if as_json:
-        sound = [{"name": name, "status": "ok", "missing": absent} for name, absent in missing.items()]
+        sound = [{"name": name, "status": "ok"} for name in checked]
         _print([*sound, *({"name": name, "status": "failed", "error": e.record()} for name, e in faults.items())])
         if faults:
             raise typer.Exit(2)
         return
-    for name, absent in missing.items():
-        answer(f"{name}: ok" + (f", cannot be run: {'; '.join(absent)}" if absent else ""))
+    for name in checked:
+        answer(f"{name}: ok")
     if faults:
         # A fault that all variants share is printed once.
         different = {error.message: error for error in faults.values()}
@@ -156,7 +150,7 @@ def schema() -> None:
     _print({**found, "properties": {**found["properties"], "variants": changes}})
 
 
-def _show_values(entry: Recipe | Listed, *, as_json: bool) -> None:
+def _show_values(entry: Recipe, *, as_json: bool) -> None:
     if as_json:
         _print(entry.model_dump(mode="json"))
     else:

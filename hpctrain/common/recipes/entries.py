@@ -1,37 +1,24 @@
-"""Recipe files: published ones and others, with their variants, and entries that cannot be run."""
+"""Recipe files: published ones and others, with their variants."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import LONGEST_FILE, Document, Location, Section, read_document, validate
+from hpctrain.common.files.checked_yaml import LONGEST_FILE, Document, Location, read_document, validate
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_text
 from hpctrain.common.recipes.names import recipe_names
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Reported
 
 HINT = "hpctrain recipes show digits prints a complete recipe"
 
 
-class Listed(Section):
-    """A published training whose source does not give all details: it is listed and cannot be run."""
-
-    name: str
-    source: str
-    cost: str = ""
-    reported: tuple[Reported, ...] = Field(min_length=1)
-    missing: tuple[str, ...] = Field(min_length=1, description="what would have to be known to run it")
-
-
-def all_entries() -> Iterator[Recipe | Listed]:
+def all_entries() -> Iterator[Recipe]:
     """Every published recipe in each of its variants; ``load_entry(entry.name)`` loads the same."""
     for name in recipe_names():
         document = _document(find(name)[0])
@@ -87,7 +74,7 @@ def _refuse_folder(path: str) -> None:
     raise HpctrainError("HT-work-not-a-script", "{path} is a folder, and no recipe or script", hint, path=path)
 
 
-def load_entry(name_or_path: str) -> Recipe | Listed:
+def load_entry(name_or_path: str) -> Recipe:
     """Load a published recipe by its name, or a recipe file by its path.
 
     Args:
@@ -114,26 +101,13 @@ def load_entry(name_or_path: str) -> Recipe | Listed:
     return _entry(document, variant or next(iter(variants), ""))
 
 
-def _entry(document: Document, variant: str) -> Recipe | Listed:
+def _entry(document: Document, variant: str) -> Recipe:
     """The values of the file, in one of its variants."""
     changes = _variants(document).get(variant, {})
     values = _merged({key: value for key, value in document.values.items() if key != "variants"}, changes)
     if variant and isinstance(values.get("name"), str):
         values["name"] = f"{values['name']}@{variant}"
-    where = _Where(document, variant, changes)
-    if "missing" in values:
-        if not values["missing"]:
-            raise HpctrainError(
-                "HT-recipe-file-not-valid",
-                "{where}: missing: nothing is said to be missing",
-                "leave the key out of a recipe that can be run; else list what would have to be known",
-                where=where(("missing",)),
-            )
-        # What other variants run with is not of this one; keys that nothing has are still refused.
-        foreign = Recipe.model_fields.keys() - Listed.model_fields.keys()
-        known = {key: value for key, value in values.items() if key not in foreign}
-        return validate(known, Listed, where, "recipe", HINT)
-    return validate(values, Recipe, where, "recipe", HINT)
+    return validate(values, Recipe, _where(document, variant, changes), "recipe", HINT)
 
 
 def _document(path: Path) -> Document:
@@ -174,22 +148,17 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class _Where:
-    """Where the value at a location was given: by the variant if it has a part in it, else by the file's base."""
+def _where(document: Document, variant: str, changes: dict[str, Any]) -> Callable[[Location], str]:
+    """Says where the value at a location was given: by the variant if it has a part in it, else by the file's base."""
 
-    def __init__(self, document: Document, variant: str, changes: dict[str, Any]) -> None:
-        self._document = document
-        self._variant = variant
-        self._changes = changes
-
-    def __call__(self, location: Location) -> str:
-        if not self._variant:
-            return self._document.where(location)
-        own: Any = self._changes
+    def where(location: Location) -> str:
+        given: Any = changes
         for part in location:
-            if not isinstance(own, dict):
+            if not isinstance(given, dict):
                 break
-            if part not in own:
-                return self._document.where(location)
-            own = own[part]
-        return f"{self._document.where(('variants', self._variant, *location))}: variant {self._variant}"
+            if part not in given:
+                return document.where(location)
+            given = given[part]
+        return f"{document.where(('variants', variant, *location))}: variant {variant}"
+
+    return where if variant else document.where

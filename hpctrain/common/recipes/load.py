@@ -10,9 +10,8 @@ from pydantic import BaseModel
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Location, Section, parse_value, subsection, validate
 from hpctrain.common.files.objects import is_url, url_fault
-from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.difference import deciding_differences
-from hpctrain.common.recipes.entries import HINT, Listed, load_entry
+from hpctrain.common.recipes.entries import HINT, load_entry
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
@@ -26,26 +25,18 @@ _WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe that can be run, with ``key=value`` overrides.
+    """Load a recipe, with ``key=value`` overrides.
 
     Args:
         name_or_path: a recipe's name or file, see :func:`~hpctrain.common.recipes.entries.load_entry`.
         overrides: ``optimizer.learning_rate=0.2`` each; the value is YAML.
 
     Raises:
-        HpctrainError: no such recipe, one that cannot be run, with what is missing, or something in it or in
-            an override that the schema refuses; names the file, the line and the key.
+        HpctrainError: no such recipe, or something in it or in an override that the schema refuses; names the file,
+            the line and the key.
     """
-    entry = load_entry(name_or_path)
-    if isinstance(entry, Listed):
-        raise HpctrainError(
-            "HT-recipe-not-complete",
-            "{recipe} cannot be run; what is missing:{missing}",
-            f"hpctrain recipes show {shell_word(name_or_path)} prints what is known",
-            recipe=entry.name,
-            missing="".join(f"\n  - {text}" for text in entry.missing),
-        )
-    return override_recipe(entry, overrides) if overrides else entry
+    recipe = load_entry(name_or_path)
+    return override_recipe(recipe, overrides) if overrides else recipe
 
 
 def mesh_overrides(mesh: str | None) -> list[str]:

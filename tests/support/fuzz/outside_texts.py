@@ -46,14 +46,12 @@ def clear(folder: Path) -> None:
 def _recipe(content: bytes, folder: Path) -> None:
     from hpctrain.common.recipes.entries import load_entry, variant_names
     from hpctrain.common.recipes.load import override_recipe
-    from hpctrain.common.recipes.schema import Recipe
 
     path = str(write(folder, "recipe.yaml", content))
     names = variant_names(path)
     entry = load_entry(f"{path}@{names[-1]}" if names else path)
-    if isinstance(entry, Recipe):
-        entry.at(2)
-        override_recipe(entry, ["seed=2", "data.name=digits"])
+    entry.at(2)
+    override_recipe(entry, ["seed=2", "data.name=digits"])
 
 
 def _override(content: bytes, _: Path) -> None:

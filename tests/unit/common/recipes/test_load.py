@@ -18,7 +18,7 @@ from hpctrain.common.recipes.keys import kinds_of
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.names import recipe_names
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.recipes import list_row, list_tables
+from hpctrain.report.recipes import list_row, list_table
 from hpctrain.report.results import reported_rows, reported_text, result_name, row_text
 from support.refusals import refused
 
@@ -51,7 +51,7 @@ def test_a_recipe_of_ones_own_names_no_source(tmp_path: Path) -> None:
     assert result_name(own) == "test_accuracy"
     assert not reported_rows(own) and reported_text(own)
     assert list_row(own)["reported"] == []
-    assert len([*list_tables([own])]) == 1
+    assert list_table([own]).row_count == 1
 
 
 def test_a_file_is_the_same_as_the_published_recipe(tmp_path: Path) -> None:

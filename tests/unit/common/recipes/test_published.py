@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpctrain.common.optim.learning_rate import learning_rate, sgd_share
-from hpctrain.common.recipes.entries import Listed, all_entries, load_entry
+from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.data.images import size_at
@@ -225,7 +225,7 @@ MOMENTUM = {
 
 
 def runnable() -> Iterator[Recipe]:
-    return (entry for entry in all_entries() if isinstance(entry, Recipe) and entry.data.name == "imagenet")
+    return (entry for entry in all_entries() if entry.data.name == "imagenet")
 
 
 def test_no_recipe_is_left_out() -> None:
@@ -380,14 +380,3 @@ def test_what_is_reported_can_be_compared_with_a_run() -> None:
         ranks = 256 if recipe.name == "goyal2017" else 8
         assert any(row.of_other_values for row in recipe.reported) == (recipe.name == "you2017-lars@1024-file")
         assert recipe.at(ranks).reported_at(recipe.at(ranks).global_batch) is not None
-
-
-@pytest.mark.parametrize(
-    "name", ["jia2018", "mikami2018", "yamazaki2019", "mlperf-resnet50@32768", "mlperf-resnet50@49152"]
-)
-def test_what_is_not_established_is_listed(name: str) -> None:
-    entry = load_entry(name)
-    assert isinstance(entry, Listed)
-    assert entry.name == name
-    assert entry.source
-    assert entry.missing

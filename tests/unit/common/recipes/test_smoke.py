@@ -19,7 +19,7 @@ from hpctrain.report.results import reported_text
 from support.golden import check_text
 from support.refusals import refused
 
-RECIPES = {recipe.name: recipe for recipe in all_entries() if isinstance(recipe, Recipe)}
+RECIPES = {recipe.name: recipe for recipe in all_entries()}
 
 
 def schedule(recipe: Recipe, steps: int) -> LearningRate:

@@ -1,4 +1,4 @@
-"""Variants of a recipe file, and recipes that only say what is known."""
+"""Variants of a recipe file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.entries import Listed, all_entries, load_entry, variant_names
+from hpctrain.common.recipes.entries import all_entries, load_entry, variant_names
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.names import recipe_names
 from support.refusals import check, refused
@@ -26,8 +26,6 @@ variants:
       - {metric: test_accuracy, value: 0.96, batch: 512}
   adam:
     optimizer: {name: adam, momentum: 0, nesterov: false, weight_decay: 0}
-  unknown:
-    missing: [the learning rate]
 """
 
 
@@ -60,7 +58,7 @@ def test_a_variant_changes_values_and_leaves_the_others_of_their_section(file: P
 
 
 def test_the_first_variant_is_meant_without_a_name(file: Path) -> None:
-    assert variant_names(str(file)) == ("64", "512", "adam", "unknown")
+    assert variant_names(str(file)) == ("64", "512", "adam")
     assert load_recipe(str(file)) == load_recipe(f"{file}@64")
     assert variant_names("digits") == ()
     assert variant_names(f"{file}@512") == ()
@@ -169,60 +167,6 @@ def test_names_that_no_variant_can_have(tmp_path: Path, name: str) -> None:
         load_recipe(str(path))
 
 
-@pytest.mark.parametrize("nothing", ["[]", "null", ""])
-def test_nothing_that_is_missing(tmp_path: Path, nothing: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"{DIGITS}\nmissing: {nothing}\n")
-    with refused("HT-recipe-file-not-valid", where=f"{path}:{line_of(path, 'missing:')}"):
-        load_entry(str(path))
-
-
 def test_a_name_that_no_file_can_have() -> None:
     with refused("HT-file-unreadable", kind="recipe", reason="File name too long"):
         load_entry(f"{'n' * 300}.yaml@64")
-
-
-def test_what_is_missing_is_shown_and_not_run(file: Path) -> None:
-    entry = load_entry(f"{file}@unknown")
-    assert isinstance(entry, Listed)
-    missing = "the learning rate"
-    assert (entry.name, entry.missing) == ("digits@unknown", (missing,))
-    assert entry.reported == load_recipe(f"{file}@64").reported
-    with refused("HT-recipe-not-complete", recipe="digits@unknown", missing=f"\n  - {missing}") as caught:
-        load_recipe(f"{file}@unknown")
-    assert caught.value.exit_code == 2
-    command = f"hpctrain recipes show {file}@unknown"
-    assert command in caught.value.hint
-
-
-def test_overrides_do_not_make_up_for_what_is_missing() -> None:
-    with refused("HT-recipe-not-complete", recipe="jia2018"):
-        load_recipe("jia2018", ["optimizer={name: lars, learning_rate: 1}"])
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "values"),
-    [
-        (
-            "missing: [a]\nname: n\nsource: s\nreported: []\n",
-            "HT-file-value",
-            {"key": "reported", "value": "[]"},
-        ),
-        ("missing: [a]\nname: n\nreported: [{metric: m, value: 1}]\n", "HT-file-missing-key", {"key": "source"}),
-        (
-            "missing: [1]\nname: n\nsource: s\nreported: [{metric: m, value: 1}]\n",
-            "HT-file-value",
-            {"key": "missing.0", "value": "1"},
-        ),
-        (
-            "missing: [a]\nname: n\nsource: s\nreported: [{metric: m, value: 1}]\nspeed: 3\n",
-            "HT-file-unknown-key",
-            {"key": "speed"},
-        ),
-    ],
-)
-def test_a_wrong_list_of_what_is_missing(tmp_path: Path, text: str, code: str, values: dict[str, str]) -> None:
-    path = tmp_path / "listed.yaml"
-    path.write_text(text)
-    with refused(code, **values):
-        load_entry(str(path))
