@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
-from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import Location, Section, parse_value, subsection, validate
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.checked_yaml import Location, Section, parse_value, validate
 from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.entries import HINT, load_entry
@@ -111,7 +109,6 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
                 "for example --set epochs=5",
                 override=override,
             )
-        _check_key(key)
         value = parse_value(text, "recipe", f"--set {override}")
         if isinstance(value, str) and (key, value) in _WORDS:
             key, value = _WORDS[key, value]
@@ -124,7 +121,7 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
             if not isinstance(target, dict):
                 raise HpctrainError(
                     "HT-set-unknown-key",
-                    "--set {override}: {parent} was set to {value!r} before, which has no keys",
+                    "--set {override}: {parent} is {value!r}, which has no keys",
                     override=override,
                     parent=name,
                     value=target,
@@ -159,27 +156,6 @@ def _clip_warmup(values: dict[str, Any], given: dict[str, str]) -> list[str]:
 def _of_other_values(recipe: Recipe) -> Recipe:
     rows = tuple(row.model_copy(update={"of_other_values": True}) for row in recipe.reported)
     return recipe.model_copy(update={"reported": rows})
-
-
-def _check_key(key: str) -> None:
-    section: type[BaseModel] | None = Recipe
-    for depth, part in enumerate(parts := key.split(".")):
-        if section is None:
-            raise HpctrainError(
-                "HT-set-unknown-key",
-                "--set {key}: {parent} is a value and has no keys",
-                key=key,
-                parent=".".join(parts[:depth]),
-            )
-        if part not in section.model_fields:
-            raise HpctrainError(
-                "HT-set-unknown-key",
-                "--set {key}: unknown key {part!r}",
-                nearest(part, section.model_fields),
-                key=key,
-                part=part,
-            )
-        section = subsection(section, part)
 
 
 def _blamed(given: dict[str, str], location: Location) -> str:

@@ -171,9 +171,10 @@ class ImageNet:
         self._decoder = Decoder(self._pool.job, self._shards)
         self._split = split
         self._stops = recipe.data.broken_images == "stop"
+        self._limit = recipe.data.limit
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return min(self._limit or len(self._shards), len(self._shards))
 
     @property
     def nanoseconds(self) -> Mapping[str, int]:

@@ -97,32 +97,3 @@ class InMemory:
 
     def close(self) -> None:
         """Do nothing: there are no workers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class First:
-    """The first samples of a source. It owns the source."""
-
-    source: SampleSource
-    count: int
-
-    @property
-    def broken(self) -> set[str]:
-        """The broken samples of the source."""
-        return self.source.broken
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the source."""
-        return self.source.fingerprint
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.source))
-
-    def stream(self, pieces: Iterable[Indices], epoch: int) -> Generator[Samples]:
-        """The samples of each piece; all indices must be less than the length."""
-        return self.source.stream(pieces, epoch)
-
-    def close(self) -> None:
-        """Close the source."""
-        self.source.close()

@@ -24,7 +24,6 @@ from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
 from hpctrain.worker.data import open_sources, with_decoder, with_head
-from hpctrain.worker.data.samples import First, SampleSource
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
@@ -62,9 +61,8 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     decoders = recipe.data.decoders(plan.threads_per_rank - 1 if usable_gpus() else 0)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": decoders})})
     with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
-        sources = open_sources(recipe, comm)
-        recipe = with_head(recipe, sources[0], comm)
-        train, test = (_limited(source, recipe.data.limit) for source in sources)
+        train, test = open_sources(recipe, comm)
+        recipe = with_head(recipe, train, comm)
     with (
         contextlib.closing(train),
         contextlib.closing(test),
@@ -110,10 +108,6 @@ def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events
         policy=Policy(last=asked.keep_last, best=asked.keep_best, every_epochs=asked.keep_every_epochs),
         scores=scores(kept(EventsFile(directory.events).outline())) if comm.rank == 0 else {},
     )
-
-
-def _limited(source: SampleSource, limit: int | None) -> SampleSource:
-    return First(source=source, count=limit) if limit else source
 
 
 def _resumed_from(directory: RunDirectory) -> int:

@@ -85,8 +85,8 @@ def test_overrides() -> None:
 @pytest.mark.parametrize(
     ("override", "code", "values"),
     [
-        ("optimizer.learnin_rate=1", "HT-set-unknown-key", {"key": "optimizer.learnin_rate", "part": "learnin_rate"}),
-        ("optimzer.name=adam", "HT-set-unknown-key", {"key": "optimzer.name"}),
+        ("optimizer.learnin_rate=1", "HT-file-unknown-key", {"key": "optimizer.learnin_rate"}),
+        ("optimzer.name=adam", "HT-file-unknown-key", {"key": "optimzer"}),
         ("optimizer={nme: sgd, learning_rate: 1}", "HT-file-unknown-key", {"key": "optimizer.nme"}),
         ("epochs=many", "HT-file-value", {"key": "epochs", "value": "'many'"}),
         ("epochs=2.5", "HT-file-value", {"key": "epochs", "value": "2.5"}),
@@ -101,7 +101,7 @@ def test_overrides() -> None:
             "HT-recipe-key-of-another",
             {"key": "momentum", "owners": "sgd, lars and rmsprop_to_sgd", "name": "adam"},
         ),
-        ("epochs.of=3", "HT-set-unknown-key", {"key": "epochs.of", "parent": "epochs"}),
+        ("epochs.of=3", "HT-set-unknown-key", {"override": "epochs.of=3", "parent": "epochs"}),
         ("epochs", "HT-option-bad-value", {"override": "epochs"}),
         ("epochs=[", "HT-file-not-yaml", {}),
         (
@@ -169,9 +169,9 @@ def test_a_wrong_override(override: str, code: str, values: dict[str, object] | 
 
 def test_the_nearest_key_is_proposed() -> None:
     for override, key in (("optimizer.learnin_rate=1", "learning_rate"), ("optimzer.name=adam", "optimizer")):
-        with refused("HT-set-unknown-key") as caught:
+        with refused("HT-file-unknown-key") as caught:
             load_recipe("digits", [override])
-        assert f"{key!r}?" in caught.value.hint
+        assert f"{key!r}?" in caught.value.message
     with refused("HT-recipe-unknown", name="digit") as caught:
         load_recipe("digit")
     assert "'digits'?" in caught.value.hint

@@ -75,7 +75,7 @@ def test_shared_statistics_are_over_data_parallel_ranks():
             "HT-keys-not-together",
             "compression: bf16",
         ),
-        (["mesh.shard=2"], "HT-set-unknown-key", {"key": "mesh.shard", "part": "shard"}),
+        (["mesh.shard=2"], "HT-file-unknown-key", {"key": "mesh.shard"}),
         (["mesh.dp_shard=0"], "HT-mesh-not-valid", {"key": "mesh", "axis": "dp_shard"}),
         (["mesh.dp_shard=two"], "HT-file-value", {"key": "mesh.dp_shard", "value": "'two'"}),
     ],
