@@ -20,6 +20,8 @@ _WITHOUT: dict[Axis, str] = {
     "cp": "has no attention that divides sequences",
     "tp": "has no plan by which its layers are divided",
 }
+# Changes of an image that only the processor makes.
+_BY_PROCESSES = ("augmentation", "jitter", "erasing")
 # Schedules that compute the gradients of weights later than those of inputs.
 _SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 
@@ -62,6 +64,12 @@ def _of_model(recipe: RecipeKeys) -> Iterator[str]:
         yield f"model.name: {model.name} does not go with data.name: {data.name}; {remedy}"
     if family.predicts_tokens and recipe.loss != "cross_entropy":
         yield f"loss: {recipe.loss} is for images; --set loss=cross_entropy"
+    changes = [name for name in _BY_PROCESSES if getattr(recipe.images, name)]
+    if data.name == "imagenet" and data.decode == "gpu" and changes:
+        yield (
+            f"data.decode: gpu cuts, resizes and mirrors photographs, and cannot do images.{changes[0]}; "
+            "--set data.decode=scaled"
+        )
     if model.init_from is None and model.new_head != "auto":
         yield "model.new_head is for a network that begins with model.init_from"
     given = {

@@ -47,7 +47,6 @@ _INDIFFERENT = (
     "data.workers",
     "fault_tolerance",
     "guard",
-    "images.as_bytes",
     "mesh",
     "numbers",
     "pipeline",

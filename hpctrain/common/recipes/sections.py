@@ -132,11 +132,11 @@ class Data(Section):
         description="decoding processes per rank; 0 decodes in the rank itself; by default one less than "
         "the cores of a rank that computes on a GPU, from 2 to 14, and 2 beside one that computes on cores",
     )
-    decode: Annotated[Literal["scaled", "full", "gpu", "auto"], _IMAGENET] = Field(
+    decode: Annotated[Literal["scaled", "full", "gpu"], _IMAGENET] = Field(
         "scaled",
         description="JPEG files are decoded by processes at a half, a quarter or an eighth of their size "
-        "where the crop has enough pixels then (scaled), or always at their size (full); by the rank's GPU at their "
-        "size, with nvJPEG through torchvision (gpu); or by the GPU where it can and else scaled (auto)",
+        "where the crop has enough pixels then (scaled), or always at their size (full); or by the rank's GPU at their "
+        "size, with nvJPEG through torchvision (gpu)",
     )
     repeats: Annotated[Count, _IMAGENET] = Field(
         1,
@@ -198,7 +198,6 @@ class Images(Section):
     test_size: Count = Field(224, description="pixels per side in validation")
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
     deviation: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="the same")
-    as_bytes: bool = Field(True, description="images travel as uint8 and are normalised on the training device")
 
     @model_validator(mode="after")
     def _consistent(self) -> Images:

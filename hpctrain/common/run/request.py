@@ -154,6 +154,7 @@ def _require_framework(plan: Plan) -> None:
             "optimizer.rates": recipe.optimizer.rates,
             "stochastic_depth": recipe.stochastic_depth,
             "compile: on": recipe.compile == "on",
+            "data.decode: gpu": recipe.data.name == "imagenet" and recipe.data.decode == "gpu",
             # Keras reduces gradients after their scaling, so that what overflows or vanishes on the wire is not seen.
             "precision: fp16 with communication.compression: fp16": recipe.precision
             == recipe.communication.compression

@@ -117,8 +117,8 @@ class Training:
 
     @property
     def decodes_on_gpu(self) -> bool:
-        """Whether photographs are decoded by the rank's GPU; ``auto`` is taken to find torchvision there."""
-        return self.recipe is not None and self.recipe.data.decode in ("gpu", "auto")
+        """Whether photographs are decoded by the rank's GPU."""
+        return self.recipe is not None and self.recipe.data.decode == "gpu"
 
     @property
     def state(self) -> int:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
@@ -41,32 +40,6 @@ def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[Samp
         train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
         return InMemory(samples=train), InMemory(samples=test)
     return _text(recipe, comm) if recipe.data.name == "text" else _imagenet(recipe, comm)
-
-
-def with_decoder(recipe: Recipe, framework: Framework, comm: Communicator) -> Recipe:
-    """The recipe with what ``data.decode: auto`` means here: ``gpu`` if the GPU of each rank can. Collective.
-
-    Raises:
-        HpctrainError: the recipe asks for ``gpu``, but trains with Keras.
-    """
-    wanted = recipe.data.decode
-    if recipe.data.name != "imagenet" or wanted not in ("gpu", "auto"):
-        return recipe
-    if framework != "torch" and wanted == "gpu":
-        problem = f"data.decode: gpu is for PyTorch, and this run trains with {framework}"
-        raise _unfit(problem, "--framework torch, or --set data.decode=scaled")
-    if wanted == "gpu":
-        return recipe
-    able = framework == "torch"
-    if able:
-        from hpctrain.worker.data.gpu_decoder import require_card
-
-        try:
-            require_card(recipe, comm)
-        except HpctrainError:
-            able = False
-    chosen = "gpu" if all(comm.allgather_object(able)) else "scaled"
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"decode": chosen})})
 
 
 def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -140,7 +113,7 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, 
     if recipe.data.decode == "gpu":
         from hpctrain.worker.data.gpu_decoder import CardPool, require_card
 
-        pool = CardPool(folder, recipe, require_card(recipe, comm))
+        pool = CardPool(folder, recipe, require_card(comm))
     else:
         pool = WorkerPool(folder, recipe)
     train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)

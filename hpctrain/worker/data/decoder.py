@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.recipes.sections import Images
@@ -79,11 +78,6 @@ class DecodingJob(BaseModel):
         size = size_at(self.images, epoch) if split == TRAINING else self.images.test_size
         return size, size, 3
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """uint8, or float32 where the recipe wants images normalised."""
-        return np.dtype(np.uint8 if self.images.as_bytes else np.float32)
-
 
 class Decoder:
     """Makes images of one split of a folder of shards.
@@ -99,13 +93,11 @@ class Decoder:
         self._job = job
         self.shards = shards
         self._random = itertools.cycle([_Random(job.seed) for _ in range(_TOGETHER)])
-        mean, deviation = (np.array(values, np.float32) for values in (job.images.mean, job.images.deviation))
-        self._scale, self._shift = 1 / (255 * deviation), mean / deviation
         self._blank = mean_colour(job.images)
         self._index = 0
         self.nanoseconds: Counter[str] = Counter()
 
-    def write(self, indices: Sequence[int], epoch: int, images: NDArray[Any]) -> list[Broken]:
+    def write(self, indices: Sequence[int], epoch: int, images: Pixels) -> list[Broken]:
         """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
 
         Args:
@@ -124,7 +116,7 @@ class Decoder:
             error.add_note(f"{self.shards.where(self._index)}: {self.shards.key(self._index)}")
             raise
         for position, *_ in broken:
-            self._put(self._blank, images[position])
+            images[position] = self._blank
         return sorted(broken)
 
     def cuts(self, indices: Indices, epoch: int, broken: list[Broken]) -> Iterator[Cut]:
@@ -152,7 +144,7 @@ class Decoder:
         crop, flip = training_crop(header, images, random)
         return Cut(position, index, content, header, crop, size, size, flip, random)
 
-    def _make(self, cuts: Iterator[Cut], images: NDArray[Any], broken: list[Broken]) -> bool:
+    def _make(self, cuts: Iterator[Cut], images: Pixels, broken: list[Broken]) -> bool:
         """Make some of the images; returns whether there were any."""
         begin = time.perf_counter_ns()
         together = list(_together(cuts))
@@ -165,28 +157,21 @@ class Decoder:
                 broken.append(broken_image(cut.position, self.shards.key(cut.sample), error))
         return bool(together)
 
-    def _show(self, cut: Cut, place: NDArray[Any]) -> None:
+    def _show(self, cut: Cut, place: Pixels) -> None:
         """Make an image. What is decoded for it is freed at the end: the next may take as much memory."""
         clock, settings = time.perf_counter_ns, self._job.images
         begin = clock()
         part = decoded(cut.content, cut.header, cut.crop, cut.width, cut.height, exact=self._job.exact)
         after = clock()
         if cut.random:
-            out = place if place.dtype == np.uint8 else None
-            image = changed(part, cut.width, settings, cut.random, flip=cut.flip, out=out)
+            image = changed(part, cut.width, settings, cut.random, flip=cut.flip, out=place)
         else:
             image = middle(part, cut.width, cut.height, len(place))
         made = clock()
-        self._put(image, place)
+        if image is not place:
+            place[:] = image
         for stage, spent in zip(STAGES[1:], (after - begin, made - after, clock() - made), strict=True):
             self.nanoseconds[stage] += spent
-
-    def _put(self, pixels: Pixels, place: NDArray[Any]) -> None:
-        if place.dtype != np.uint8:
-            np.multiply(pixels, self._scale, out=place)
-            place -= self._shift
-        elif pixels is not place:
-            place[:] = pixels
 
 
 def _together(cuts: Iterator[Cut]) -> Iterator[Cut]:

@@ -30,8 +30,6 @@ from hpctrain.worker.data.sampling import Indices
 # Decodes JPEG files to a device, each to uint8 of shape (3, height, width); RuntimeError if it cannot decode one.
 DecodeAll = Callable[[Sequence[bytes], torch.device], Sequence[torch.Tensor]]
 
-# Changes of an image that only processes make.
-_BY_PROCESSES = ("augmentation", "jitter", "erasing")
 # The most pixels, of photographs filled up to the largest of them, that are decoded and resized together.
 _MOST_TOGETHER = 1 << 26
 
@@ -60,17 +58,12 @@ def cannot_decode(problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-decode-gpu-fails", "data.decode: gpu, but {problem}", hint, problem=problem)
 
 
-def require_card(recipe: Recipe, comm: Communicator | None) -> torch.device:
+def require_card(comm: Communicator | None) -> torch.device:
     """The GPU that decodes for this rank.
 
     Raises:
-        HpctrainError: there is none, torchvision is missing or decodes nothing there, or the recipe changes images as
-            only processes can.
+        HpctrainError: there is none, or torchvision is missing or decodes nothing there.
     """
-    if changes := [name for name in _BY_PROCESSES if getattr(recipe.images, name)]:
-        raise cannot_decode(
-            f"it cuts, resizes and mirrors photographs, but recipe {recipe.name} has images.{changes[0]}"
-        )
     card = card_of(comm)
     if card is None:
         problem = f"this rank trains on no GPU (backend {comm.backend if comm else 'single'})"
@@ -158,11 +151,6 @@ class CardPool(Pool):
             if shown:
                 images[[cut.position for cut in shown]] = resized(photographs, shown, shape[1])
             self._count("augment", begin)
-        if self.job.dtype != np.uint8:
-            mean, deviation = (
-                torch.tensor(each, device=self._device) for each in (self.job.images.mean, self.job.images.deviation)
-            )
-            images = (images / 255 - mean) / deviation
         return LoadedPiece(indices=indices, images=images, tasks=0, broken=broken)
 
     def _count(self, stage: str, begin: int) -> int:

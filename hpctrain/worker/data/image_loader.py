@@ -129,7 +129,7 @@ class WorkerPool(Pool):
 
     def _here(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
         for indices in pieces:
-            images: NDArray[Any] = np.empty((len(indices), *self.job.shape(split, epoch)), self.job.dtype)
+            images = np.empty((len(indices), *self.job.shape(split, epoch)), np.uint8)
             broken = decoder.write(indices.tolist(), epoch, images)
             self.nanoseconds += decoder.nanoseconds
             decoder.nanoseconds.clear()
@@ -249,7 +249,7 @@ class _Ring:
         self._share = min(_TASK_IMAGES, -(-longest // count))
         ahead = max(_PIECES_AHEAD, -(-_TASKS_AHEAD * count * self._share // longest))
         self._places = min(len(pieces), 1 + ahead)
-        self._image_bytes = int(np.prod(job.shape(split, epoch))) * job.dtype.itemsize
+        self._image_bytes = int(np.prod(job.shape(split, epoch)))
         self._place_bytes = longest * self._image_bytes
         self._memory = workers.reserve(self._places * self._place_bytes)
         self._made: dict[int, LoadedPiece] = {}
@@ -283,7 +283,7 @@ class _Ring:
         indices = self._pieces[number]
         offset = number % self._places * self._place_bytes
         shape = len(indices), *self._job.shape(self._split, self._epoch)
-        images: NDArray[Any] = np.ndarray(shape, self._job.dtype, self._memory, offset)
+        images: NDArray[np.uint8] = np.ndarray(shape, np.uint8, self._memory, offset)
         starts = range(0, len(indices), self._share)
         piece = LoadedPiece(indices=indices, images=images, tasks=len(starts), broken=[])
         for start in starts:

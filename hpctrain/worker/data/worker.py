@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.shards.decoding import Pixels
 from hpctrain.common.shards.image_shards import Shards
 from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob
 
@@ -138,7 +139,7 @@ class _Worker:
 
     def _write(self, task: DecodingTask) -> list[Broken]:
         shape = (len(task.indices), *self._job.shape(task.split, task.epoch))
-        images: np.ndarray = np.ndarray(shape, self._job.dtype, self._mapped(), task.offset)
+        images: Pixels = np.ndarray(shape, np.uint8, self._mapped(), task.offset)
         if task.split not in self._decoders:
             self._decoders[task.split] = Decoder(self._job, Shards(self._job.folder, task.split))
         return self._decoders[task.split].write(task.indices, task.epoch, images)

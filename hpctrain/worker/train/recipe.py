@@ -23,7 +23,7 @@ from hpctrain.common.run.streams import write_stderr
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
-from hpctrain.worker.data import open_sources, with_decoder, with_head
+from hpctrain.worker.data import open_sources, with_head
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
@@ -56,7 +56,6 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     joined()
     set_mesh(comm, recipe.mesh)
     require_fault_tolerance(comm, recipe.fault_tolerance)
-    recipe = with_decoder(recipe, plan.framework or "torch", comm)
     # Ranks without a GPU compute on their cores.
     decoders = recipe.data.decoders(plan.threads_per_rank - 1 if usable_gpus() else 0)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": decoders})})

@@ -338,6 +338,7 @@ def test_a_parameter_server_needs_the_engine_that_has_one() -> None:
     [
         ("digits", ["model.name=resnet18", "stochastic_depth=0.1"]),
         ("digits", ["compile=on"]),
+        ("goyal2017", ["data.decode=gpu"]),
         ("digits", ["precision=fp16", "communication.compression=fp16"]),
         ("digits", ["model.frozen=['0']"]),
     ],

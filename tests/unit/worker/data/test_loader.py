@@ -182,21 +182,18 @@ def test_every_sample_once_for_any_world_and_a_resumed_stream_is_the_rest(kept, 
     np.testing.assert_array_equal(rest, reference[0][np.concatenate(batches[2:])])
 
 
+def test_a_limit_leaves_the_first_images(folder):
+    settings = recipe(0)
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"limit": 5})})
+    with opened(folder, "train", settings) as few, opened(folder, "val", settings) as all_of_them:
+        assert (len(few), len(all_of_them)) == (5, 2)
+
+
 def test_arrays_are_good_until_the_next_is_asked_for(kept, reference):
     pieces = cut(np.arange(29), 2)
     for piece, indices in zip(kept.stream(pieces, 3), pieces, strict=True):
         time.sleep(0.02)
         np.testing.assert_array_equal(piece.images, reference[0][indices])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_normalised_images_are_the_bytes_less_the_mean_over_the_deviation(folder, reference, workers):
-    settings = recipe(workers, as_bytes=False)
-    with opened(folder, "train", settings) as source:
-        images, _ = seen(source, cut(np.arange(29), 10), epoch=3)
-    assert images.dtype == np.float32
-    expected = (reference[0] / 255 - settings.images.mean) / settings.images.deviation
-    np.testing.assert_allclose(images, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
