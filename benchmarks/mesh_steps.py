@@ -24,7 +24,7 @@ from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.step import adapted, alone, sgd
 from hpctrain.worker.bench.workloads import BenchWorkload, mean_loss, workload
 from hpctrain.worker.comm.base import Communicator
-from hpctrain.worker.train.parallel_plan import plan_of
+from hpctrain.worker.train.mesh_trainer import plan_of
 
 _DATA_PARALLEL = "data parallel"
 # The side of ResNet-50's images in pixels.

@@ -32,7 +32,7 @@ from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
 from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.bench.workloads import BenchWorkload
 from hpctrain.worker.comm.base import Communicator
-from hpctrain.worker.train.parallel_plan import plan_of
+from hpctrain.worker.train.mesh_trainer import plan_of
 
 # The optimizer's state exists from the second step on.
 _STEPS = 3

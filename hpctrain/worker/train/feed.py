@@ -1,11 +1,13 @@
-"""What a rank computes: its parts of the global batches, with the samples that are mixed into them, taken ahead."""
+"""What a rank computes: its parts of the global batches, with the samples mixed into them, and of the test set."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +17,11 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples, Mixer, piece
-from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
+
+if TYPE_CHECKING:
+    from hpctrain.worker.train.trainer import Trainer
 
 # The last word of a batch's counter: no sample's repetition, nor that of a mixed group.
 _DEPTH_STREAM = 2**64 - 2
@@ -140,3 +145,30 @@ class SamplesAhead:
         except Exception as error:
             self._failed = error
         self.seconds += time.perf_counter() - begin
+
+
+def evaluate(trainer: Trainer, comm: Communicator, test: SampleSource, size: int, epoch: int) -> tuple[float, float]:
+    """Mean loss and accuracy on the test set, each sample of which is seen by one data-parallel rank. Collective.
+
+    All ranks compute equally many parts, since a model that is divided over them needs all of them for each.
+
+    Args:
+        size: the largest number of samples to compute at once.
+    """
+    place = data_place(comm)
+    own = share(np.arange(len(test)), place.rank, place.ranks)
+    left, count = own.count, -(-len(test) // (place.ranks * size))
+    sums = np.zeros(3)
+    with contextlib.closing(test.stream(parts(own, count), epoch)) as stream:
+        for part in stream:
+            # A rank that has run out of samples computes repeated ones, which do not count.
+            own_part = left > 0
+            samples = part if own_part else replace(part, labels=np.full_like(part.labels, BROKEN))
+            left -= len(part)
+            loss_sum, correct = trainer.evaluate(samples)
+            broken = np.count_nonzero(part.labels == BROKEN) / part.labels[0].size if own_part else 0.0
+            sums += np.array([loss_sum, correct, broken])
+    # The ranks of a tp group count the same samples; in a pp group the last counts them, times the number of stages.
+    loss_sum, correct, broken = comm.allreduce(sums, "sum") / (comm.size // place.ranks)
+    seen = len(test) - broken
+    return float(loss_sum / seen), float(correct / seen)

@@ -30,13 +30,12 @@ from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
+from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
-from hpctrain.worker.train.evaluation import evaluate
-from hpctrain.worker.train.feed import Feed, SamplesAhead
+from hpctrain.worker.train.feed import Feed, SamplesAhead, evaluate
 from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
-from hpctrain.worker.train.run_energy import RunEnergy
 from hpctrain.worker.train.run_event import run_event
 from hpctrain.worker.train.trainer import Trainer, TrainingStep
 

@@ -1,28 +1,44 @@
-"""Trains a recipe's network that is divided over a mesh in PyTorch."""
+"""Trains a recipe's network that is divided over a mesh in PyTorch, and says how networks are divided."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.layout import STATISTICS
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.torch import distribute
-from hpctrain.worker.adapters.torch.parallel import Pipeline, device_mesh
+from hpctrain.worker.adapters.torch.parallel import ParallelPlan, Pipeline, device_mesh
 from hpctrain.worker.adapters.torch.parallel.sharding import reshard
 from hpctrain.worker.adapters.torch.tensor_pieces import fill, local_tensor, tensor_of
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.models.torch_gpt import GPT
-from hpctrain.worker.train.parallel_plan import parallel_plan
+from hpctrain.worker.models.torch_gpt import GPT, tensor_plan
 from hpctrain.worker.train.torch_chunked_loss import chunked_score
 from hpctrain.worker.train.torch_trainer import MODEL, TorchTrainer
 from hpctrain.worker.train.trainer import Timeline
+
+# The encoder of benchmarks, which no recipe has.
+_BENCHED = {"transformer": "TransformerEncoderLayer"}
+
+
+def plan_of(model: str, *, zero: Literal[1, 2, 3] = 3, recompute: bool = False) -> ParallelPlan:
+    """The plan for a network, by its name in recipes and benchmarks."""
+    block = _BENCHED.get(model) or network(model).block
+    blocks = [block] if block else []
+    tensor = tensor_plan() if model == "gpt" else {}
+    return ParallelPlan(shard=blocks, tensor=tensor, recompute=blocks if recompute else (), zero=zero)
+
+
+def parallel_plan(recipe: Recipe) -> ParallelPlan:
+    """The plan for a recipe's network."""
+    return plan_of(recipe.model.name, zero=recipe.sharding.zero, recompute=recipe.sharding.recompute)
 
 
 class MeshTrainer(TorchTrainer):

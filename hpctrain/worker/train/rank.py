@@ -49,9 +49,17 @@ from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stall_reports import Stall, reports
 from hpctrain.worker.train import program_end
-from hpctrain.worker.train.endings import Ending, describe, exit_status, record_fields
 from hpctrain.worker.train.place import bind_rank
-from hpctrain.worker.train.program_end import finish, limited, show, was_interrupted
+from hpctrain.worker.train.program_end import (
+    Ending,
+    describe,
+    exit_status,
+    finish,
+    limited,
+    record_fields,
+    show,
+    was_interrupted,
+)
 from hpctrain.worker.verify.recorder import record_steps
 
 _ENDED_AFTER_STOP = (

@@ -24,11 +24,11 @@ from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
 from hpctrain.worker.data import open_sources, with_head
+from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
-from hpctrain.worker.train.run_energy import RunEnergy
 from hpctrain.worker.train.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -99,7 +99,7 @@ class TorchTrainer(Trainer):
         plan = None
         if not recipe.mesh.replicates_only:
             # Imported here, as it takes a second and only a mesh that divides something needs it.
-            from hpctrain.worker.train.parallel_plan import parallel_plan
+            from hpctrain.worker.train.mesh_trainer import parallel_plan
 
             plan = parallel_plan(recipe)
         self.bucket_mb = recipe.communication.bucket_mb or self._comm.bucket_bytes / 1e6

@@ -11,10 +11,11 @@ import pytest
 
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter, read_events
+from hpctrain.worker import energy_meter
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import BROKEN, InMemory, Samples
 from hpctrain.worker.energy_meter import HostMeter
-from hpctrain.worker.train import loop, run_energy
+from hpctrain.worker.train import loop
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.state import LazyState
@@ -133,10 +134,10 @@ def test_a_run_is_recorded(tmp_path):
 def test_energy_is_recorded_at_checkpoints_at_the_end_and_when_it_is_due(tmp_path, monkeypatch):
     zones = PowerZones(tmp_path, SERVER)
     meter = functools.partial(HostMeter, powercap=zones.root)
-    monkeypatch.setattr(loop, "RunEnergy", functools.partial(run_energy.RunEnergy, meter=meter))
+    monkeypatch.setattr(loop, "RunEnergy", functools.partial(energy_meter.RunEnergy, meter=meter))
     found = {}
     for seconds in (1e6, 0.0):
-        monkeypatch.setattr(run_energy, "_INTERVAL_SECONDS", seconds)
+        monkeypatch.setattr(energy_meter, "_INTERVAL_SECONDS", seconds)
         (tmp_path / f"{seconds}").mkdir()
         _, events = run(tmp_path / f"{seconds}", recipe())
         found[seconds] = [event.iteration for event in events if event.event == "energy"]

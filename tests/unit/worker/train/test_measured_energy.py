@@ -17,9 +17,8 @@ from hpctrain.common.run.events.kinds import EnergyEvent
 from hpctrain.common.run.plan import Plan, Script, Slots
 from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.report.summary import summarise
-from hpctrain.worker.energy_meter import HostMeter
-from hpctrain.worker.train import run_energy
-from hpctrain.worker.train.run_energy import RunEnergy
+from hpctrain.worker import energy_meter
+from hpctrain.worker.energy_meter import HostMeter, RunEnergy
 from support.digits_recipes import digits_recipe
 from support.power_zones import SERVER, PowerZones
 
@@ -29,7 +28,7 @@ import functools, os, sys
 from pathlib import Path
 
 import hpctrain.worker.adapters.recording, hpctrain.worker.energy_meter
-import hpctrain.worker.train.run_energy, hpctrain.worker.train.recipe
+import hpctrain.worker.train.recipe
 from hpctrain.worker.train.rank import run_rank
 
 root, directory, *rest = map(Path, sys.argv[1:])
@@ -54,7 +53,7 @@ class Meter(HostMeter):
 
 
 hpctrain.worker.energy_meter.HostMeter = Meter
-hpctrain.worker.train.recipe.RunEnergy = functools.partial(hpctrain.worker.train.run_energy.RunEnergy, meter=Meter)
+hpctrain.worker.train.recipe.RunEnergy = functools.partial(hpctrain.worker.energy_meter.RunEnergy, meter=Meter)
 sys.exit(run_rank(directory))
 """
 
@@ -187,7 +186,7 @@ def test_the_first_rank_of_each_host_measures(tmp_path: Path, monkeypatch: pytes
         for each in ranks:
             each.begin()
         assert Meter.made == 2 and [each.due for each in ranks] == [False] * 4
-        monkeypatch.setattr(run_energy, "_INTERVAL_SECONDS", 0.0)
+        monkeypatch.setattr(energy_meter, "_INTERVAL_SECONDS", 0.0)
         for each in reversed(ranks):
             each.record(7)
         # By the clock of one rank only, so that all agree.
