@@ -126,38 +126,21 @@ class MeshTraffic(FrozenModel):
             return "-"
         return bytes_text(number) if self.in_bytes else f"{number:,.0f}"
 
-    def columns(self) -> tuple[str, ...]:
-        """The heads of :meth:`rows`."""
-        names = [_LEVELS[level] if level < len(_LEVELS) else "higher up" for level in range(self._depth)]
-        return "axis", "ranks", "a rank sends", *names
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """A table of the plan's order: a row for each axis, from the outermost."""
-        for each in self.laid.axes:
-            levels = (*each.levels, *(0.0,) * (self._depth - len(each.levels)))
-            yield each.axis, str(each.ranks), self.amount(each.sent), *map(self.amount, levels)
-
-    @property
-    def _depth(self) -> int:
-        return max(len(axis.levels) for axis in self.laid.axes)
-
-    def order_columns(self) -> tuple[str, ...]:
-        """The heads of :meth:`order_rows`."""
-        return "order of ranks", "over leaves", "busiest link"
-
-    def order_rows(self) -> Iterator[tuple[str, ...]]:
-        """A table that compares the orders; none for one host."""
-        for name, laid in self.orders.items() if len(self.orders) > 1 else ():
-            seconds = "" if laid.busiest_seconds is None else f", {laid.busiest_seconds:.3g} s"
-            yield ORDERS[name], self.amount(laid.over_leaves), f"{self.amount(laid.busiest_link)}{seconds}"
-
     def lines(self) -> list[str]:
-        """Both tables as text."""
-        compared = [*self.order_rows()]
-        return [
-            *aligned([self.columns(), *self.rows()]),
-            *(["", *aligned([self.order_columns(), *compared])] if compared else []),
-        ]
+        """A table with a row for each axis of the plan's order, and one that compares the orders."""
+        depth = max(len(axis.levels) for axis in self.laid.axes)
+        levels = [_LEVELS[level] if level < len(_LEVELS) else "higher up" for level in range(depth)]
+        axes = [("axis", "ranks", "a rank sends", *levels)]
+        for axis in self.laid.axes:
+            sent = (*axis.levels, *(0.0,) * (depth - len(axis.levels)))
+            axes.append((axis.axis, str(axis.ranks), self.amount(axis.sent), *map(self.amount, sent)))
+        if len(self.orders) == 1:
+            return [*aligned(axes)]
+        compared = [("order of ranks", "over leaves", "busiest link")]
+        for name, laid in self.orders.items():
+            seconds = "" if laid.busiest_seconds is None else f", {laid.busiest_seconds:.3g} s"
+            compared.append((ORDERS[name], self.amount(laid.over_leaves), f"{self.amount(laid.busiest_link)}{seconds}"))
+        return [*aligned(axes), "", *aligned(compared)]
 
 
 def bytes_text(number: float) -> str:

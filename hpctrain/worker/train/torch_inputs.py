@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from hpctrain.common.cluster.gpus import gpu_of
 from hpctrain.common.recipes.sections import Images
@@ -29,62 +28,45 @@ def rank_device(comm: Communicator) -> torch.device:
     return device
 
 
-class ImageCopies:
-    """Copies on a stream of their own, so that they neither wait for a GPU's kernels nor hold them up.
-
-    Args:
-        device: a GPU; on a CPU nothing is copied.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def begin(self, images: NDArray[Any] | torch.Tensor) -> torch.Tensor:
-        """Begin to copy images, whose own memory may be written when this returns; what a GPU decoded stays there."""
-        tensor = torch.as_tensor(images)
-        if self._stream is None or tensor.device.type != "cpu":
-            return tensor
-        with torch.cuda.stream(self._stream):
-            # PyTorch keeps the locked pages until the copy is done.
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def end(self, images: torch.Tensor) -> None:
-        """Let what is now given to the GPU wait for the copies that were begun, of which these images are one."""
-        if self._stream is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_stream(self._stream)
-            # The memory is the other stream's, which may use it again as soon as this one is done with it.
-            images.record_stream(current)
-
-
 class TorchInputs:
     """Copies samples to a device and normalises their images there.
 
+    A GPU's copies are on a stream of their own, so that they neither wait for its kernels nor hold them up.
+
     Attributes:
-        copies: those to a GPU; None where samples are computed on as they come.
+        copies: whether samples are copied to a GPU; otherwise they are computed on as they come.
     """
 
     def __init__(self, device: torch.device, images: Images) -> None:
         self._device = device
-        self.copies = ImageCopies(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copies = self._stream is not None
         self._mean, self._deviation = (
             255 * torch.tensor(values, device=device).view(3, 1, 1) for values in (images.mean, images.deviation)
         )
 
     def place(self, samples: Samples) -> Samples:
-        """The samples, with their images on the way to the device if that is a GPU."""
-        if not self.copies:
+        """The samples, with their images on the way to the device if that is a GPU; what it decoded is there already.
+
+        The memory of the images that were given may be written when this returns.
+        """
+        tensor = torch.as_tensor(samples.images)
+        if self._stream is None or tensor.device.type != "cpu":
             return samples
-        images: Any = self.copies.begin(samples.images)
+        with torch.cuda.stream(self._stream):
+            # PyTorch keeps the locked pages until the copy is done.
+            images: Any = tensor.pin_memory().to(self._device, non_blocking=True)
         return replace(samples, images=images)
 
     def tensors(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor]:
         """Images as (N, channels, height, width), the channels innermost in memory, and labels; tokens as they are."""
-        # Images that a GPU decoded are there already.
         images, labels = (on_device(values, self._device) for values in (samples.images, samples.labels))
-        if self.copies:
-            self.copies.end(images)
+        if self._stream is not None:
+            # What is now given to the GPU waits for the copies that were begun.
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            # The memory is the other stream's, which may use it again as soon as this one is done with it.
+            images.record_stream(current)
         if images.dtype == torch.int64:
             return images, labels
         images = images.movedim(-1, 1)

@@ -13,7 +13,6 @@ from hpctrain.worker.train.feed import SamplesAhead
 from support.small_runs import IMAGES, OneBuffer, assert_same, assert_same_state, recipe, run
 
 torch = pytest.importorskip("torch")
-from hpctrain.worker.train.torch_inputs import ImageCopies  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 
@@ -24,7 +23,7 @@ class Asynchronous(TorchTrainer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._inputs.copies = ImageCopies(torch.device("cpu"))
+        self._inputs.copies = True
         self.asked: list[int] = []
 
     def _update(self) -> None:
