@@ -29,7 +29,6 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.torch_batch_norm import batch_norms
 from hpctrain.worker.models.torch_resnet import StochasticDepth
 from hpctrain.worker.train.local_steps import OuterStep
-from hpctrain.worker.train.random_state import random_state, seed, set_random_state
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
 from hpctrain.worker.train.torch_average import TorchAverage
 from hpctrain.worker.train.torch_chunked_loss import chunk_gradient
@@ -38,12 +37,6 @@ from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
 from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
-from hpctrain.worker.train.torch_streams import (
-    TORCH_RANDOM,
-    part_streams,
-    set_torch_random_state,
-    torch_random_state,
-)
 from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, GradientNumbers, Timeline, Trainer
 
 MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
@@ -57,7 +50,6 @@ class TorchTrainer(Trainer):
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         super().__init__(recipe, comm)
         torch.manual_seed(recipe.seed)
-        seed(recipe.seed)
         self._device = rank_device(comm)
         self.gpu = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else None
         model: torch.nn.Module = models.build(
@@ -88,7 +80,6 @@ class TorchTrainer(Trainer):
             self._backward = reporting(self._backward, recipe.model.name)  # type: ignore[method-assign]
         self._distribute(recipe)
         self._batch_norms = batch_norms(model)
-        part_streams(comm)
         self._average: TorchAverage | None = TorchAverage(self.model) if recipe.averaging else None
         self._average_weight: float | None = None
         self._mean_of_ranks: torch.Tensor | None = None
@@ -275,7 +266,6 @@ class TorchTrainer(Trainer):
         for name, buffer in self._buffers():
             if name in values:
                 buffer.copy_(values[name])
-        set_torch_random_state(values, self._device)
 
     def gradient_numbers(self) -> list[GradientNumbers]:
         return [
@@ -312,7 +302,7 @@ class TorchTrainer(Trainer):
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
         steps, outer = {GUARD_STEPS: np.array(self.guard.steps)}, self._outer.state if self._outer else {}
         return LazyState(
-            scaler | steps | torch_random_state(self._device) | random_state() | outer,
+            scaler | steps | outer,
             {name: (tensor.nbytes, partial(array_of, tensor)) for name, tensor in tensors.items()},
             pieces or None,
         )
@@ -339,12 +329,10 @@ class TorchTrainer(Trainer):
     def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restore all of a state except the model."""
         load_optimizer(self._parameters(), self._optimizer, state, self._moments)
-        small = {name: tensor_of(state[name]) for name in state if name.startswith((_SCALER, TORCH_RANDOM))}
         if self._scaler.is_enabled():
-            self._scaler.load_state_dict({name: value.item() for name, value in _with_prefix(_SCALER, small).items()})
+            scaler = {name: tensor_of(state[name]) for name in state if name.startswith(_SCALER)}
+            self._scaler.load_state_dict({name: value.item() for name, value in _with_prefix(_SCALER, scaler).items()})
         self.guard.steps = int(state[GUARD_STEPS])
-        set_torch_random_state(small, self._device)
-        set_random_state(state)
 
     def _shared(self, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Parameters that are saved once, under each of their names."""
@@ -368,9 +356,8 @@ class TorchTrainer(Trainer):
         self.updates += 1
 
     def _forward_state(self) -> dict[str, torch.Tensor]:
-        """The state that a step changes before its update: statistics of batch normalisation, and random states."""
-        buffers = {name: buffer.clone() for name, buffer in self._buffers()}
-        return buffers | {name: torch.from_numpy(value) for name, value in torch_random_state(self._device).items()}
+        """The state that a step changes before its update: statistics of batch normalisation."""
+        return {name: buffer.clone() for name, buffer in self._buffers()}
 
     def _backward(self, samples: Samples, scale: float, number: int, count: int) -> torch.Tensor:
         images, labels = self._inputs.tensors(samples)

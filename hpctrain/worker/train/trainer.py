@@ -88,6 +88,9 @@ class Average(Protocol):
 class Trainer(Stateful):
     """A model and its optimizer, made to use the communicator by a framework's adapter.
 
+    No network draws random numbers in a step: what is drawn for samples follows from the recipe's seed. So a state has
+    no generators.
+
     Attributes:
         framework: ``torch`` or ``keras``.
         parameters: how many numbers are trained.
@@ -202,7 +205,7 @@ class Trainer(Stateful):
 
     @abstractmethod
     def undo_forward(self) -> None:
-        """Undo what the last step changed although its update was left out: statistics and random states.
+        """Undo what the last step changed although its update was left out: statistics of batch normalisation.
 
         Only for a recipe that skips such steps.
         """

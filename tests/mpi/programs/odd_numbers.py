@@ -96,7 +96,7 @@ class Runs:
                 loop.run(resume_from)
             except HpctrainError as error:
                 refused = error.record()
-        state = {each: value for each, value in trainer.state().items() if not each.startswith("random.")}
+        state = trainer.state()
         finite = all(bool(np.isfinite(value).all()) for each, value in state.items() if each.startswith("model."))
         digests = {each: hashlib.sha256(value.tobytes()).hexdigest() for each, value in state.items()}
         return {"refused": refused, "state": digests, "finite": finite, "iteration": loop.iteration}

@@ -147,7 +147,7 @@ def test_a_checkpoint_its_export_and_back(tmp_path: Path) -> None:
     trainer = TorchTrainer(recipe, SingleCommunicator("test"))
     for parameter in trainer.model.parameters():
         parameter.data.normal_()
-    state = {f"{name}.0" if name.startswith("random.") else name: value for name, value in trainer.state().items()}
+    state = dict(trainer.state().items())
     plan = Plan(recipe=recipe, framework="torch", ranks=1, threads_per_rank=1).model_dump(mode="json")
     (tmp_path / "checkpoints").mkdir()
     path = write_checkpoint(tmp_path / "checkpoints", progress_of(1), state, plan=plan)

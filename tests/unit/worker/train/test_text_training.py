@@ -36,7 +36,9 @@ def test_a_loss_is_the_mean_over_all_labels(smoothing):
     batch = samples(8)
     logits = trainer.model(torch.from_numpy(batch.images)).transpose(1, 2)
     expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(batch.labels), label_smoothing=smoothing)
+    before = torch.get_rng_state()
     assert trainer.step([batch], 1, 1 / 8, 1e-3, 1.0) == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_micro_batches_add_up():

@@ -56,6 +56,25 @@ def logits(trainer: Any, samples: Samples) -> np.ndarray:
         return trainer.model(torch.from_numpy(samples.images).movedim(-1, 1)).double().numpy()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits_cnn", "resnet18"])
+def test_no_network_draws_random_numbers_in_a_step(framework, name):
+    """So that checkpoints need no states of generators; a GPT's test is that of text."""
+    changes = {} if name == "digits_cnn" else {"model": {"name": name}, "data": {"name": "imagenet"}}
+    trainer = make(framework, **changes)
+    if framework == "keras":
+        assert not [variable.path for variable in trainer.model.variables if "seed" in variable.path]
+        return
+    import torch
+
+    samples = TRAIN[:4]
+    if name == "resnet18":
+        samples = Samples(images=np.zeros((4, 32, 32, 3), np.float32), labels=np.arange(4))
+    before = torch.get_rng_state()
+    one_step(trainer, samples)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.long
 def test_many_parts_are_one_batch(framework):
     whole, cut = make(framework), make(framework)
