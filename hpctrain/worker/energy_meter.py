@@ -126,7 +126,7 @@ class HostMeter:
             # Never shut down, because the counters are read until the end of the process.
             pynvml.nvmlInit()
             devices = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())}
-            uuids = {index: _text(pynvml.nvmlDeviceGetUUID(device)) for index, device in devices.items()}
+            uuids = {index: pynvml.nvmlDeviceGetUUID(device) for index, device in devices.items()}
         except pynvml.NVMLError as error:
             self._miss(f"GPUs: {error}")
             return
@@ -225,8 +225,3 @@ def _visible(uuids: Mapping[int, str], visible: str | None) -> list[int]:
             break
         found += known
     return list(dict.fromkeys(found))
-
-
-def _text(value: str | bytes) -> str:
-    # Older versions of pynvml return bytes.
-    return value.decode() if isinstance(value, bytes) else value

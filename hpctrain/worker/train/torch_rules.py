@@ -12,7 +12,7 @@ from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import ParameterKind
 from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.worker.train.torch_finetuning import rate_factors
-from hpctrain.worker.train.torch_updates import TorchRuleOptimizer, takes_fused
+from hpctrain.worker.train.torch_updates import TorchRuleOptimizer
 
 # _NormBase is the base class of BatchNorm in any number of dimensions, SyncBatchNorm and InstanceNorm.
 _NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -31,7 +31,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
     groups = _groups(model, rate_factors(model, settings.rates))
     decayed = _decayed(settings, groups)
     rate, epsilon = settings.learning_rate, settings.divisor_epsilon
-    fused = True if not divided and takes_fused(model.parameters()) else None
+    fused = None if divided else True
     match settings.name:
         case "adam":
             return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)

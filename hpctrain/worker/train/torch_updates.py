@@ -5,8 +5,8 @@ Each operation of a rule is one of PyTorch's kernels for lists. No operation wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
 Tensors = list[torch.Tensor]
 State = dict[str, torch.Tensor]
-
-# PyTorch's fused kernels, which read and write each number once, are there for these. Those of a CPU compute wrong
-# numbers in 16 bits (PyTorch 2.13, SGD with 16 elements or more).
-_FUSED = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
-
-
-def takes_fused(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether PyTorch's optimizers have fused kernels for the parameters, with right numbers."""
-    return all(tensor.dtype in _FUSED.get(tensor.device.type, ()) and _without_gaps(tensor) for tensor in parameters)
-
-
-def _without_gaps(tensor: torch.Tensor) -> bool:
-    """Whether memory has a tensor's numbers next to each other: the kernels would write what lies between them."""
-    return tensor.is_contiguous() or torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 class TensorList:
@@ -64,8 +50,7 @@ def _operations(ranks: Sequence[ProcessGroup]) -> Operations:
     """The operations on parameters that are divided over ranks, or over none."""
 
     def norm(array: TensorList) -> torch.Tensor:
-        narrow = array.tensors[0].itemsize < 4
-        norms = torch.stack(list(torch._foreach_norm(array.tensors, 2, torch.float32 if narrow else None)))
+        norms = torch.stack(list(torch._foreach_norm(array.tensors, 2)))
         if not ranks:
             return norms
         squares = norms.square()
@@ -85,7 +70,7 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
     """A PyTorch optimizer with an update rule of :mod:`hpctrain.common.optim.rules`.
 
     Args:
-        groups: groups of parameters, each with its ``kind``.
+        groups: groups of parameters in float32 or float64, each with its ``kind``; their gradients are dense.
         settings: any optimizer but adam and adamw.
     """
 
@@ -96,21 +81,12 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         super().__init__(groups, defaults)
         self._settings, self._names = settings, settings.rule.slots(settings)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             for parameters in _together(each for each in group["params"] if each.grad is not None):
                 self._update(group, parameters)
-        return loss
 
     def _update(self, group: dict[str, Any], parameters: Tensors) -> None:
         """Update parameters of a group that are on one device, of one type, and divided over the same ranks."""
@@ -134,10 +110,8 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
         if name in SCALARS:
             # Rates are known to the host, counts belong to the device. PyTorch loads both as it loads a parameter.
             device = torch.device("cpu") if name == "previous_rate" else parameter.device
-            # A number in 16 bits would be no exact rate, and not count beyond 256.
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            number = state[name] if name in state else torch.zeros((), dtype=dtype, device=device)
-            state[name] = number.to(device, dtype)
+            number = state[name] if name in state else torch.zeros((), dtype=parameter.dtype, device=device)
+            state[name] = number.to(device)
             return state[name]
         if name not in state:
             state[name] = torch.zeros_like(parameter)
@@ -188,8 +162,6 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter's gradient, laid out as the parameter is, for which PyTorch has kernels."""
     gradient = parameter.grad
     assert gradient is not None
-    if gradient.is_sparse:
-        gradient = gradient.to_dense()
     if is_dtensor(parameter) and is_dtensor(gradient) and gradient.placements != parameter.placements:
         gradient = gradient.redistribute(placements=parameter.placements)
     return laid_out(local_tensor(gradient), local_tensor(parameter))

@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 pytest.importorskip("keras")
 
 import keras
-import tensorflow as tf
 import torch
 
 from hpctrain.common.optim.rules import decay
@@ -387,27 +386,6 @@ def test_bias_correction_is_exact_in_float32():
     model.weight.grad = torch.ones(3)
     optimizer.step()
     np.testing.assert_allclose(model.weight.detach().numpy(), 0.0, atol=1e-6)
-
-
-def test_a_gradient_that_is_missing_or_sparse():
-    model = torch.nn.Embedding(5, 3, sparse=True)
-    idle = torch.nn.Linear(3, 3)
-    both = torch.nn.ModuleList([model, idle])
-    optimizer = torch_rules.make_optimizer(settings("lars", **LARS["the paper"]), both)
-    before = [parameter.detach().clone() for parameter in both.parameters()]
-    model(torch.tensor([1, 1, 4])).sum().backward()
-    optimizer.step()
-    moved = [bool((p != old).any()) for p, old in zip(both.parameters(), before, strict=True)]
-    assert moved == [True, False, False]
-
-    embedding = keras.layers.Embedding(5, 3)
-    net = keras.Sequential([keras.Input((2,)), embedding])
-    optimizer = keras_rules.make_optimizer(settings("lars", **LARS["the paper"]), net)
-    old = embedding.embeddings.numpy()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(net(tf.constant([[1, 4]])))
-    optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
-    assert (embedding.embeddings.numpy()[[1, 4]] != old[[1, 4]]).all()
 
 
 def test_keras_optimizer_is_rebuilt_from_its_settings():

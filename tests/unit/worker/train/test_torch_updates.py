@@ -32,7 +32,7 @@ CHOSEN = {
 # A rate of 0 forgets the momentum where it is corrected.
 RATES = (0.1, 0.3, 0.3, 0.0, 0.05, 0.2)
 # What one operation on all of a type's numbers may be wrong by, in units of the largest parameter.
-TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6}
 
 
 def settings(chosen: str) -> Optimizer:
@@ -45,21 +45,15 @@ def network(dtype: torch.dtype) -> torch.nn.Module:
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(3, 7, 3), torch.nn.BatchNorm2d(7), torch.nn.Linear(11, 5), torch.nn.Linear(4, 4)]
     layers[3].weight = torch.nn.Parameter(torch.empty(0, 4))
-    return torch.nn.Sequential(*layers, torch.nn.Embedding(6, 4, sparse=True), torch.nn.Linear(2, 2)).to(dtype)
+    return torch.nn.Sequential(*layers, torch.nn.Linear(2, 2)).to(dtype)
 
 
 def give_gradients(model: torch.nn.Module, step: int) -> None:
     random = torch.Generator().manual_seed(step)
     for name, parameter in model.named_parameters():
         gradient = torch.randn(parameter.shape, generator=random, dtype=torch.float64).to(parameter.dtype)
-        if name.startswith("4."):
-            gradient = gradient.to_sparse(1)
         # One parameter has no gradient in some steps, and the last layer never has one.
-        parameter.grad = None if name.startswith("5.") or (name == "2.bias" and step in (1, 2)) else gradient
-
-
-def wide(slot: str, parameter: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(parameter.dtype, torch.float32) if slot in SCALARS else parameter.dtype
+        parameter.grad = None if name.startswith("4.") or (name == "2.bias" and step in (1, 2)) else gradient
 
 
 def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, step: UpdateStep) -> None:
@@ -72,14 +66,13 @@ def one_by_one(model: torch.nn.Module, chosen: Optimizer, states: dict, step: Up
             state = states.setdefault(
                 name,
                 {
-                    each: torch.zeros(() if each in SCALARS else parameter.shape).to(wide(each, parameter))
+                    each: torch.zeros(() if each in SCALARS else parameter.shape).to(parameter)
                     for each in chosen.rule.slots(chosen)
                 },
             )
-            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            change, new = rule.update(step, parameter, gradient, state)
+            change, new = rule.update(step, parameter, parameter.grad, state)
             parameter.sub_(change)
-            state |= {each: torch.as_tensor(value, dtype=wide(each, parameter)) for each, value in new.items()}
+            state |= {each: torch.as_tensor(value, dtype=parameter.dtype) for each, value in new.items()}
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"])
@@ -101,7 +94,7 @@ def test_gives_what_the_rule_gives_for_each_parameter(chosen: str, dtype: torch.
         optimizer.step()
         one_by_one(theirs, rule, states, UpdateStep(rate=rate, sgd_share=share))
         for gradient, parameter in zip(kept, ours.parameters(), strict=True):
-            assert gradient is None or torch.equal(gradient.to_dense(), parameter.grad.to_dense())
+            assert gradient is None or torch.equal(gradient, parameter.grad)
         if number == 2:
             # As a checkpoint keeps it.
             state = optimizer.state_dict()
@@ -114,7 +107,7 @@ def test_gives_what_the_rule_gives_for_each_parameter(chosen: str, dtype: torch.
             found = optimizer.state[one][slot]
             largest = max(1.0, float(value.abs().max())) if value.numel() else 1.0
             assert torch.allclose(found, value, rtol=0, atol=TOLERANCE[dtype] * largest), (name, slot)
-    assert not optimizer.state.get(ours[5].weight)
+    assert not optimizer.state.get(ours[4].weight)
 
 
 def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
@@ -135,27 +128,8 @@ def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-@pytest.mark.parametrize("chosen", [*CHOSEN, "adam"])
-def test_leaves_what_lies_between_the_numbers_of_a_parameter(chosen: str):
-    rule = Optimizer(name="adam", learning_rate=0.1) if chosen == "adam" else settings(chosen)
-    whole = torch.randn(6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kept, models = whole[:, 1::2].clone(), [torch.nn.Linear(4, 6, bias=False) for _ in range(2)]
-    for model, own in zip(models, (whole[:, ::2], whole[:, ::2].clone()), strict=True):
-        model.weight = torch.nn.Parameter(own)
-        optimizer = torch_rules.make_optimizer(rule, model)
-        for step in range(3):
-            give_gradients(model, step)
-            optimizer.step()
-    assert torch.equal(whole[:, 1::2], kept)
-    assert torch.allclose(models[0].weight, models[1].weight, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "fused"),
-    [({"name": "sgd", "momentum": 0.9}, True), ({"name": "adam"}, True), ({"name": "adamw"}, True)],
-    ids=lambda each: str(each),
-)
-def test_pytorchs_own_optimizers_have_the_fused_kernels(chosen: dict, fused: bool):
+@pytest.mark.parametrize("chosen", [{"name": "sgd", "momentum": 0.9}, {"name": "adam"}, {"name": "adamw"}], ids=str)
+def test_pytorchs_own_optimizers_have_the_fused_kernels(chosen: dict):
     """With the numbers of the loop over parameters, and where parameters will be divided without a choice."""
     rule = Optimizer.model_validate({"learning_rate": 0.1, "weight_decay": 0.01, **chosen}, strict=False)
     ours, theirs = network(torch.float64), network(torch.float64)
@@ -169,7 +143,6 @@ def test_pytorchs_own_optimizers_have_the_fused_kernels(chosen: dict, fused: boo
     for step in range(5):
         for model, each in ((ours, optimizer), (theirs, loop)):
             give_gradients(model, step)
-            model[4].weight.grad = None
             each.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-13)
