@@ -6,7 +6,6 @@ import functools
 import importlib
 from typing import Any
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.shards.at_hand import IMAGENET_CLASSES
@@ -26,16 +25,9 @@ def build(model: ModelSettings, framework: Framework, comm: Communicator | None 
             Needed where ``model.batch_norm.span`` is a number.
 
     Raises:
-        HpctrainError: a span of batch statistics that does not fit the ranks, or no such network in the framework.
+        HpctrainError: a span of batch statistics that does not fit the ranks.
     """
     family, settings = model.family, model.batch_norm
-    if framework not in family.frameworks:
-        raise HpctrainError(
-            "HT-only-in-pytorch",
-            "model {model} is for PyTorch only: there is no Keras network for it here",
-            "--framework torch",
-            model=model.name,
-        )
     module = importlib.import_module(f"hpctrain.worker.models.{framework}_{family.module}")
     if family.predicts_tokens:
         return module.GPT(model)

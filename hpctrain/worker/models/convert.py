@@ -13,9 +13,6 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.models.pretrained import COUNT
-
 Array = NDArray[Any]
 
 _NAMES = {
@@ -37,32 +34,9 @@ def state_of(model: keras.Model) -> dict[str, Array]:
 
 
 def load_state(model: keras.Model, state: Mapping[str, Any]) -> None:
-    """Give a Keras network the weights of a state dict, whose values are arrays or PyTorch tensors on the CPU.
-
-    Raises:
-        HpctrainError: the state belongs to another network. No weight is changed then.
-    """
-    given = {name: np.asarray(value) for name, value in state.items() if not name.endswith(COUNT)}
-    weights = {name: (variable, to_keras) for name, variable, _, to_keras in _weights(model)}
-    if unmatched := sorted(weights.keys() ^ given.keys()):
-        where = "the weights" if unmatched[0] in given else "the network"
-        raise HpctrainError(
-            "HT-weights-of-other-model",
-            "these are weights of another network: {parameter} is in {where} alone",
-            parameter=unmatched[0],
-            where=where,
-        )
-    values = [(name, variable, to_keras(given[name])) for name, (variable, to_keras) in weights.items()]
-    for name, variable, value in values:
-        if value.shape != tuple(variable.shape):
-            raise HpctrainError(
-                "HT-weights-of-other-model",
-                "these are weights of another network: {parameter} has the shape {shape}",
-                parameter=name,
-                shape=given[name].shape,
-            )
-    for _, variable, value in values:
-        variable.assign(value)
+    """Give a Keras network the weights of the same network's state dict: arrays, or PyTorch tensors on the CPU."""
+    for name, variable, _, to_keras in _weights(model):
+        variable.assign(to_keras(np.asarray(state[name])))
 
 
 Conversion = Callable[[Array], Array]

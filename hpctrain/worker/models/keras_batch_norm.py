@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.base import AnyArray, Communicator, Group
 from hpctrain.worker.comm.graph_errors import preserve_errors
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
@@ -17,7 +16,6 @@ from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, m
 Normalised = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
-@keras.saving.register_keras_serializable("hpctrain", "BatchNorm")
 class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
     """Ioffe and Szegedy 2015 (arXiv 1502.03167) for images (N, H, W, C), the statistics from ``extent``.
 
@@ -34,26 +32,6 @@ class KerasBatchNorm(keras.layers.BatchNormalization):  # type: ignore[misc]
         self._moved_by = 1 - momentum
         # Read by graphs. It is no variable of the model, and in float64, which is exact for Python's numbers.
         self._in_graphs = tf.Variable(self._moved_by, trainable=False, dtype=tf.float64)
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings that Keras saves with a model.
-
-        Raises:
-            HpctrainError: several ranks of this run normalise together, which no other program can.
-        """
-        if self._extent.group:
-            raise HpctrainError(
-                "HT-model-not-saveable",
-                "Keras cannot save {layer}, whose statistics are over the ranks of this run",
-                "load its weights into a network built without model.batch_norm.span, and save that",
-                layer=self.name,
-            )
-        return {**super().get_config(), "part": self._extent.part}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> KerasBatchNorm:
-        """Make the layer that :meth:`get_config` describes."""
-        return cls(**{key: value for key, value in config.items() if key != "part"}, extent=Extent(part=config["part"]))
 
     def begin_part(self, number: int, count: int) -> None:
         """Say which part of a step comes next, from 1; all parts together move the running statistics once."""

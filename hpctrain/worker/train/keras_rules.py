@@ -7,7 +7,6 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.optim import rules
 from hpctrain.common.optim.rules import Operations, ParameterKind, Rule, UpdateStep
 from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
@@ -44,25 +43,15 @@ def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.
             optimizer.exclude_from_weight_decay([v for v, kind in pairs if not rules.decay(settings, kind)])
             return optimizer
         case _:
-            return KerasRuleOptimizer(settings, kinds, settings.learning_rate, global_clipnorm=settings.clip_norm)
+            return KerasRuleOptimizer(settings, kinds)
 
 
 def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
-    """The kind of each of ``model.trainable_variables`` in the layer that owns it, at any depth of nesting.
+    """The kind of each of a built model's ``trainable_variables`` in the layer that owns it, at any depth of nesting.
 
     ``norm`` is all that Keras' normalisations, and classes derived from them, own, ``shortcut_norm`` where the layer's
     name has a part ``downsample``; ``bias`` is another layer's ``bias``.
-
-    Raises:
-        HpctrainError: the model is not built, so that it has no variables yet.
     """
-    if not model.built:
-        raise HpctrainError(
-            "HT-model-not-built",
-            "the model {model!r} is not built: it has no parameters to optimize",
-            "give it its input's shape: keras.Input, or model.build(shape)",
-            model=model.name,
-        )
     kinds: dict[int, ParameterKind] = {}
     for layer in model._flatten_layers():
         if isinstance(layer, _NORMALISATIONS):
@@ -77,39 +66,20 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """A Keras optimizer with an update rule of :mod:`hpctrain.common.optim.rules`.
 
     Args:
-        settings: any optimizer but adam and adamw; from a saved model a mapping.
+        settings: any optimizer but adam and adamw.
         kinds: one for each optimized variable.
     """
 
-    def __init__(
-        self,
-        settings: Optimizer | dict[str, Any],
-        kinds: list[ParameterKind],
-        learning_rate: float = 0.01,
-        **base: Any,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, **base)
-        self._settings = Optimizer.model_validate(settings, strict=False)
-        self._kinds = list(kinds)
+    def __init__(self, settings: Optimizer, kinds: list[ParameterKind]) -> None:
+        super().__init__(learning_rate=settings.learning_rate, global_clipnorm=settings.clip_norm)
+        self._settings, self._kinds = settings, kinds
         if self._settings.transition:
             self.sgd_share = self.add_variable((), initializer="ones", name="sgd_share")
 
     def build(self, variables: list[Any]) -> None:
-        """Create the state of each variable.
-
-        Raises:
-            HpctrainError: there are more or fewer variables than kinds.
-        """
+        """Create the state of each variable."""
         if self.built:
             return
-        if len(variables) != len(self._kinds):
-            raise HpctrainError(
-                "HT-optimizer-other-parameters",
-                "the optimizer was made for {expected} variables and gets {variables}",
-                "make it when all layers are frozen or trainable as they will stay",
-                expected=len(self._kinds),
-                variables=len(variables),
-            )
         super().build(variables)
         self._rules = [Rule(settings=self._settings, kind=kind, ops=_OPERATIONS) for kind in self._kinds]
         self._states = [
@@ -129,10 +99,6 @@ class KerasRuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign_sub(variable, change)
         for name, value in new.items():
             self.assign(state[name], value)
-
-    def get_config(self) -> dict[str, Any]:
-        """The settings, for a saved model."""
-        return {**super().get_config(), "settings": self._settings.model_dump(mode="json"), "kinds": list(self._kinds)}
 
     def _slot(self, variable: Any, name: str) -> Any:
         if name in SCALARS:

@@ -4,17 +4,12 @@ changes: after each step all parameters are equal to 1e-10.
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-
-from support.refusals import refused
 
 pytest.importorskip("torch")
 pytest.importorskip("keras")
 
-import keras
 import torch
 
 from hpctrain.common.optim.rules import decay
@@ -386,21 +381,3 @@ def test_bias_correction_is_exact_in_float32():
     model.weight.grad = torch.ones(3)
     optimizer.step()
     np.testing.assert_allclose(model.weight.detach().numpy(), 0.0, atol=1e-6)
-
-
-def test_keras_optimizer_is_rebuilt_from_its_settings():
-    values = settings("lars", **LARS["MLPerf"], clip_norm=2.0)
-    optimizer = keras_rules.make_optimizer(values, keras_model())
-    again = keras_rules.KerasRuleOptimizer.from_config(json.loads(json.dumps(optimizer.get_config())))
-    assert again.get_config() == optimizer.get_config()
-    assert again.global_clipnorm == 2.0
-    assert optimizer.get_config()["kinds"] == list(KINDS)
-
-
-def test_keras_refuses_variables_that_it_was_not_made_for():
-    net = keras_model()
-    optimizer = keras_rules.make_optimizer(settings("lars"), net)
-    with refused("HT-optimizer-other-parameters", expected=4, variables=2):
-        optimizer.build(net.trainable_variables[:2])
-    with refused("HT-model-not-built"):
-        keras_rules.make_optimizer(settings("lars"), keras.Sequential([keras.layers.Dense(3)], name="late"))

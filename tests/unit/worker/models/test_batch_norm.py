@@ -207,16 +207,6 @@ def test_one_value_a_channel_has_no_variance(framework, images, part):
     np.testing.assert_allclose(variance, expected, atol=1e-12)
 
 
-def test_keras_saves_parts_and_refuses_ranks():
-    layer = keras_batch_norm.KerasBatchNorm(extent=Extent(part=2), momentum=0.7, epsilon=1e-4, name="bn")
-    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert again.get_config() == layer.get_config()
-    assert (again._extent, again.momentum, again.epsilon) == (Extent(part=2), 0.7, 1e-4)
-    layer = keras_batch_norm.KerasBatchNorm(extent=Extent(group=SingleCommunicator("").group()), name="bn")
-    with refused("HT-model-not-saveable", layer="bn"):
-        layer.get_config()
-
-
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_the_whole_batch_in_float32_keeps_the_unbiased_variance(framework):
     run, dtype = {"torch": (of_torch, torch.float32), "keras": (of_keras, "float32")}[framework]

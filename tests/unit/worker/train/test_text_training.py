@@ -10,11 +10,9 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import BROKEN, Samples
-from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker import models  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 COMM = SingleCommunicator("test")
@@ -93,11 +91,6 @@ def test_a_state_goes_into_another_trainer(tied, averaged):
         assert torch.equal(parameter, other.model.get_parameter(name)), name
     assert (other.model.head.weight is other.model.tokens.weight) == (tied == "true")
     assert trainer.evaluate(samples(4)) == other.evaluate(samples(4))
-
-
-def test_keras_has_no_gpt():
-    with refused("HT-only-in-pytorch"):
-        models.build(recipe().model, "keras")
 
 
 def test_the_gpus_data_sheet_says_the_peak():
