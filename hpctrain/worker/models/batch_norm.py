@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.common.recipes.batch_statistics import ranks_together
+from hpctrain.common.recipes.requirements import ranks_together
 from hpctrain.common.recipes.sections import BatchNormSettings
 from hpctrain.worker.comm.base import Communicator, Group
 

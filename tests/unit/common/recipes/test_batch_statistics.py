@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.batch_statistics import ranks_together, require_span
 from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.requirements import ranks_together, require_span
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.data.sampling import global_batches, parts, share
 from support.refusals import refused

@@ -10,9 +10,9 @@ import pytest
 from hpctrain.cli.training_options import WorkOptions
 from hpctrain.cli.work import read_work
 from hpctrain.common.optim.learning_rate import LearningRate, sgd_share
-from hpctrain.common.recipes.batch_statistics import require_span
 from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.requirements import require_span
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.report.results import reported_text

@@ -9,7 +9,7 @@ from hpctrain.common.optim.rules import Operations, Rule, UpdateStep
 from hpctrain.common.recipes.optimizers import SCALARS, Optimizer
 
 torch = pytest.importorskip("torch")
-from hpctrain.worker.train import torch_rules, torch_updates  # noqa: E402
+from hpctrain.worker.train import torch_rules  # noqa: E402
 
 ONE_BY_ONE = Operations(norm=torch.linalg.vector_norm, sqrt=torch.sqrt, expm1=torch.expm1, where=torch.where)
 MOMENTUM = {"momentum": 0.9, "weight_decay": 0.1}
@@ -117,7 +117,7 @@ def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setitem(rules.TOGETHER, "cpu", together)
         model = network(torch.float64)
         give_gradients(model, 0)
-        lists = list(torch_updates._together(each for each in model.parameters() if each.grad is not None))
+        lists = list(torch_rules._together(each for each in model.parameters() if each.grad is not None))
         assert all(len(each) == 1 or sum(p.numel() for p in each) <= together for each in lists)
         torch_rules.make_optimizer(settings("lars"), model).step()
         results.append([each.detach().clone() for each in model.parameters()])
