@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from typing import ClassVar, cast
+from typing import cast
 
 _BEGIN, _END = b"\x1f\x02", b"\x1f\x03"
 _MARK = re.compile(rb"\x1f[\x02\x03]")
@@ -53,8 +53,6 @@ class _MarkedFile(io.FileIO):
 
     # Whether the log ends with a part of stderr, whose other mark is still to come.
     _is_open = False
-    # The marked one of this process, which a script's own sys.stderr does not replace.
-    stderr: ClassVar[_MarkedFile | None] = None
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
@@ -101,13 +99,3 @@ def mark_stderr() -> None:
     before = cast(io.TextIOWrapper, sys.stdout)
     sys.stdout = io.TextIOWrapper(out, before.encoding, before.errors, write_through=before.write_through)
     sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True)
-    _MarkedFile.stderr = err
-
-
-def write_stderr(text: str) -> None:
-    """Write to stderr without the lock of sys.stderr, which a process forked at this moment would hold for ever."""
-    data = text.encode()
-    if _MarkedFile.stderr:
-        _MarkedFile.stderr.write(data)
-    else:
-        os.write(2, data)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpctrain.common.checkpoints.keep import Policy, scores
@@ -19,7 +16,6 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter, kept
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.streams import write_stderr
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
 from hpctrain.worker.comm.stall_reports import reports
@@ -33,12 +29,6 @@ from hpctrain.worker.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from hpctrain.worker.train.torch_trainer import TorchTrainer
-
-# A user who sees nothing for three seconds begins to wonder whether the run hangs.
-_REPEAT_SECONDS = 2.0
-# After a minute, a line every two seconds would only fill the log.
-_PATIENT_AFTER = 60.0
-_PATIENT_SECONDS = 10.0
 
 
 def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]) -> None:
@@ -59,9 +49,9 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
     # Ranks without a GPU compute on their cores.
     decoders = recipe.data.decoders(plan.threads_per_rank - 1 if usable_gpus() else 0)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": decoders})})
-    with phase(comm, f"reading the data: {recipe.data.path or recipe.data.name}"):
-        train, test = open_sources(recipe, comm)
-        recipe = with_head(recipe, train, comm)
+    comm.say(f"reading the data: {recipe.data.path or recipe.data.name}")
+    train, test = open_sources(recipe, comm)
+    recipe = with_head(recipe, train, comm)
     with (
         contextlib.closing(train),
         contextlib.closing(test),
@@ -89,8 +79,8 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             peak_flops=matmul_flops(trainer.gpu, recipe.precision),
         )
         reports.iteration = lambda: loop.iteration + 1
-        with phase(comm, _first_phase(trainer, begun), over=lambda: loop.iteration > begun):
-            done = loop.run(begun)
+        comm.say(_first_phase(trainer, begun))
+        done = loop.run(begun)
     if not done:
         stopping.this_process.agree()
         raise SystemExit(stopping.RESUMABLE)
@@ -116,20 +106,20 @@ def _resumed_from(directory: RunDirectory) -> int:
 
 
 def _trainer(framework: Framework | None, recipe: Recipe, comm: Communicator) -> Trainer:
-    building = f"building {recipe.model.name}"
     if framework == "keras":
-        with phase(comm, "loading TensorFlow and Keras"):
-            from hpctrain.worker.train.keras_trainer import KerasTrainer
-        with phase(comm, building):
-            if comm.strategy is None or comm.size > 1:
-                return KerasTrainer(recipe, comm)
+        comm.say("loading TensorFlow and Keras")
+        from hpctrain.worker.train.keras_trainer import KerasTrainer
+
+        make: Callable[[Recipe, Communicator], Trainer] = KerasTrainer
+        if comm.strategy is not None and comm.size == 1:
             from hpctrain.worker.train.strategy_trainer import strategy_trainer
 
-            return strategy_trainer(recipe, comm)
-    with phase(comm, "loading PyTorch"):
-        trainer = torch_trainer(recipe, comm)
-    with phase(comm, building):
-        return trainer(recipe, comm)
+            make = strategy_trainer
+    else:
+        comm.say("loading PyTorch")
+        make = torch_trainer(recipe, comm)
+    comm.say(f"building {recipe.model.name}")
+    return make(recipe, comm)
 
 
 def torch_trainer(recipe: Recipe, comm: Communicator) -> type[TorchTrainer]:
@@ -154,33 +144,3 @@ def _first_phase(trainer: Trainer, begun: int) -> str:
         # Not "taking the first step": the epoch of the checkpoint may still have to be evaluated.
         return f"reading the checkpoint of step {begun} and continuing from it"
     return "compiling and taking the first step" if trainer.compiled else "taking the first step"
-
-
-@contextlib.contextmanager
-def phase(comm: Communicator, doing: str, over: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Print on rank 0 what it is doing, and repeat it at intervals until the block ends.
-
-    Args:
-        doing: a participle, as in "loading PyTorch".
-        over: whether the phase has ended although the block has not.
-    """
-    if comm.rank != 0:
-        yield
-        return
-    print(f"hpctrain: {doing}", file=sys.stderr, flush=True)
-    ended = threading.Event()
-    threading.Thread(target=_repeat, args=(doing, ended, over), name="hpctrain-phase", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _repeat(doing: str, ended: threading.Event, over: Callable[[], bool]) -> None:
-    begun = time.monotonic()
-    seconds = 0.0
-    while not ended.wait(_PATIENT_SECONDS if seconds > _PATIENT_AFTER else _REPEAT_SECONDS) and not over():
-        seconds = time.monotonic() - begun
-        # The main thread reports a full disk.
-        with contextlib.suppress(OSError):
-            write_stderr(f"hpctrain: still {doing} ({seconds:.0f} s)\n")

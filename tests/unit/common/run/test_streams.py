@@ -113,11 +113,3 @@ def test_signals_full_disks_and_files_of_ones_own(tmp_path: Path) -> None:
     # A handler may print in the middle of a line.
     lines = printed.replace("from a handler", "").replace("\n", "")
     assert lines.rstrip("x") == "".join(f"line {number}" for number in range(3000))
-
-
-def test_what_needs_no_lock_is_of_stderr_too() -> None:
-    script = "from hpctrain.common.run.streams import mark_stderr, write_stderr; {}write_stderr('é\\n')"
-    for before, marked in (("", False), ("mark_stderr(); ", True)):
-        command = [sys.executable, "-c", script.format(before)]
-        log = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True).stdout
-        assert list(Streams().divide(log)) == [(marked, "é\n")]
