@@ -47,7 +47,7 @@ def make_optimizer(settings: Optimizer, model: keras.Model) -> keras.optimizers.
 
 
 def parameter_kinds(model: keras.Model) -> list[ParameterKind]:
-    """The kind of each of a built model's ``trainable_variables`` in the layer that owns it, at any depth of nesting.
+    """The kind of each of a built model's ``trainable_variables`` in the layer that owns it.
 
     ``norm`` is all that Keras' normalisations, and classes derived from them, own, ``shortcut_norm`` where the layer's
     name has a part ``downsample``; ``bias`` is another layer's ``bias``.

@@ -7,13 +7,12 @@ from collections import Counter
 import pytest
 
 torch = pytest.importorskip("torch")
-keras = pytest.importorskip("keras")
 
 from torch import nn  # noqa: E402
 
 from hpctrain.worker.models.torch_resnet import resnet50  # noqa: E402
 from hpctrain.worker.models.torch_transformer import Encoder  # noqa: E402
-from hpctrain.worker.train import keras_rules, torch_rules  # noqa: E402
+from hpctrain.worker.train import torch_rules  # noqa: E402
 
 
 def test_resnet50_has_two_parameters_a_batch_norm_and_one_bias():
@@ -75,44 +74,6 @@ def test_other_layers_of_pytorch():
     assert Counter(recurrent) == {"weight": 4, "bias": 4}
     assert Counter(kind for name, kind in kinds.items() if name.startswith("attention")) == {"weight": 2, "bias": 4}
     assert [kinds[name] for name in ("scale", "vector", "embedding.weight")] == ["weight"] * 3
-
-
-def test_a_keras_model_with_models_in_it():
-    layers = keras.layers
-
-    class OwnNorm(layers.BatchNormalization):
-        pass
-
-    class OwnScale(layers.Layer):
-        def build(self, shape) -> None:
-            self.scale = self.add_weight(shape=(shape[-1],), name="bias_like_but_no_bias")
-
-        def call(self, x):
-            return x * self.scale
-
-    inner = keras.Sequential([layers.Dense(4), OwnNorm(), OwnScale()])
-    inside = keras.Input((5, 3))
-    block = keras.Model(inside, layers.LayerNormalization()(inner(inside)))
-    x = inputs = keras.Input((5, 3))
-    x = block(x)
-    x = layers.Bidirectional(layers.LSTM(2))(x)
-    x = layers.RMSNormalization()(x)
-    model = keras.Model(inputs, layers.Dense(2)(x))
-    kinds = keras_rules.parameter_kinds(model)
-    found = [
-        (variable.path.split("/")[-1], kind) for variable, kind in zip(model.trainable_variables, kinds, strict=True)
-    ]
-    expected = {
-        "kernel": "weight",
-        "recurrent_kernel": "weight",
-        "bias": "bias",
-        "gamma": "norm",
-        "beta": "norm",
-        "scale": "norm",
-        "bias_like_but_no_bias": "weight",
-    }
-    assert found == [(name, expected[name]) for name, _ in found]
-    assert Counter(kinds) == {"weight": 1 + 1 + 4 + 1, "bias": 1 + 2 + 1, "norm": 2 + 2 + 1}
 
 
 def test_groups_have_the_decay_of_their_kind():

@@ -243,11 +243,8 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
         ({"name": "step"}, "HT-keys-not-together"),
         ({"name": "cosine", "milestones": (3,)}, "HT-recipe-key-of-another"),
         ({"name": "step", "milestones": (3, 2)}, "HT-keys-not-together"),
-        ({"name": "step", "milestones": (2, 2)}, "HT-keys-not-together"),
-        ({"name": "step", "milestones": (0,)}, "greater_than"),
         ({"name": "step", "milestones": (3,), "factors": (1, 2)}, "HT-recipe-key-of-another"),
         ({"name": "piecewise", "milestones": (3,), "factors": (1,)}, "HT-keys-not-together"),
-        ({"name": "piecewise", "milestones": (3,), "factors": (1, -1)}, "greater_than"),
         ({"name": "polynomial", "gamma": 0.5}, "HT-recipe-key-of-another"),
         ({"name": "cosine", "power": 1.0}, "HT-recipe-key-of-another"),
         ({"name": "step", "decay_steps": 3}, "HT-recipe-key-of-another"),
@@ -255,7 +252,6 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
             {"name": "step", "milestones": (3,), "end_rate": 0.1},
             "HT-recipe-key-of-another",
         ),
-        ({"name": "polynomial", "end_rate": -0.1}, "greater_than_equal"),
         ({"name": "triangular", "peak_epoch": 2}, "HT-keys-not-together"),
         ({"name": "triangular", "warmup_from": 0}, "HT-keys-not-together"),
         (
@@ -263,7 +259,6 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
             "HT-keys-not-together",
         ),
         ({"name": "cosine", "peak_epoch": 2}, "HT-recipe-key-of-another"),
-        ({"warmup_epochs": -1, "base_batch": 32}, "greater_than_equal"),
         ({"warmup_epochs": 3}, "HT-keys-not-together"),
         ({"warmup_steps": 3}, "HT-recipe-key-of-another"),
         ({"name": "polynomial", "warmup_steps": 3, "decay_steps": 9}, "HT-keys-not-together"),
@@ -278,16 +273,10 @@ def test_a_polynomial_from_the_start_steps_down_where_the_warm_up_ends():
             "HT-keys-not-together",
         ),
         ({"warmup_from": 0.1}, "HT-keys-not-together"),
+        ({"name": "step", "milestones": [4], "warmup_epochs": 5}, "HT-keys-not-together"),
         ({"warmup": "constant"}, "HT-keys-not-together"),
-        ({"warmup_epochs": 3, "warmup_from": -1}, "greater_than_equal"),
-        ({"base_batch": 0}, "greater_than_equal"),
     ],
 )
 def test_schedules_that_cannot_be(schedule, kind):
     with invalid(kind):
         digits_recipe(schedule=schedule)
-
-
-def test_a_milestone_within_the_warmup_is_refused():
-    with invalid("HT-keys-not-together"):
-        digits_recipe(schedule={"name": "step", "milestones": [4], "warmup_epochs": 5})

@@ -90,7 +90,6 @@ def test_overrides() -> None:
         ("optimizer={nme: sgd, learning_rate: 1}", "HT-file-unknown-key", {"key": "optimizer.nme"}),
         ("epochs=many", "HT-file-value", {"key": "epochs", "value": "'many'"}),
         ("epochs=2.5", "HT-file-value", {"key": "epochs", "value": "2.5"}),
-        ("epochs='3'", "HT-file-value", {"key": "epochs", "value": "'3'"}),
         ("batch.drop_last=1", "HT-file-value", {"key": "batch.drop_last", "value": "1"}),
         ("optimizer.learning_rate=.inf", "HT-file-value", {"key": "optimizer.learning_rate", "value": "inf"}),
         ("optimizer.learning_rate=-1", "HT-file-value", {"key": "optimizer.learning_rate", "value": "-1"}),
@@ -111,14 +110,9 @@ def test_overrides() -> None:
         ),
         ("=3", "HT-option-bad-value", {"override": "=3"}),
         ("epochs=1:30", "HT-file-value", {"key": "epochs", "value": "'1:30'"}),
-        ("epochs=0x1f", "HT-file-value", {"key": "epochs", "value": "'0x1f'"}),
-        ("epochs=010", "HT-file-value", {"key": "epochs", "value": "'010'"}),
         ("epochs=1_000", "HT-file-value", {"key": "epochs", "value": "'1_000'"}),
-        ("optimizer.learning_rate=1:30.5", "HT-file-value", {"key": "optimizer.learning_rate", "value": "'1:30.5'"}),
-        ("optimizer.learning_rate=1_0.5", "HT-file-value", {"key": "optimizer.learning_rate", "value": "'1_0.5'"}),
         (f"epochs={'9' * 5000}", "HT-file-value", {"key": "epochs", "value": "'999999999999...9999999999999'"}),
         ("data=&a [*a]", "HT-file-not-yaml", {}),
-        ("data=&a {name: *a}", "HT-file-not-yaml", {}),
         ("data=!!timestamp x", "HT-file-not-yaml", {}),
         (f"data={'[' * 3000}{']' * 3000}", "HT-file-not-yaml", {}),
         ("schedule.base_batch=null", "HT-keys-not-together", {"key": "schedule"}),
@@ -143,7 +137,6 @@ def test_overrides() -> None:
             "HT-recipe-key-of-another",
             {"key": "milestones", "owners": "step and piecewise", "name": "cosine"},
         ),
-        ("schedule.warmup_from=-0.1", "HT-file-value", {"key": "schedule.warmup_from", "value": "-0.1"}),
         ("images.size_ramp=[[4, 160], [4, 192]]", "HT-key-out-of-range", {"key": "images"}),
         ("images.crop_area=[0.5, 0.1]", "HT-key-out-of-range", {"key": "images"}),
         ("images.crop_area=[0.5, 1.1]", "HT-key-out-of-range", {"key": "images"}),
@@ -153,9 +146,7 @@ def test_overrides() -> None:
             "HT-key-out-of-range",
             {"key": "images", "test_size": 300, "test_resize": 256},
         ),
-        ("schedule.decay_steps=0", "HT-file-value", {"key": "schedule.decay_steps", "value": "0"}),
         ("model.batch_norm.span=0", "HT-file-value", {"key": "model.batch_norm.span.constrained-int", "value": "0"}),
-        ("batch.per_rank=0", "HT-file-value", {"key": "batch.per_rank", "value": "0"}),
     ],
 )
 def test_a_wrong_override(override: str, code: str, values: dict[str, object] | str) -> None:
@@ -184,11 +175,6 @@ def test_a_rate_that_ends_above_its_peak_on_these_ranks() -> None:
         recipe.at(1)
 
 
-def test_an_override_within_an_overridden_value() -> None:
-    with refused("HT-set-unknown-key", parent="optimizer", value=3):
-        load_recipe("digits", ["optimizer=3", "optimizer.name=sgd"])
-
-
 @pytest.mark.parametrize(
     ("old", "new", "line_of", "code", "values"),
     [
@@ -212,18 +198,7 @@ def test_an_override_within_an_overridden_value() -> None:
         ("seed: 7", "epochs: 7", "epochs: 7", "HT-file-key-twice", {"key": "epochs"}),
         ("seed: 7", "seed: [7", "", "HT-file-not-yaml", {}),
         ("seed: 7", "[seed]: 7", "[seed]", "HT-file-not-yaml", {}),
-        ("seed: 7", "? {a: b}\n: 7", "? {a", "HT-file-not-yaml", {}),
         ("seed: 7", "seed: 2020-01-01", "seed: 2020", "HT-file-value", {"key": "seed", "value": "'2020-01-01'"}),
-        ("seed: 7", "seed: 1:30", "seed: 1:30", "HT-file-value", {"key": "seed", "value": "'1:30'"}),
-        ("seed: 7", "seed: &a [*a]", "seed: &a", "HT-file-not-yaml", {}),
-        ("seed: 7", f"seed: {'[' * 3000}", "seed: [", "HT-file-not-yaml", {}),
-        (
-            "seed: 7",
-            f"seed: {'9' * 5000}",
-            "seed: 999",
-            "HT-file-value",
-            {"key": "seed", "value": "'999999999999...9999999999999'"},
-        ),
     ],
 )
 def test_a_wrong_file_names_the_line(
@@ -283,12 +258,6 @@ def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -
         load_recipe("digits", contrary[::-1] if reverse else contrary)
 
 
-@pytest.mark.parametrize("key", ["batch=shrink", "min_ranks=2"])
-def test_what_only_a_fault_tolerant_run_can_have(key: str) -> None:
-    with refused("HT-keys-not-together"):
-        load_recipe("digits", [f"fault_tolerance.{key}"])
-
-
 def test_elastic_in_one_word() -> None:
     given = ["fault_tolerance.max_ranks=8", "fault_tolerance=elastic", "fault_tolerance=shrink"]
     tolerance = load_recipe("digits", given).fault_tolerance
@@ -303,11 +272,10 @@ def test_elastic_in_one_word() -> None:
             "HT-value-not-valid",
             {"key": "fault_tolerance", "value": "elastik"},
         ),
-        (
-            ["fault_tolerance.max_ranks=4"],
-            "HT-keys-not-together",
-            {"key": "fault_tolerance"},
-        ),
+        (["optimizer=3", "optimizer.name=sgd"], "HT-set-unknown-key", {"parent": "optimizer", "value": 3}),
+        (["fault_tolerance.batch=shrink"], "HT-keys-not-together", {}),
+        (["fault_tolerance.min_ranks=2"], "HT-keys-not-together", {}),
+        (["fault_tolerance.max_ranks=4"], "HT-keys-not-together", {"key": "fault_tolerance"}),
         (
             ["fault_tolerance=elastic", "fault_tolerance.max_ranks=2", "fault_tolerance.min_ranks=3"],
             "HT-keys-not-together",
