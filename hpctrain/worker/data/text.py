@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,23 +14,13 @@ from hpctrain.common.shards.text.tokenizer import ByteTokenizer
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
 
+if TYPE_CHECKING:
+    from hpctrain.common.shards.text.token_shards import TokenShards
+
 # One in so many of the bundled documents is for validation.
 _VALIDATION = 20
 # The third word of the cuts' random seed, whose first two are those of a pass's order.
 _CUT_STREAM = 1
-
-
-class Tokens(Protocol):
-    """A sequence of tokens."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A text that differs for other tokens."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, begin: int, count: int) -> NDArray[np.uint16]:
-        """``count`` tokens from ``begin`` on, shape (count,)."""
 
 
 class TokensInMemory:
@@ -63,7 +53,7 @@ class Windows:
         seed: the recipe's; None for windows with the same offset in each pass.
     """
 
-    def __init__(self, tokens: Tokens, context: int, seed: int | None = None) -> None:
+    def __init__(self, tokens: TokenShards | TokensInMemory, context: int, seed: int | None = None) -> None:
         self._tokens = tokens
         self._context = context
         self._seed = seed

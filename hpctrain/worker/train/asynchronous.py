@@ -149,17 +149,13 @@ class AsynchronousLoop(Loop):
 
     def _parts(self) -> list[_BatchPart]:
         """The parts of the epoch's remaining batches, without those that have no sample."""
-        batches = self._feed.batches(self._epoch, self._seen, self._batch_size)
-        firsts = itertools.accumulate(map(len, batches), initial=self._seen)
-        places = [
-            (number, place, batch, first)
-            for number, (batch, first) in enumerate(zip(batches, firsts, strict=False))
-            for place in range(min(self._comm.size, len(batch)))
-        ]
-        return [
-            _BatchPart(number=number, batch=batch, place=place, indices=indices, first=first)
-            for number, (batch, place, indices, first) in enumerate(places)
-        ]
+        parts: list[_BatchPart] = []
+        first = self._seen
+        for number, indices in enumerate(self._feed.batches(self._epoch, self._seen, self._batch_size)):
+            for place in range(min(self._comm.size, len(indices))):
+                parts.append(_BatchPart(number=len(parts), batch=number, place=place, indices=indices, first=first))
+            first += len(indices)
+        return parts
 
     def _take_steps(self, parts: Sequence[_BatchPart], rule: Downpour | Elastic) -> tuple[dict[int, float], str | None]:
         """Compute steps until none is left.

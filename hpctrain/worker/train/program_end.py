@@ -196,18 +196,14 @@ def from_script(error: BaseException) -> TracebackType | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a rank ended that is not done: an exit status other than 0, and the error as text.
+    """How a rank ended that is not done: an exit status other than 0, and the error.
 
-    ``resumable``: the work was asked to stop, and did with its state saved. ``refused``: hpctrain says what is wrong,
-    and another attempt would not help.
+    ``resumable``: the work was asked to stop, and did with its state saved.
     """
 
     exit_code: int
-    kind: str
-    message: str
-    code: str = ""
+    error: RankError
     resumable: bool = False
-    refused: bool = False
 
 
 def exit_status(stop: SystemExit) -> Ending | None:
@@ -218,18 +214,21 @@ def exit_status(stop: SystemExit) -> Ending | None:
         resumable = stop.code == stopping.RESUMABLE and stopping.this_process.asked(look=True) is not None
         if stop.code == stopping.RESUMABLE and not resumable:
             message += ", which says that it was stopped, but nobody asked it to stop"
-        return Ending(exit_code=stop.code & 0xFF or 1, kind="SystemExit", message=message, resumable=resumable)
+        error = RankError(type="SystemExit", message=message)
+        return Ending(exit_code=stop.code & 0xFF or 1, error=error, resumable=resumable)
     with contextlib.suppress(OSError, ValueError):
         tell(stop.code)
-    return Ending(exit_code=1, kind="SystemExit", message=str(stop.code))
+    return Ending(exit_code=1, error=RankError(type="SystemExit", message=str(stop.code)))
 
 
 def describe(error: BaseException) -> Ending:
     kind = type(error).__name__
     if not isinstance(error, HpctrainError):
-        return Ending(exit_code=1, kind=kind, message=f"{error}\n{explanation(error)}".rstrip("\n"))
+        message = f"{error}\n{explanation(error)}".rstrip("\n")
+        return Ending(exit_code=1, error=RankError(type=kind, message=message))
     refused = error.exit_code != stopping.RESUMABLE and not isinstance(error, TransientError)
-    return Ending(exit_code=error.exit_code, kind=kind, message=error.advice, code=error.code, refused=refused)
+    described = RankError(type=kind, message=error.advice, code=error.code, refused=refused)
+    return Ending(exit_code=error.exit_code, error=described)
 
 
 def record_fields(ending: Ending | None) -> dict[str, Any]:
@@ -239,9 +238,7 @@ def record_fields(ending: Ending | None) -> dict[str, Any]:
         "status": "resumable" if ending.resumable else "failed",
         "ended": time.time(),
         "exit_code": ending.exit_code,
-        "error": None
-        if ending.resumable
-        else RankError(type=ending.kind, message=ending.message, code=ending.code, refused=ending.refused),
+        "error": None if ending.resumable else ending.error,
     }
 
 

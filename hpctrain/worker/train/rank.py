@@ -123,7 +123,9 @@ def run_rank(path: Path) -> int:
             _update(directory, record, **record_fields(ending))
         except HpctrainError as error:
             # On a full disk only the launcher's stream is left.
-            text = f"rank {rank} on {record.host}: {(ending or error).message}; {held.in_words(error)}\n"
+            text = (
+                f"rank {rank} on {record.host}: {(ending.error if ending else error).message}; {held.in_words(error)}\n"
+            )
             os.write(terminal, text.encode(errors="backslashreplace"))
             if ending is None or ending.resumable:
                 ending = describe(error)
