@@ -60,11 +60,6 @@ class Pool:
         self.nanoseconds: Counter[str] = Counter()
         self._open: Generator[LoadedPiece] | None = None
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of running workers."""
-        return []
-
     @contextlib.contextmanager
     def pieces(
         self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int
