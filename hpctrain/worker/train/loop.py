@@ -36,8 +36,7 @@ from hpctrain.worker.train.feed import Feed, SamplesAhead, evaluate
 from hpctrain.worker.train.local_steps import LocalSteps
 from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
-from hpctrain.worker.train.run_event import run_event
-from hpctrain.worker.train.trainer import Trainer, TrainingStep
+from hpctrain.worker.train.trainer import Trainer, TrainingStep, run_event
 
 # The first step also allocates and compiles.
 _TRACED_STEP = 2

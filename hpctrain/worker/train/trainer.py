@@ -1,4 +1,4 @@
-"""The interface of a framework's trainer, for the training loop and the recovery from faults."""
+"""The interface of a framework's trainer, for the training loop and the recovery from faults; and what it trains."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.layout import MOMENTS
 from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.run.events.kinds import RunEvent
 from hpctrain.common.run.value_types import Moment
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
@@ -230,6 +231,33 @@ class Trainer(Stateful):
         A sample with several labels counts by the part of them that is correct. Both use the average of the
         parameters, where the recipe has one.
         """
+
+
+def run_event(
+    recipe: Recipe, comm: Communicator, trainer: Trainer, iterations_per_epoch: int, peak_flops: float | None
+) -> RunEvent:
+    """The event of a run. Collective.
+
+    Args:
+        peak_flops: the peak of a rank's GPU in FLOP/s; None where it is not known.
+    """
+    event = RunEvent(
+        recipe=recipe.name,
+        framework=trainer.framework,
+        backend=comm.backend,
+        ranks=comm.size,
+        hosts=tuple(sorted(set(comm.allgather_object(comm.host)))),
+        epochs=recipe.epochs,
+        iterations_per_epoch=iterations_per_epoch,
+        parameters=trainer.parameters,
+        bucket_mb=trainer.bucket_mb,
+        decode=recipe.data.decode if recipe.data.name == "imagenet" else None,
+    )
+    if recipe.data.name != "text":
+        return event
+    tokens = recipe.model.context
+    text = {"tokens": tokens, "flops": tokens * recipe.model.flops_per_token, "peak_flops": peak_flops}
+    return event.model_copy(update=text)
 
 
 def _pass() -> None: ...
