@@ -34,14 +34,13 @@ _QUIET = 0.5
 _ABOUT = ("ranks", "hosts", "cores", "oversubscribed", "images", "bytes_each", "bytes", "load", "left_out")
 
 
-def _print(measured: Mapping[str, Any], record: Mapping[str, Any], *tables: object, as_json: bool) -> None:
-    """Print tables, with warnings about what was not measured and about other processes; or all of it as JSON."""
+def _print(measured: Mapping[str, Any], record: Mapping[str, Any], table: object, *, as_json: bool) -> None:
+    """Print a table, with warnings about what was not measured and about other processes; or all of it as JSON."""
     about = {name: measured[name] for name in _ABOUT if name in measured}
     if as_json:
         answer(json_text({**record, **about}))
         return
-    for table in tables:
-        terminal().print(table)
+    terminal().print(table)
     if measured["load"] > _QUIET:
         tell(f"other processes were running: the load was {measured['load']} before; measure again when it is near 0")
     for name, why in about.get("left_out", {}).items():
@@ -60,8 +59,7 @@ def _group() -> None: ...
 @with_groups
 def allreduce(
     ranks: Annotated[
-        list[int] | None,
-        typer.Option("-np", metavar="N", min=2, help="Number of ranks (2, or the hosts' slots); repeatable."),
+        int | None, typer.Option("-np", metavar="N", min=2, help="Number of ranks (2, or the hosts' slots).")
     ] = None,
     *,
     hosts: NamedHosts,
@@ -81,7 +79,7 @@ def allreduce(
     """
     from hpctrain.common.run.plan import HostOptions
     from hpctrain.control.programs.bench import measure, parse_sizes
-    from hpctrain.report.benchmarks import Row, allreduce_rows, allreduce_table
+    from hpctrain.report.benchmarks import allreduce_rows, allreduce_table
 
     wanted = parse_sizes(sizes)
     options = HostOptions(**hosts.given())
@@ -91,27 +89,15 @@ def allreduce(
             "--link-gbit describes the links between hosts",
             "name the hosts: -H n1,n2, or --hostfile FILE",
         )
-    rows: list[Row] = []
-    left_out: dict[str, str] = {}
-    loads = []
-    tables = []
-    numbers: list[int | None] = [*dict.fromkeys(ranks or [])] or [None]
-    for number in numbers:
-        measured = measure("allreduce", number, ",".join(map(str, wanted)), str(rounds), hosts=options)
-        seconds = {int(size): times for size, times in measured["seconds"].items()}
-        of_ranks = allreduce_rows(
-            seconds,
-            measured["ranks"],
-            oversubscribed=measured["oversubscribed"],
-            hosts=measured["hosts"],
-            link_bytes_per_s=link_gbit * 1e9 / 8 if link_gbit else None,
-        )
-        tables.append(allreduce_table(of_ranks, measured["cores"]))
-        rows += of_ranks
-        left_out |= measured["left_out"]
-        loads.append(measured["load"])
-    together = {"cores": measured["cores"], "load": max(loads), "left_out": left_out}
-    _print(together, {"rows": rows}, *tables, as_json=as_json)
+    measured = measure("allreduce", ranks, ",".join(map(str, wanted)), str(rounds), hosts=options)
+    rows = allreduce_rows(
+        {int(size): times for size, times in measured["seconds"].items()},
+        measured["ranks"],
+        oversubscribed=measured["oversubscribed"],
+        hosts=measured["hosts"],
+        link_bytes_per_s=link_gbit * 1e9 / 8 if link_gbit else None,
+    )
+    _print(measured, {"rows": rows}, allreduce_table(rows, measured["cores"]), as_json=as_json)
 
 
 @app.command()
@@ -216,7 +202,7 @@ def loader(
     less, is that of hpctrain's processes without the rank.
     """
     from hpctrain.control.programs.bench import measure
-    from hpctrain.report.benchmarks import loader_rows, loader_table, stages_table
+    from hpctrain.report.benchmarks import loader_rows, loader_table
 
     numbers = list(dict.fromkeys(workers or [1, 2]))
     if data and not (data / "manifest.json").is_file():
@@ -231,7 +217,7 @@ def loader(
     rows = loader_rows(measured["seconds"], measured["processor"], measured["stages"])
     title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
     record = {"image_size": image_size, "rounds": rounds, "rows": rows}
-    _print(measured, record, loader_table(rows, title), stages_table(rows), as_json=as_json)
+    _print(measured, record, loader_table(rows, title), as_json=as_json)
 
 
 @app.command()

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hpctrain.cli.options import AsJson
 from hpctrain.report.output import answer_json, print_table
 
-if TYPE_CHECKING:
-    from hpctrain.common.run.directory import RunDirectory
-
 
 def compare(
     targets: Annotated[list[str], typer.Argument(metavar="RUN…", help="Directories or jobs of runs, ended or not.")],
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also draw the curves of the runs over each other: .png, .svg or .pdf."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Set runs side by side: their state, metrics and speed, and the arguments and settings in which they differ.
 
-    `--plot FILE` draws their curves over each other, and so does `tensorboard --logdir hpctrain-runs`.
+    `tensorboard --logdir hpctrain-runs` draws their curves over each other.
     """
     from rich import box
     from rich.markup import escape
@@ -38,8 +29,6 @@ def compare(
     from hpctrain.report.runs import differing, value_text
 
     directories = [find_run(target).directory for target in targets]
-    if plot is not None:
-        _save_plot(directories, plot)
     differences = differing([read_model(directory.plan, Plan) for directory in directories])
     summaries = [read_summary(directory) for directory in directories]
     names = dict.fromkeys(name for summary in summaries for name in summary["metrics"])
@@ -62,18 +51,3 @@ def compare(
             table.add_row(*map(escape, (value_text(name), *cells)))
         table.add_section()
     print_table(table)
-
-
-def _save_plot(directories: Sequence[RunDirectory], file: Path) -> None:
-    """Write the picture of the runs' curves, named by their folders, or their paths where two have the same."""
-    from hpctrain.cli.output_files import require_places, save
-    from hpctrain.common.run.events import EventsFile
-    from hpctrain.report.pictures import picture_format
-    from hpctrain.report.run_curves import plot_runs
-
-    kind = picture_format(file)
-    require_places([file])
-    names = [directory.path.name for directory in directories]
-    names = names if len({*names}) == len(names) else [str(directory.path) for directory in directories]
-    runs = {name: EventsFile(directory.events) for name, directory in zip(names, directories, strict=True)}
-    save({file: plot_runs(runs, kind)})

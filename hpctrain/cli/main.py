@@ -7,7 +7,7 @@ import io
 import itertools
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -55,16 +55,6 @@ _RANKS = {
     "predict": "--nodes N with --gpus-per-node G is the number of ranks",
 }
 
-# What commands are called elsewhere.
-_OTHER_WORDS = {
-    "train": "run",
-    "launch": "run",
-    "start": "run",
-    "list": "status",
-    "ps": "status",
-    "stop": "cancel",
-}
-
 # A wrong option of these may be one of the script, or a key of the recipe.
 _OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))
 
@@ -76,7 +66,7 @@ def _unknown(word: str) -> HpctrainError:
     if word.endswith((".py", ".yaml")) or word in recipe_names():
         hint = f"hpctrain run {word}"
     else:
-        hint = f"hpctrain {_OTHER_WORDS[word]}" if word in _OTHER_WORDS else nearest(word, _COMMANDS)
+        hint = nearest(word, _COMMANDS)
     return HpctrainError("HT-command-unknown", "there is no command {name!r}", hint, name=word)
 
 
@@ -125,11 +115,9 @@ def _name_unknown_options(command: Any) -> None:
                 hint = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
             elif script:
                 hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
-            elif key := _key_of_recipes(name):
-                hint = f"a value of a recipe is set by --set {key}=…; its keys: hpctrain recipes show NAME"
             else:
-                known = [name for parameter in command.params for name in parameter.opts]
-                hint = nearest(option, [name for name in known if name.startswith("-")])
+                known = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
+                hint = f"--set KEY=VALUE sets a value of a recipe; {nearest(option, known)}"
             raise HpctrainError(
                 "HT-option-unknown",
                 "hpctrain {command} has no option {option}",
@@ -139,23 +127,6 @@ def _name_unknown_options(command: Any) -> None:
             ) from error
 
     command.parse_args = parse_args
-
-
-def _key_of_recipes(option: str) -> str | None:
-    """The dotted key of a recipe that an option of scripts sets, such as ``optimizer.learning_rate`` of ``lr``."""
-    # Imported here because it loads the whole schema, which only this message needs.
-    from hpctrain.common.files.checked_yaml import subsection
-    from hpctrain.common.recipes.schema import Recipe
-
-    def keys(section: Any, before: str = "") -> Iterator[str]:
-        for key in section.model_fields:
-            inner = subsection(section, key)
-            yield from keys(inner, f"{before}{key}.") if inner else (f"{before}{key}",)
-
-    wanted = "learning_rate" if option == "lr" else option.replace("-", "_")
-    candidates = [key for key in keys(Recipe) if wanted in (key.rpartition(".")[2], key.replace(".", "_"))]
-    outermost = [key for key in candidates if key.count(".") == min(name.count(".") for name in candidates)]
-    return outermost[0] if len(outermost) == 1 else None
 
 
 # Rich, which groups the options in a command's help, takes a tenth of a second even for one line about a typing error.

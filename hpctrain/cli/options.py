@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -58,24 +58,11 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completes a name in the shell. It reads no files' contents, so that it answers while the user types."""
-    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
-
-
-def _recipe_names() -> Iterable[str]:
-    from hpctrain.common.recipes.names import recipe_names
-
-    return recipe_names()
-
-
-recipes = completing(_recipe_names)
-
 RecipeOrScript = Annotated[
     str | None,
-    typer.Argument(metavar="[RECIPE|SCRIPT.py]", help="A recipe's name or file, or a script.", autocompletion=recipes),
+    typer.Argument(metavar="[RECIPE|SCRIPT.py]", help="A recipe's name or file, or a script."),
 ]
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name or file.", autocompletion=recipes)]
+RecipeName = Annotated[str, typer.Argument(help="A recipe's name or file.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than this machine has cores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,25 +14,13 @@ from hpctrain.cli.work import print_notes
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.machine import as_if_installed, this_machine
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.mesh_traffic import aligned, bytes_text
 from hpctrain.common.run.plan import HostOptions, Plan
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command_line import own_threads, rank_environment
-from hpctrain.control.planning.mesh_plan import mesh_lines, parameters
+from hpctrain.control.planning.mesh_plan import mesh_lines
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.report.output import answer, answer_json, tell
-
-if TYPE_CHECKING:
-    from hpctrain.control.predict.zero import Stage, StateBytes
-
-# What a ZeRO stage divides among the ranks.
-_DIVIDES: Mapping[Stage, str] = {
-    0: "nothing divided",
-    1: "ZeRO 1: the optimizer's state",
-    2: "ZeRO 2: gradients too",
-    3: "ZeRO 3: parameters too",
-}
 
 
 @with_groups
@@ -69,9 +56,7 @@ def plan(
     )
     made = make_plan(request, machine, arranged)
     if as_json:
-        kept = {stage: vars(state) for stage, state in _state_bytes(made).items()}
-        further = {"state_bytes": kept} if kept else {}
-        answer_json({**made.model_dump(mode="json"), **further})
+        answer_json(made.model_dump(mode="json"))
     else:
         answer(_text(made))
 
@@ -107,8 +92,7 @@ def _text(plan: Plan) -> str:
         lines += ["", f"crossings of leaves by a ring over the hosts: {saved}; no order has fewer than {order.bound}"]
         lines += [f"fabric: {order.fabric}"]
     if plan.mesh_traffic:
-        kept = _state_lines(plan)
-        lines += ["", *mesh_lines(plan), *(["", "state of a rank (* as planned):", *kept] if kept else [])]
+        lines += ["", *mesh_lines(plan)]
     lines += ["", "environment of every rank:"]
     lines += [f"  {name}={value}" for name, value in rank_environment(plan, own_threads(os.environ)).items()]
     if plan.hosts[0].places:
@@ -118,30 +102,3 @@ def _text(plan: Plan) -> str:
         for local, slot in enumerate(host.places):
             lines += [f"  rank {local}: {name}={value}" for name, value in slot_variables(slot).items()]
     return "\n".join(lines)
-
-
-def _state_bytes(plan: Plan) -> Mapping[Stage, StateBytes]:
-    """The state of a rank by stage; empty where no state is divided, and for scripts, whose network is not known."""
-    from hpctrain.control.predict.zero import all_stages, bytes_of_parameter
-
-    sizes = plan.mesh.sizes
-    if plan.recipe is None or sizes["dp_shard"] == 1:
-        return {}
-    divided = parameters(plan.recipe) / (sizes["pp"] * sizes["tp"])
-    return all_stages(divided, bytes_of_parameter(plan.recipe.optimizer), sizes["dp_shard"] * sizes["cp"])
-
-
-def _state_lines(plan: Plan) -> list[str]:
-    """The bytes of :func:`_state_bytes` as the lines of a table; a star marks the plan's stage."""
-    states = _state_bytes(plan)
-    if not states:
-        return []
-    assert plan.recipe is not None
-    rows = [
-        (
-            f"{'*' if stage == plan.recipe.sharding.zero else ' '} {_DIVIDES[stage]}",
-            *map(bytes_text, (state.parameters, state.gradients, state.optimizer, state.total)),
-        )
-        for stage, state in states.items()
-    ]
-    return [*aligned([("", "parameters", "gradients", "optimizer", "together"), *rows])]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hpctrain.cli.options import NodeFile, Switches, recipes, with_groups
+from hpctrain.cli.options import NodeFile, Switches, with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.training_options import TrainingOptions
 from hpctrain.cli.work import print_notes
@@ -31,7 +31,7 @@ from hpctrain.control.predict.transformers.language_training import (
 )
 from hpctrain.control.predict.transformers.model_sizes import transformer
 from hpctrain.control.programs.traced_script import trace_script
-from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.profile import load_profile
 from hpctrain.control.topology.node_file import node_map_of
 from hpctrain.control.topology.records import LANE_GBIT
 from hpctrain.report.output import answer, answer_json, print_table, tell
@@ -106,7 +106,6 @@ def predict(
         typer.Argument(
             metavar="RECIPE|SCRIPT|TRACE",
             help="A recipe's name or file; a script; or a network that hpctrain.trace wrote, a .json file.",
-            autocompletion=recipes,
             show_default=False,
         ),
     ] = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from hpctrain.cli.options import AsJson, recipes
+from hpctrain.cli.options import AsJson
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
@@ -41,7 +41,7 @@ def list_recipes(as_json: AsJson = False) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="A published recipe, or the path of a recipe file.", autocompletion=recipes),
+        typer.Argument(help="A published recipe, or the path of a recipe file."),
     ],
     overrides: Overrides = None,
     world: Annotated[
@@ -64,7 +64,7 @@ def show(
 def check(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE", help="A recipe file, or a published recipe's name.", autocompletion=recipes),
+        typer.Argument(metavar="FILE", help="A recipe file, or a published recipe's name."),
     ],
     as_json: AsJson = False,
 ) -> None:

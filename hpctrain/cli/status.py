@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RUNS
 from hpctrain.report.output import answer, answer_json, duration, table_width, tell
@@ -30,12 +29,6 @@ def status(
             help="A run's directory, a job (12, or 12_3), or the last in hpctrain-runs/; by default all are listed.",
         ),
     ] = None,
-    newest: Annotated[
-        int | None, typer.Option("-n", min=1, metavar="N", help="List so many of the newest runs.")
-    ] = None,
-    state: Annotated[
-        str | None, typer.Option(metavar="STATE", help="List runs in this state alone: done, running, failed …")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON with stable keys.")] = False,
 ) -> None:
     """Show a run's state, step, loss, speed and remaining time. Without a run, list those in hpctrain-runs/.
@@ -44,7 +37,7 @@ def status(
     or in which settings it differs from the other runs of its script or recipe.
     """
     if target is None:
-        _show_runs(newest, state, as_json=as_json)
+        _show_runs(as_json=as_json)
         return
     from hpctrain.control.schedulers.find_run import find_run
     from hpctrain.report.status import ArrayStatus, read_status
@@ -60,23 +53,20 @@ def status(
         answer(_table(found))
 
 
-def _show_runs(newest: int | None, state: str | None, *, as_json: bool) -> None:
-    from hpctrain.report.runs import STATES, list_runs, runs_text
+def _show_runs(*, as_json: bool) -> None:
+    from hpctrain.report.runs import list_runs, runs_text
 
-    if state not in (None, *STATES):
-        raise HpctrainError("HT-choice-unknown", "no run is in state {state!r}", nearest(state, STATES), state=state)
-    every, problem = list_runs(RUNS)
-    rows = [row for row in every if state in (None, row.state)][:newest]
+    rows, problem = list_runs(RUNS)
     if problem:
         tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
         answer_json({"runs": [row.model_dump(mode="json") for row in rows]})
     elif rows:
         answer(runs_text(rows, RUNS, table_width()))
-    elif not every:
-        from hpctrain.control.schedulers.find_run import no_runs_hint
+    else:
+        from hpctrain.control.schedulers.find_run import NO_RUNS_HINT
 
-        tell(f"hpctrain: there is no run in {RUNS.absolute()}; {no_runs_hint()}")
+        tell(f"hpctrain: there is no run in {RUNS.absolute()}; {NO_RUNS_HINT}")
 
 
 def _table(run: RunStatus) -> str:
@@ -160,8 +150,6 @@ def _remaining(run: RunStatus) -> str | None:
     parts = [duration(run.remaining_s)]
     if run.job_remaining_s is not None:
         parts.append(f"the job ends in {duration(max(0.0, run.job_remaining_s))}")
-    if run.more_jobs:
-        parts.append(f"{run.more_jobs} more job{'s' if run.more_jobs > 1 else ''} needed")
     return "; ".join(part for part in parts if part) or None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -15,8 +15,6 @@ from hpctrain.cli.options import (
     Interface,
     NodeFile,
     TopologyName,
-    completing,
-    recipes,
     with_groups,
 )
 from hpctrain.cli.training_options import JobStart, Restarts, WorkOptions
@@ -34,7 +32,7 @@ from hpctrain.control.schedulers.job_request import (
     job_request,
 )
 from hpctrain.control.schedulers.outcome import exit_code, last_words, may_go_on, status_left, wait_for_end
-from hpctrain.control.schedulers.scheduler import Order, ScriptContent, find_cluster, scheduler
+from hpctrain.control.schedulers.scheduler import Order, find_cluster, scheduler
 from hpctrain.report.output import answer, tell
 
 # The exit status that shells give to a command that Ctrl-C ended.
@@ -43,7 +41,7 @@ _INTERRUPTED = 130
 
 def _print_clusters(wanted: bool) -> None:
     if wanted:
-        from hpctrain.control.schedulers.profiles import load_profile, profile_names
+        from hpctrain.control.schedulers.profile import load_profile, profile_names
 
         for profile in map(load_profile, profile_names()):
             tried = "" if profile.tried else " (hpctrain was not run there)"
@@ -51,18 +49,11 @@ def _print_clusters(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _cluster_names() -> Iterable[str]:
-    from hpctrain.control.schedulers.profiles import profile_names
-
-    return ["auto", *profile_names()]
-
-
 Cluster = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE|auto",
         help="A cluster profile; auto discovers the cluster at hand.",
-        autocompletion=completing(_cluster_names),
     ),
 ]
 ListClusters = Annotated[
@@ -98,9 +89,6 @@ class JobOptions:
         ),
     ] = None
     dependency: Annotated[str | None, typer.Option(metavar="afterok:ID")] = None
-    chain: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of jobs, each resuming where the last one stopped.")
-    ] = None
     further: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.")
     ] = None
@@ -139,14 +127,6 @@ class ScriptOptions:
         ),
     ] = False
 
-    def content(self) -> ScriptContent:
-        """What the job script does."""
-        return ScriptContent(
-            stage=self.stage or (),
-            stage_environment=self.stage_environment,
-            verify=self.verify,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobHosts:
@@ -162,9 +142,7 @@ class JobHosts:
 def submit(
     work: Annotated[
         str,
-        typer.Argument(
-            metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script.", autocompletion=recipes
-        ),
+        typer.Argument(metavar="RECIPE|SCRIPT.py", help="A recipe's name or file, or a script."),
     ],
     arguments: Arguments = None,
     cluster: Cluster = "auto",
@@ -188,29 +166,29 @@ def submit(
     """
     require_work(work)
     asked = job.asked()
-    found = find_cluster(cluster, job.partition)
-    request = job_request(found.profile, Path(work).stem, asked)
+    chosen = find_cluster(cluster, job.partition)
+    request = job_request(chosen.profile, Path(work).stem, asked)
     # The command line takes precedence over the profile.
-    in_container = container_options(found.profile, start.container, start.container_runtime, start.mounts or [])
-    placed = replace(start, launcher=start.launcher or found.profile.launcher, **in_container)
+    in_container = container_options(chosen.profile, start.container, start.container_runtime, start.mounts or [])
+    placed = replace(start, launcher=start.launcher or chosen.profile.launcher, **in_container)
     works = read_tasks(work, training, arguments or [], request.tasks)
     training_request = TrainingRequest(
         work=None,
         backend=training.backend,
         framework=training.framework,
-        host_options=host_options(found.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
+        host_options=host_options(chosen.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
         start=Start(**placed.changes()),
         stop=Stop(restarts=restarts),
         dry_run=dry_run,
     )
     order = Order(
-        cluster=found,
+        cluster=chosen,
         request=request,
         trainings={task: replace(training_request, work=task_work) for task, task_work in works.items()},
-        content=script.content(),
         options={*_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}), *_given({"wait": wait or None})},
         image=start.container,
         run_dir=run_dir,
+        **vars(script) | {"stage": script.stage or ()},
     )
     where = scheduler(order.cluster.profile.scheduled_by)
     if dry_run:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import typer
 
-from hpctrain.cli.options import completing, given
+from hpctrain.cli.options import given
 from hpctrain.common.cluster.backends import BACKENDS
 from hpctrain.common.cluster.container import Container, Runtime
 from hpctrain.common.cluster.launcher import LAUNCHERS
@@ -26,9 +26,6 @@ from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import has_credentials, is_secret
 
 Work = TypeVar("Work", Recipe, Script, Recipe | Script)
-
-# A lambda within an annotation would not see the module.
-_backends = completing(lambda: BACKENDS)
 
 Restarts = Annotated[
     int | None,
@@ -72,7 +69,6 @@ class TrainingOptions:
             "--backend",
             metavar="NAME",
             help=f"What reduces gradients: {', '.join(BACKENDS)}; auto by default.",
-            autocompletion=_backends,
         ),
     ] = None
 

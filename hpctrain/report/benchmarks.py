@@ -180,17 +180,6 @@ def loader_table(rows: Sequence[Row], title: str) -> Table:
     return _table(title, ("processes", "loader", "images/s", "of the limit", "hpctrain to it"), cells)
 
 
-def stages_table(rows: Sequence[Row]) -> Table:
-    """The stages of :func:`loader_rows`, and the processor's time beside that of decoding alone."""
-    gathered = [row for row in rows if row["stages_us"]]
-    alone = {row["workers"]: row["processor_us"] for row in rows if row["variant"] == DECODING}
-    cells = [[name, *(f"{row['stages_us'][name]:.0f}" for row in gathered)] for name in gathered[0]["stages_us"]]
-    cells += [["processor of decoding alone", *(f"{alone[row['workers']]:.0f}" for row in gathered)]]
-    cells += [["of the limit by processor", *(ratio_text(row["processor_share_of_limit"]) for row in gathered)]]
-    title = "microseconds an image, of all of hpctrain's processes together"
-    return _table(title, ("processes", *(str(row["workers"]) for row in gathered)), cells)
-
-
 def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
     """The table of :func:`checkpoint_rows`."""
     cells = [

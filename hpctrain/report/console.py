@@ -27,8 +27,7 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.report.faults import event_line, spike_line
-from hpctrain.report.output import Patient, say
-from hpctrain.report.overwritten_lines import Lines
+from hpctrain.report.output import Lines, Patient, say
 from hpctrain.report.record import StepTotals, iterations
 
 # How much of what a rank wrote to stderr is known to have been shown: longer than any error with its traceback.

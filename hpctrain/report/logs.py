@@ -20,7 +20,7 @@ from hpctrain.common.run.streams import Streams
 from hpctrain.control.schedulers.find_run import FoundRun
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.console import Console
-from hpctrain.report.overwritten_lines import Lines
+from hpctrain.report.output import Lines
 
 # Bytes read at a time from all logs, and at least from each, so that lines that several ranks printed are merged.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**16

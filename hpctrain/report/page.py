@@ -26,11 +26,10 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
-from hpctrain.common.run.value_types import Moment
 from hpctrain.control.schedulers.outcome import last_words
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
-from hpctrain.report.plots import MOST_NAMES, curves, overlap
+from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.run_energy import energy_text, kwh
@@ -78,7 +77,7 @@ def render(directory: RunDirectory) -> str:
     unread: list[HpctrainError] = []
     ranks = [*read_records(directory, unread).values()]
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
-    left, verdict, overlaps = directory.summary.exists(), read_verdict(directory), of_kind(record.events, OverlapEvent)
+    left, verdict = directory.summary.exists(), read_verdict(directory)
     summary = read_summary(directory) if left else _summary_of(record, plan)
     return template("page.html.jinja").render(
         plan=plan,
@@ -86,12 +85,10 @@ def render(directory: RunDirectory) -> str:
         unfinished=summary["status"] == UNFINISHED,
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=[*_figures(summary, plan.recipe), *_energy(summary, record, directory)],
+        figures=[*_figures(summary, plan.recipe), *_hidden(record), *_energy(summary, record, directory)],
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
-        left_out=len(record.sums.logged_counts) - MOST_NAMES,
-        overlaps=[(event.iteration, _picture(overlap(event.timeline))) for event in overlaps[:1]],
-        hidden=_hidden_share(overlaps[0].timeline) if overlaps else None,
+        left_out=len(record.sums.logged) - MOST_NAMES,
         settings=settings(plan),
         faults=_faults(record, ranks) or ([] if summary["status"] == "done" else _job_error(directory)),
         survived=first_of(
@@ -158,22 +155,28 @@ def _energy(summary: Mapping[str, Any], record: Record, directory: RunDirectory)
     """The energy by the hosts' counters and, where it has any, by the scheduler's accounting."""
     figures = []
     if (drawn := summary.get("energy_kwh")) is not None:
-        covers, each = summary["energy_covers"], summary["joules_per_sample"]
-        figures.append(("energy", energy_text(drawn), covers if each is None else f"{each:.3g} J a sample; {covers}"))
+        covers, joules = summary["energy_covers"], summary["joules_per_sample"]
+        figures.append(
+            ("energy", energy_text(drawn), covers if joules is None else f"{joules:.3g} J a sample; {covers}")
+        )
     jobs = [attempt.start.job for attempt in record.attempts if attempt.start and attempt.start.job]
     if drawn := kwh(scheduler_of(directory).joules(list(dict.fromkeys(jobs)), seconds=_ANSWER_SECONDS)):
         figures.append(("energy of the jobs", energy_text(drawn), "by the scheduler's accounting, of whole nodes"))
     return figures
 
 
-def _hidden_share(timeline: Sequence[Moment]) -> float | None:
-    """The part of the time with a reduction in flight that lies before the step's last gradient, 0 to 1."""
+def _hidden(record: Record) -> list[tuple[str, str, str]]:
+    """The part of the time with a reduction in flight that lies before the last gradient, in the step with times."""
+    event = next(iter(of_kind(record.events, OverlapEvent)), None)
+    timeline = event.timeline if event else ()
     gradients = [seconds for seconds, what, _ in timeline if what == "gradient"]
     launched = [seconds for seconds, what, _ in timeline if what == "launched"]
     finished = [seconds for seconds, what, _ in timeline if what == "finished"]
-    if not (gradients and launched and finished) or max(finished) <= min(launched):
-        return None
-    return max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
+    if not (event and gradients and launched and finished) or max(finished) <= min(launched):
+        return []
+    hidden = max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
+    remark = f"of the time with a reduction in flight, before the last gradient of step {event.iteration} on rank 0"
+    return [("hidden communication", f"{hidden:.0%}", remark)]
 
 
 def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:

@@ -6,25 +6,13 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, https://jfly.uni-koeln.de/color
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#777777"
-COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
-
-POINTS = 600
-"""A curve shows no more; with more values, a point is the mean of consecutive ones."""
-
-MARKED = 30
-"""Fewer points than this get a marker each."""
-
-_FORMATS = ("png", "svg", "pdf")
 _STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -35,24 +23,6 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
-
-
-def picture_format(file: Path) -> str:
-    """The format of a picture with that name.
-
-    Raises:
-        HpctrainError: there is no such format.
-    """
-    kind = file.suffix.lower().removeprefix(".")
-    if kind not in _FORMATS:
-        raise HpctrainError(
-            "HT-format-unknown",
-            "--plot {path}: no picture ends in {suffix}",
-            f"valid: {', '.join(f'.{known}' for known in _FORMATS)}",
-            path=file,
-            suffix=file.suffix or "nothing",
-        )
-    return kind
 
 
 @contextlib.contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.events.kinds import EpochEvent, StepEvent
-from hpctrain.common.run.value_types import Moment, ratio
-from hpctrain.report.pictures import MARKED, POINTS
+from hpctrain.common.run.value_types import ratio
 from hpctrain.report.record import Record
 
 if TYPE_CHECKING:
@@ -56,47 +55,25 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "legend.frameon": False,
 }
+# A curve shows no more points, and fewer than the second number get a marker each.
+_POINTS, _MARKED = 600, 30
 MOST_NAMES = 100
 """Of more values that a script logs, the first are drawn: each curve takes a tenth of a second."""
-# Of more buckets, the first are drawn, and so many have a row of full height.
-_MOST_BUCKETS, _FULL_ROWS = 200, 20
 
 
 class Means:
-    """The points of a curve, at most 600: of more values, each point is the mean of an equal number, or one more.
+    """The points of a curve, at most 600: of more values, each point is the mean of an equal number, or one more."""
 
-    Args:
-        count: the number of values that will be added.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._parts = min(count, POINTS)
-        self._length, self._longer = divmod(count, max(self._parts, 1))
-        self._left = 0
+    def __init__(self) -> None:
         self._x, self._y = array("d"), array("d")
-        self._new_part()
-
-    def _new_part(self) -> None:
-        self._x_sum = self._y_sum = 0.0
-        self._x_count = self._y_count = 0
 
     def __len__(self) -> int:
-        return self._parts
+        return min(len(self._x), _POINTS)
 
     def add(self, x: float, y: float | None) -> None:
         """Add the next value. A point leaves out None and what is not finite, and is a gap without other values."""
-        if not self._left:
-            self._left = self._length + (len(self._x) < self._longer)
-        self._x_sum += x
-        self._x_count += 1
-        if y is not None and math.isfinite(y):
-            self._y_sum += y
-            self._y_count += 1
-        self._left -= 1
-        if not self._left:
-            self._x.append(self._x_sum / self._x_count)
-            self._y.append(self._y_sum / self._y_count if self._y_count else math.nan)
-            self._new_part()
+        self._x.append(x)
+        self._y.append(math.nan if y is None else y)
 
     @property
     def known(self) -> bool:
@@ -106,7 +83,14 @@ class Means:
     @property
     def points(self) -> tuple[FloatArray, FloatArray]:
         """The values of x, and of y; NaN for a gap."""
-        return np.array(self._x), np.array(self._y)
+        x, y = np.array(self._x), np.array(self._y)
+        if not len(x):
+            return x, y
+        begins = np.cumsum([0, *map(len, np.array_split(x, len(self)))])[:-1]
+        finite = np.isfinite(y)
+        with np.errstate(invalid="ignore"):
+            means = np.add.reduceat(np.where(finite, y, 0.0), begins) / np.add.reduceat(finite.astype(float), begins)
+        return np.add.reduceat(x, begins) / np.diff(begins, append=len(x)), means
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
@@ -122,7 +106,7 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
     sums = record.sums
     if not sums.totals.count:
         return pictures
-    loss, rate, speed = Means(sums.totals.count), Means(sums.totals.count), Means(sums.timed.count)
+    loss, rate, speed = Means(), Means(), Means()
     done = EpochsDone(record)
     for step in record.steps():
         x = done.after(step)
@@ -141,13 +125,12 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
 def _by_step_alone(record: Record) -> dict[str, str]:
     """The curves of a script: its logged values by name, and the known values of its steps."""
     sums = record.sums
-    drawn = itertools.islice(sums.logged_counts.items(), MOST_NAMES)
-    series = {name: Means(count) for name, count in drawn}
+    series = {name: Means() for name in islice(sums.logged, MOST_NAMES)}
     for event in record.logs():
         for name in event.values.keys() & series.keys():
             series[name].add(event.iteration, event.values[name])
     # Added last, because a script may log these names, too.
-    rate, seconds = Means(sums.totals.count), Means(sums.timed.count)
+    rate, seconds = Means(), Means()
     for step in record.steps():
         rate.add(step.iteration, step.learning_rate)
         if sums.is_timed(step):
@@ -156,20 +139,9 @@ def _by_step_alone(record: Record) -> dict[str, str]:
     return {name: _picture("script", partial(_points, means=means)) for name, means in series.items() if means.known}
 
 
-def overlap(timeline: Sequence[Moment]) -> str:
-    """One step's communication over time as an SVG element: a row per bucket, with gradients as ticks and reductions as
-    bars.
-    """
-    buckets = sorted({bucket for _, _, bucket in timeline})
-    timeline = [moment for moment in timeline if moment[2] <= buckets[:_MOST_BUCKETS][-1]]
-    height = 0.9 + 0.3 * min(len(buckets), _FULL_ROWS)
-    # Not wider, so that its text can be read on a telephone.
-    return _picture("overlap", lambda axes: _overlap(axes, timeline), width=6.2, height=height)
-
-
-def _picture(name: str, draw: Callable[[Axes], None], *, width: float = 4.5, height: float = 2.5) -> str:
+def _picture(name: str, draw: Callable[[Axes], None]) -> str:
     with rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(4.5, 2.5), layout="constrained")
         draw(figure.add_subplot())
         file = io.StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -214,7 +186,7 @@ def _throughput(axes: Axes, record: Record, steps: Means) -> None:
 
 
 def _points(axes: Axes, means: Means) -> None:
-    axes.plot(*means.points, color=_FIRST, marker="." if len(means) < MARKED else "")
+    axes.plot(*means.points, color=_FIRST, marker="." if len(means) < _MARKED else "")
     _finish(axes, "step")
 
 
@@ -252,39 +224,3 @@ class EpochsDone:
         """The whole epochs, and the part of the current one."""
         assert step.epoch is not None
         return step.epoch - 1 + (step.iteration - self._begins[step.epoch]) / self._lengths[step.epoch]
-
-
-def _overlap(axes: Axes, timeline: Sequence[Moment]) -> None:
-    times: dict[str, list[tuple[int, float]]] = {"gradient": [], "launched": [], "finished": []}
-    for seconds, what, bucket in timeline:
-        times[what].append((bucket, seconds * 1e3))
-    launched, finished = dict(times["launched"]), dict(times["finished"])
-    buckets = sorted(launched.keys() & finished.keys())
-    axes.barh(
-        buckets,
-        [finished[bucket] - launched[bucket] for bucket in buckets],
-        left=[launched[bucket] for bucket in buckets],
-        height=0.5,
-        color=_FIRST,
-        label="reduction in flight",
-    )
-    axes.plot(
-        [milliseconds for _, milliseconds in times["gradient"]],
-        # Above the bars, which begin where the bucket's last gradient is ready and would cover it.
-        [bucket - 0.38 for bucket, _ in times["gradient"]],
-        linestyle="",
-        marker="|",
-        markersize=6,
-        color=_SECOND,
-        label="gradient ready",
-    )
-    if times["gradient"]:
-        last = max(milliseconds for _, milliseconds in times["gradient"])
-        axes.axvline(last, color=_SECOND, linestyle="--", linewidth=1, label="last gradient of the step")
-    axes.yaxis.set_major_locator(MaxNLocator(_FULL_ROWS, integer=True, steps=[1, 2, 5, 10]))
-    axes.invert_yaxis()
-    axes.set_ylabel("bucket")
-    axes.set_xlabel("milliseconds")
-    axes.set_xlim(left=0)
-    axes.grid(visible=False, axis="y")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)

@@ -287,7 +287,6 @@ class Sums:
         epoch_ends: the last step of each epoch.
         epochs_known: whether each step says its epoch.
         logged: the last value of each name that a script logged.
-        logged_counts: how often each name was logged.
     """
 
     def __init__(self, first_steps: set[int], energy: int) -> None:
@@ -295,7 +294,6 @@ class Sums:
         self.epoch_ends: dict[int, int] = {}
         self.epochs_known = True
         self.logged: dict[str, float | None] = {}
-        self.logged_counts: dict[str, int] = {}
         self._first_steps = first_steps
         self._energy = energy
 
@@ -314,8 +312,6 @@ class Sums:
             self._add(event)
         elif isinstance(event, LogEvent):
             self.logged |= event.values
-            for name in event.values:
-                self.logged_counts[name] = self.logged_counts.get(name, 0) + 1
 
     def _add(self, step: StepEvent) -> None:
         self.totals.add(step)

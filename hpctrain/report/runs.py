@@ -27,9 +27,6 @@ from hpctrain.report.status import RunStatus, run_status
 _ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 24
 
-STATES = ("not started", "waiting", "running", "done", "failed", "resumable", "stopped", "damaged")
-"""The states of runs in a list."""
-
 Jobs = Callable[[Scheduler], tuple[Sequence[JobState], str | None]]
 
 
@@ -104,7 +101,9 @@ def _with_differences(rows: Sequence[RunRow]) -> list[RunRow]:
         alike = [(row, row.plan) for row in rows if row.plan and row.title == title]
         values = differing([plan for _, plan in alike])
         for number, (row, _) in enumerate(alike):
-            described.append(row.model_copy(update={"differs": {key: each[number] for key, each in values.items()}}))
+            described.append(
+                row.model_copy(update={"differs": {key: row_values[number] for key, row_values in values.items()}})
+            )
     return described
 
 
@@ -132,13 +131,8 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
         message = error.message if isinstance(error, HpctrainError) else str(error)
         return RunRow(name=name, run_dir=str(directory.path), state="damaged", message=message, time=made)
     return RunRow(
+        **status.model_dump(include={"run_dir", "title", "state", "message", "step", "steps"}),
         name=name,
-        run_dir=status.run_dir,
-        title=status.title,
-        state=status.state,
-        message=status.message,
-        step=status.step,
-        steps=status.steps,
         metric=_metric(status),
         seconds=status.elapsed_s,
         time=record.last_time or made,

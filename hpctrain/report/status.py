@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -57,7 +56,6 @@ class RunStatus(BaseModel):
         elapsed_s: the seconds of this attempt so far.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
         job_remaining_s: the seconds until the running job's time limit.
-        more_jobs: the number of jobs needed after the running one.
         last_event_s: the seconds since the last event.
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
@@ -94,7 +92,6 @@ class RunStatus(BaseModel):
     elapsed_s: float | None = None
     remaining_s: float | None = None
     job_remaining_s: float | None = None
-    more_jobs: int | None = None
     last_event_s: float | None = None
     survived: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
@@ -301,13 +298,11 @@ class KnownRun:
         remaining = None
         if state not in ("done", "failed") and step_seconds is not None and record.iterations is not None:
             remaining = (record.iterations - (record.iteration or 0)) * step_seconds
-        limit = job.limit_seconds if job else None
-        left = limit - job.seconds if job and limit else None
+        left = job.limit_seconds - job.seconds if job and job.limit_seconds else None
         return {
             "elapsed_s": None if begin is None or end is None else max(0.0, end - begin),
             "remaining_s": remaining,
             "job_remaining_s": left,
-            "more_jobs": more_jobs(remaining, left, limit) if remaining is not None and left is not None else None,
             "last_event_s": since,
             "silent": state == "running" and since is not None and since > _silence_limit(step_seconds),
         }
@@ -317,11 +312,6 @@ def _waits_for(job: JobState) -> str:
     """The reason that Slurm gives for a job's waiting, and the expected start."""
     until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(job.start)) if job.start else ""
     return f"job {job.id} waits: {job.reason or 'no reason given'}{until}"
-
-
-def more_jobs(remaining: float, left: float, limit: float | None) -> int:
-    """The number of jobs needed after the running one; all arguments are in seconds."""
-    return max(0, math.ceil((remaining - left) / limit)) if limit else 0
 
 
 def _silence_limit(step_seconds: float | None) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.profile import load_profile
 from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
 from support.refusals import refused
 from support.slurm.local_slurm import LocalSlurm

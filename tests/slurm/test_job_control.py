@@ -53,19 +53,6 @@ def listening(run: Path) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("program", "state"), [("", "COMPLETED"), ("raise SystemExit(3)", "FAILED")])
-def test_a_chain_ends_with_a_job_that_is_done_or_fails(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, program: str, state: str
-) -> None:
-    first, *later = submit(program, "--chain", "3")
-    assert slurm.wait_for(first, "COMPLETED", "FAILED")["JobState"] == state, log_of(tmp_path / "run")
-    for job in later:
-        slurm.wait_for(job, "CANCELLED")
-    # One that took nodes would have a log.
-    assert len([*(tmp_path / "run").glob("logs/job-*.log")]) == 1
-
-
 # Task 1 waits in its first job until it is told to stop.
 AGAIN = """
 import os, sys, time

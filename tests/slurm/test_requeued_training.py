@@ -89,25 +89,6 @@ def test_a_job_whose_time_is_too_short_requeues_itself(
 
 
 @pytest.mark.long
-def test_three_jobs_of_a_chain_are_one_training(
-    slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
-) -> None:
-    options = ["--time", "10", "--chain", "3", "--run-dir", "run"]
-    result = submit("digits", *brief, "--set", f"epochs={EPOCHS}", *options)
-    assert result.returncode == 0, result.stdout
-    run = tmp_path / "run"
-    jobs = jobs_of(run)
-    assert len(jobs) == 3
-    for attempt, job in enumerate(jobs[:2], start=1):
-        stop(slurm, run, attempt, job)
-        slurm.wait_for(job, "FAILED")
-    slurm.wait_for(jobs[2], "COMPLETED", "FAILED", "TIMEOUT", timeout=240)
-    wait_for_end(run, 1)
-    assert [event["job"] for event in events(run, "start")] == jobs
-    assert newest_state(run) == uninterrupted
-
-
-@pytest.mark.long
 def test_the_signal_to_every_process_of_a_job(
     slurm: LocalSlurm, submit: Submit, tmp_path: Path, brief: tuple[str, ...], uninterrupted: dict[str, bytes]
 ) -> None:

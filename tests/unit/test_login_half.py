@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -110,36 +109,19 @@ def test_the_commands_need_base_dependencies_only(loaded: tuple[list[int], list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "completed", "spared"),
-    [
-        ([], "hpctrain submit --cluster c", {"hpctrain.common.run.events.kinds", "hpctrain.control.resuming.attempts"}),
-        (
-            ["submit", "digits", "--cluster", "cpu", "--dry-run"],
-            "",
-            {"hpctrain.common.run.events.kinds", "hpctrain.control.resuming.attempts"},
-        ),
-    ],
-)
-def test_what_would_make_an_answer_slow_is_not_imported(command: list[str], completed: str, spared: set[str]) -> None:
+def test_what_would_make_an_answer_slow_is_not_imported() -> None:
     """Each of these takes as long to import as the answer itself takes to find."""
+    spared = {"hpctrain.common.run.events.kinds", "hpctrain.control.resuming.attempts"}
     assert all(find_spec(module) for module in spared)
     program = (
         "import json, sys; from hpctrain.cli.main import main; code = main(json.loads(sys.argv[1])); "
         "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
     )
-    words = {"_HPCTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": completed, "COMP_CWORD": str(completed.count(" "))}
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(command)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        env={**os.environ, **(words if completed else {})},
-    )
+    command = json.dumps(["submit", "digits", "--cluster", "cpu", "--dry-run"])
+    words = [sys.executable, "-c", program, command]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     code, modules = json.loads(done.stderr.splitlines()[-1])
-    assert code == 0
-    assert "digits" in done.stdout or "cpu" in done.stdout
+    assert code == 0 and "digits" in done.stdout
     assert spared & set(modules) == set()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,15 @@ class RdmaPort:
     @property
     def number(self) -> int:
         return int(self.path.name)
+
+    @property
+    def rate(self) -> float:
+        """Gbit/s; NaN where the kernel does not report it."""
+        rate = re.match(r"[\d.]+", kernel_text(self.path / "rate"))
+        return float(rate[0]) if rate else math.nan
+
+    def __str__(self) -> str:
+        return f"{self.adapter.name}:{self.number}"
 
     @property
     def active(self) -> bool:

@@ -8,34 +8,15 @@ import re
 import resource
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.cluster.interfaces import Interface, read_interfaces
 from hpctrain.common.cluster.node_map import NodeMap
-from hpctrain.common.cluster.rdma import all_ports, kernel_text
+from hpctrain.common.cluster.rdma import RdmaPort, all_ports, kernel_text
 from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder, socket_fault
 from hpctrain.control.topology.live import this_node
-
-
-@dataclass(frozen=True, kw_only=True)
-class PortFacts:
-    """A port of an RDMA adapter.
-
-    Attributes:
-        state: ``ACTIVE``, ``INIT``, ``DOWN`` … as the kernel names it.
-        rate: Gbit/s, NaN where the kernel does not report it.
-    """
-
-    adapter: str
-    number: int
-    link_layer: str
-    state: str
-    rate: float
-
-    def __str__(self) -> str:
-        return f"{self.adapter}:{self.number}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +46,13 @@ class Host:
     temporary: Path
     temporary_fault: str
     interfaces: tuple[Interface, ...]
-    ports: tuple[PortFacts, ...]
+    ports: tuple[RdmaPort, ...]
     verbs: tuple[str, ...]
     node_map: NodeMap
     modules: frozenset[str]
     driver: str
     kernel: tuple[int, int]
     visible: tuple[str | None, ...]
-
-    @property
-    def active(self) -> tuple[PortFacts, ...]:
-        """The RDMA ports that are up."""
-        return tuple(port for port in self.ports if port.state == "ACTIVE")
 
 
 def read_host(
@@ -112,7 +88,7 @@ def read_host(
         temporary=temporary,
         temporary_fault=fault(temporary, TEMPORARY_BYTES) or socket_fault(temporary),
         interfaces=tuple(read_interfaces(root)),
-        ports=tuple(_ports(root)),
+        ports=tuple(all_ports(root / "sys/class/infiniband")),
         verbs=tuple(path.name for path in verbs if os.access(path, os.R_OK | os.W_OK)),
         node_map=this_node(root),
         modules=frozenset(line.split()[0] for line in kernel_text(root / "proc/modules").splitlines()),
@@ -125,15 +101,3 @@ def read_host(
 def _limit(kind: int) -> tuple[float, float]:
     soft, hard = (math.inf if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(kind))
     return soft, hard
-
-
-def _ports(root: Path) -> Iterator[PortFacts]:
-    for port in all_ports(root / "sys/class/infiniband"):
-        rate = re.match(r"[\d.]+", kernel_text(port.path / "rate"))
-        yield PortFacts(
-            adapter=port.adapter.name,
-            number=port.number,
-            link_layer=port.link_layer,
-            state=port.state,
-            rate=float(rate[0]) if rate else math.nan,
-        )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from hpctrain.common.cluster.checks import Check, judge, skip
 from hpctrain.common.cluster.interfaces import Interface
-from hpctrain.control.doctor.host_facts import Host, PortFacts
+from hpctrain.common.cluster.rdma import RdmaPort
+from hpctrain.control.doctor.host_facts import Host
 
 # Transports of UCX that use the adapter.
 _RDMA = frozenset(
@@ -128,7 +129,7 @@ def adapter_ports(host: Host) -> Check:
     if not host.ports:
         return skip(name, _NO_ADAPTER)
     used = [port for port in host.ports if _is_chosen(port, host)]
-    live = {port.adapter for port in host.active}
+    live = {port.adapter for port in host.ports if port.active}
     waiting = [port for port in used if port.state in ("INIT", "ARMED")]
     dead = [port for port in used if port.adapter not in live and port not in waiting]
     remedy = f"check the cable: ibstat; or leave it out: export NCCL_IB_HCA=^={_adapters(dead)}"
@@ -142,7 +143,7 @@ def adapter_ports(host: Host) -> Check:
 def adapter_rates(host: Host) -> Check:
     """A damaged cable, or one in the wrong port, negotiates fewer lanes or a lower speed than its neighbours."""
     name = "adapter rates"
-    used = [port for port in host.active if _is_chosen(port, host) and port.rate == port.rate]
+    used = [port for port in host.ports if port.active and _is_chosen(port, host) and port.rate == port.rate]
     if not used:
         return skip(name, "no port is up" if host.ports else _NO_ADAPTER)
     best = {port.link_layer: max(p.rate for p in used if p.link_layer == port.link_layer) for port in used}
@@ -159,7 +160,7 @@ def adapter_rates(host: Host) -> Check:
 def tcp_fallback(host: Host) -> Check:
     """No setting and no missing device sends the traffic over TCP although an adapter is up."""
     name, environment = "TCP fallback", host.environment
-    if not host.active:
+    if not any(port.active for port in host.ports):
         return skip(name, "no port is up" if host.ports else f"{_NO_ADAPTER}: only TCP is available")
     faults = {}
     if environment.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
@@ -178,19 +179,20 @@ def tcp_fallback(host: Host) -> Check:
     return judge(name, found, failed=bool(faults), wanted="traffic over the adapter", remedy="; ".join(faults.values()))
 
 
-def _is_chosen(port: PortFacts, host: Host) -> bool:
+def _is_chosen(port: RdmaPort, host: Host) -> bool:
     """Whether ``NCCL_IB_HCA`` allows a port: prefixes of adapters, exact names after ``=``, all others after ``^``."""
     value = host.environment.get("NCCL_IB_HCA", "")
     if not value:
         return True
     sign = value[: len(value) - len(value.lstrip("^="))]
     words = [word.partition(":")[0] for word in _words(value.lstrip("^="))]
-    named = any(port.adapter == word if "=" in sign else port.adapter.startswith(word) for word in words)
+    name = port.adapter.name
+    named = any(name == word if "=" in sign else name.startswith(word) for word in words)
     return named != ("^" in sign)
 
 
-def _adapters(ports: Sequence[PortFacts]) -> str:
-    return ",".join(dict.fromkeys(port.adapter for port in ports))
+def _adapters(ports: Sequence[RdmaPort]) -> str:
+    return ",".join(dict.fromkeys(port.adapter.name for port in ports))
 
 
 CHECKS: tuple[Callable[[Host], Check], ...] = (

@@ -41,19 +41,15 @@ if(DEFINED ENV{HPCTRAIN_MPI_PREFIX})
 _HEADERS = "the headers of GCC 13 and later include fewer others"
 
 ADAPTATIONS = (
-    Adaptation(
-        file="CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        reason="the headers of PyTorch 2.12 and later are C++20",
-        package="torch",
-    ),
-    Adaptation(
-        file="horovod/torch/CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        reason="the headers of PyTorch 2.12 and later are C++20",
-        package="torch",
+    *(
+        Adaptation(
+            file=file,
+            old="set(CMAKE_CXX_STANDARD 14)",
+            new="set(CMAKE_CXX_STANDARD 20)",
+            reason="the headers of PyTorch 2.12 and later are C++20",
+            package="torch",
+        )
+        for file in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
     ),
     Adaptation(
         file="horovod/common/common.h",

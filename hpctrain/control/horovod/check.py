@@ -6,8 +6,7 @@ from hpctrain.common.cluster.checks import Check, judge, skip
 from hpctrain.common.cluster.mpi import BUILD_HINT, find_mpi
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, VERSION
-from hpctrain.control.horovod.fingerprint import mpi_identity, package_version
-from hpctrain.control.horovod.installed import Installed, find_installed
+from hpctrain.control.horovod.fingerprint import Installed, find_installed, mpi_identity, package_version
 
 # The MPI that is wanted; hpctrain's own engine needs one too.
 AN_MPI = "an MPI"

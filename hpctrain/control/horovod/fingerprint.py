@@ -1,9 +1,10 @@
-"""Everything that a Horovod wheel depends on, and the cache key derived from it."""
+"""What a Horovod wheel depends on, the cache key derived from it, and what the installed Horovod was built for."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from hpctrain.common.cluster.machine import installed_version
 from hpctrain.common.cluster.mpi import MpiInstallation
-from hpctrain.control.horovod import VERSION, adapt, cuda
+from hpctrain.control.horovod import METADATA_KEYS, VERSION, adapt, cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +73,32 @@ def package_version(package: str) -> str | None:
     if importlib.util.find_spec(package) is None:
         return None
     return installed_version(package) or "of unknown version"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """The Horovod of this environment; ``fingerprint`` is None where something other than hpctrain built it."""
+
+    version: str
+    packages: tuple[str, ...]
+    fingerprint: BuildFingerprint | None
+
+
+def find_installed() -> Installed | None:
+    """The Horovod of this environment, if there is one."""
+    directory = cuda.package_directory("horovod")
+    if directory is None:
+        return None
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        # Only a folder of that name is on the module path, such as Horovod's sources.
+        return None
+    path = directory / "metadata.json"
+    metadata = json.loads(path.read_text()) if path.is_file() else {}
+    record = metadata.get("hpctrain")
+    return Installed(
+        version=version,
+        packages=tuple(package for package, key in METADATA_KEYS.items() if key in metadata),
+        fingerprint=BuildFingerprint(**record) if record else None,
+    )

@@ -15,8 +15,12 @@ from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, cuda, wheel
-from hpctrain.control.horovod.fingerprint import BuildFingerprint, current_fingerprint, environment_prefix
-from hpctrain.control.horovod.installed import find_installed
+from hpctrain.control.horovod.fingerprint import (
+    BuildFingerprint,
+    current_fingerprint,
+    environment_prefix,
+    find_installed,
+)
 from hpctrain.control.horovod.wheel import Say
 
 _BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")

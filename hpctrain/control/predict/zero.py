@@ -5,7 +5,6 @@ Source: Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054, section 5 and table 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,9 +48,3 @@ def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int)
     """
     share = {kind: parameters / (ranks if stage >= first else 1) for kind, first in _DIVIDED_FROM.items()}
     return StateBytes(**{kind: count * getattr(each, kind) for kind, count in share.items()})
-
-
-def all_stages(parameters: float, each: StateBytes, ranks: int) -> Mapping[Stage, StateBytes]:
-    """A rank's bytes with each stage; see :func:`zero_bytes` for the arguments."""
-    stages: tuple[Stage, ...] = (0, 1, 2, 3)
-    return {stage: zero_bytes(parameters, each, stage=stage, ranks=ranks) for stage in stages}

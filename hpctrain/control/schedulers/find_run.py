@@ -21,6 +21,8 @@ _RUNS_HINT = "`hpctrain status` lists the runs in hpctrain-runs/; `squeue --me` 
 
 _ANSWER_SECONDS = 30.0
 
+NO_RUNS_HINT = "hpctrain run digits makes one; a run elsewhere is named by its path, such as ./NAME"
+
 # Names the newest run.
 LAST = "last"
 
@@ -55,15 +57,6 @@ class FoundRun:
         return scheduler_of(self.job_directory)
 
 
-def no_runs_hint() -> str:
-    """What to do where the current folder has no ``hpctrain-runs/`` with a run in it."""
-    if Path("plan.json").exists():
-        return "this folder is a run itself: hpctrain status . shows it"
-    if any(Path().glob("*/plan.json")):
-        return "this folder holds runs itself: hpctrain status ./NAME shows one; from the folder above it all are seen"
-    return "hpctrain run digits makes one"
-
-
 def last_run() -> Path:
     """The directory of the run in ``hpctrain-runs/`` that began or recorded something last; of an array, the array's.
 
@@ -78,7 +71,7 @@ def last_run() -> Path:
             times = [path.stat().st_mtime for path in (plan, directory.events) if path.exists()]
             newest = max(newest or (0.0, plan.parent), (max(times), plan.parent))
     if newest is None:
-        raise HpctrainError("HT-run-not-found", "there is no run in {path}", no_runs_hint(), path=RUNS.absolute())
+        raise HpctrainError("HT-run-not-found", "there is no run in {path}", NO_RUNS_HINT, path=RUNS.absolute())
     path = newest[1]
     return path.parent if array_task(RunDirectory(path)) is not None else path
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from hpctrain.common.cluster.gpus import require_shareable
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.schedulers.jobs import slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
-from hpctrain.control.schedulers.times import slurm_seconds
 
 # Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
 _MOST_TASKS = 10_000
@@ -64,8 +64,6 @@ class JobRequest(Section):
 
     Attributes:
         array: task numbers, ``%N`` after them for how many run at a time.
-        chain: how many jobs, each going on where the one before it had to stop.
-        dependency: the ``--dependency`` of the first job of a chain.
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
         requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
@@ -87,7 +85,6 @@ class JobRequest(Section):
     constraint: Word | None = None
     array: Annotated[str, AfterValidator(_array)] | None = None
     dependency: Word | None = None
-    chain: Annotated[int, Field(ge=1, le=1000)] = 1
     sbatch: dict[str, str | None] = Field(default_factory=dict)
     signal: str = "USR2"
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
@@ -102,15 +99,6 @@ class JobRequest(Section):
     def tasks(self) -> tuple[int, ...]:
         """The task numbers of the array; empty without an array."""
         return array_tasks(self.array) if self.array is not None else ()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> JobRequest:
-        if self.chain > 1 and self.array is not None:
-            raise InvalidValueError(
-                "HT-options-exclude-each-other",
-                "--chain and --array exclude each other: each task of an array requeues itself",
-            )
-        return self
 
     def training(self, asked: TrainingRequest) -> TrainingRequest:
         """What is asked for, on the ranks of the job, and stopped before its end.
@@ -177,8 +165,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "constraint": profile.constraint,
         "signal": profile.signal,
         "signal_seconds": profile.signal_seconds,
-        # In a chain the next job continues the run.
-        "requeue": profile.requeue and given.get("chain", 1) == 1,
+        "requeue": profile.requeue,
         **given,
         "sbatch": {**profile.sbatch, **further},
     }

@@ -1,4 +1,4 @@
-"""Jobs as a scheduler knows them."""
+"""Jobs as a scheduler knows them, and durations as Slurm writes and reads them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 _ID = re.compile(r"[1-9]\d{0,9}(_\d{1,9})?", re.ASCII)
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
 _ENDED = frozenset(
     [
         "BOOT_FAIL",
@@ -93,3 +94,23 @@ class JobState(BaseModel):
 def is_job_id(text: str) -> bool:
     """Whether a text is a job number, with or without the number of an array task (``12``, ``12_3``)."""
     return _ID.fullmatch(text) is not None
+
+
+def slurm_seconds(text: str) -> int | None:
+    """The seconds of a duration, or None for any other text, such as ``UNLIMITED``.
+
+    Slurm's forms are minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
+    days-hours:minutes:seconds (``man sbatch``, ``--time``). ``squeue`` and ``sacct`` print some of them.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    days, *numbers = (None if part is None else int(part) for part in match.groups())
+    given = [number for number in numbers if number is not None]
+    if days is not None:
+        hours, minutes, seconds = (*given, 0, 0)[:3]
+    elif len(given) == 3:
+        hours, minutes, seconds = given
+    else:
+        hours, minutes, seconds = 0, *(*given, 0)[:2]
+    return (((days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,26 +1,28 @@
-"""A cluster profile: the settings of jobs on one cluster, in ``slurm/clusters/NAME.yaml`` or a user's own file."""
+"""Cluster profiles: the settings of jobs on one cluster, in ``slurm/clusters/NAME.yaml`` or a user's own file."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from hpctrain.common.cluster.container import Container
-from hpctrain.common.errors import InvalidValueError, nearest
-from hpctrain.common.files.checked_yaml import Section
+from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
+from hpctrain.common.files.checked_yaml import LONGEST_FILE, Section, load_checked
+from hpctrain.common.files.regular import read_text
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import is_secret
-from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
-from hpctrain.control.schedulers.times import slurm_seconds
+from hpctrain.control.schedulers.jobs import slurm_seconds
 
+_PACKAGE = Path(__file__).parents[2]
 _OPTION = re.compile(r"[a-z][a-z-]*")
 # Options that hpctrain itself passes to sbatch, where a second value would conflict.
 _SET_BY_HPCTRAIN = frozenset(
     (
         *("account", "array", "chdir", "clusters", "constraint", "cpus-per-task", "dependency", "error", "export"),
-        *("export-file", "gpus", "gpus-per-node", "gpus-per-task", "job-name", "kill-on-invalid-dep", "no-requeue"),
+        *("export-file", "gpus", "gpus-per-node", "gpus-per-task", "job-name", "no-requeue"),
         *("nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "partition", "qos", "requeue"),
         *("signal", "test-only", "time", "wait", "wrap"),
     )
@@ -34,6 +36,9 @@ _OF_SLURM = frozenset(
 )
 # Options that a profile has keys for; on the command line they take precedence over the keys.
 _KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
+
+# Fields of a pod's spec that hpctrain sets itself.
+_SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
 
 
 def sbatch_fault(option: str, value: str | None) -> InvalidValueError | None:
@@ -117,6 +122,80 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 # A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
 NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
+
+
+def _mount_path(path: str) -> str:
+    if not path.startswith("/") or ":" in path or ".." in PurePosixPath(path).parts or path == "/":
+        raise InvalidValueError(
+            "HT-value-not-valid",
+            "must be an absolute path without ':' and '..', and not /, but is {path!r}",
+            path=path,
+        )
+    return path
+
+
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and .../labels/
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
+LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]{0,315}[A-Za-z0-9])?$")]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
+MountPath = Annotated[str, AfterValidator(_mount_path)]
+
+
+class ClaimMount(Section):
+    """A volume that every pod of a run mounts."""
+
+    claim: ObjectName = Field(description="name of the PersistentVolumeClaim")
+    path: MountPath = Field(description="where the pods see it")
+    read_only: bool = False
+
+
+class RdmaDevices(Section):
+    """The network adapters of a pod, as a device plugin offers them."""
+
+    resource: LabelKey = Field(description="as the plugin names it, such as rdma/hca or nvidia.com/rdma_shared")
+    count: Annotated[int, Field(ge=1)] = 1
+
+
+class KubernetesProfile(Section):
+    """The settings of a Kubernetes cluster.
+
+    Attributes:
+        volumes: the run directories are in the first that is not read-only. All pods write to it.
+    """
+
+    namespace: ObjectName = "default"
+    image: Annotated[str, Field(pattern=r"^\S+$")] | None = Field(None, description="None: --container names it")
+    volumes: Annotated[tuple[ClaimMount, ...], Field(min_length=1)]
+    gpu_resource: LabelKey = "nvidia.com/gpu"
+    rdma: RdmaDevices | None = None
+    shared_memory: Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]i$")] | None = Field(
+        None, description="most that /dev/shm may hold; None for as much as the pod's memory"
+    )
+    secrets: tuple[ObjectName, ...] = Field((), description="Secrets whose keys are variables of every pod")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="of the job, such as kueue.x-k8s.io/queue-name"
+    )
+    pod: dict[str, Any] = Field(
+        default_factory=dict, description="further fields of every pod's spec, as Kubernetes names them"
+    )
+    backoff_limit: Annotated[int, Field(ge=0)] = Field(
+        6, description="how many pods may fail for a reason that hpctrain does not know"
+    )
+
+    @property
+    def runs(self) -> ClaimMount:
+        """The volume of the run directories."""
+        return next(volume for volume in self.volumes if not volume.read_only)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> KubernetesProfile:
+        if all(volume.read_only for volume in self.volumes):
+            raise InvalidValueError(
+                "HT-profile-not-valid", "volumes: none can be written to, and a run directory has to be on one"
+            )
+        if clash := sorted(_SET_ELSEWHERE & self.pod.keys()):
+            raise InvalidValueError("HT-profile-not-valid", "pod: {fields} is set by hpctrain", fields=", ".join(clash))
+        return self
 
 
 class NodeProfile(Section):
@@ -210,3 +289,58 @@ class ClusterProfile(Section):
             if fault := sbatch_fault(option, value):
                 raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)
         return self
+
+
+def slurm_folder() -> Path:
+    """The folder of job script templates and ``clusters/``: ``hpctrain/slurm`` in a wheel, ``slurm`` in a checkout.
+
+    Raises:
+        HpctrainError: neither is there.
+    """
+    places = (_PACKAGE / "slurm", _PACKAGE.parent / "slurm")
+    for place in places:
+        if (place / "clusters").is_dir():
+            return place
+    raise HpctrainError(
+        "HT-profile-folder-missing",
+        "hpctrain's Slurm templates and cluster profiles are in neither {packaged} nor {checkout}",
+        "install hpctrain again",
+        packaged=places[0],
+        checkout=places[1],
+    )
+
+
+def profile_names() -> list[str]:
+    """The names of the shipped profiles."""
+    return sorted(path.stem for path in (slurm_folder() / "clusters").glob("*.yaml"))
+
+
+def load_profile(name_or_path: str) -> ClusterProfile:
+    """Load a shipped profile by its name, or any profile by its path.
+
+    Args:
+        name_or_path: a name of :func:`profile_names`, or a path (it holds a slash or ends in .yaml or .yml).
+
+    Raises:
+        HpctrainError: no such profile, or something in it that the schema refuses; names the file, the line and the
+            key.
+    """
+    path = _find(name_or_path)
+    hint = f"the shipped profiles go by their name: {', '.join(profile_names())}"
+    text = read_text(path, "cluster profile", hint, limit=LONGEST_FILE)
+    example = slurm_folder() / "clusters" / "generic.yaml"
+    return load_checked(text, path, ClusterProfile, "cluster profile", f"{example} shows one")
+
+
+def _find(name_or_path: str) -> Path:
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    names = profile_names()
+    if name_or_path not in names:
+        raise HpctrainError(
+            "HT-choice-unknown",
+            "unknown cluster {cluster!r}",
+            f"{nearest(name_or_path, names)}; or auto to discover the one at hand, or the path of a .yaml file",
+            cluster=name_or_path,
+        )
+    return slurm_folder() / "clusters" / f"{name_or_path}.yaml"

@@ -23,8 +23,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.profile import ClusterProfile, load_profile
 
 if TYPE_CHECKING:
     from hpctrain.control.schedulers.job_request import JobRequest
@@ -54,39 +53,28 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScriptContent:
-    """What the job does before the ranks start.
-
-    Attributes:
-        stage: files and folders that each node gets a copy of.
-        stage_environment: a Python environment that each node gets a copy of.
-        verify: a few steps are compared with those of one process before the run begins.
-    """
-
-    stage: Sequence[Path] = ()
-    stage_environment: Path | None = None
-    verify: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Order:
     """What is to be submitted.
 
     Attributes:
         trainings: of each task of an array by its number; of any other run, under None. They differ in their work only.
-        options: of the command line that were given, such as ``--chain``.
+        options: of the command line that were given, such as ``--array``.
         image: the container's, as it was given.
-        run_dir: None for a new directory named by ``title``, or the work, and the time.
+        run_dir: None for a new directory named by the work and the time.
+        stage: files and folders that each node gets a copy of before the ranks start.
+        stage_environment: a Python environment that each node gets a copy of.
+        verify: a few steps are compared with those of one process before the run begins.
     """
 
     cluster: Cluster
     request: JobRequest
     trainings: Mapping[int | None, TrainingRequest]
-    content: ScriptContent = ScriptContent()
     options: Collection[str] = ()
     image: str | None = None
     run_dir: Path | None = None
-    title: str | None = None
+    stage: Sequence[Path] = ()
+    stage_environment: Path | None = None
+    verify: bool = False
 
     def plans(self, frameworks: frozenset[Framework] | None = None) -> dict[int | None, Plan]:
         """The plan of each run, which has no hosts yet."""

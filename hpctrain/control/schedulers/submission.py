@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,7 +20,6 @@ from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.resuming import array_task, resume_command
-from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 
@@ -29,7 +28,7 @@ class Submission(FrozenModel):
 
     cluster: str = Field(description="name of the profile")
     scheduler: str = DEFAULT
-    request: JobRequest
+    request: dict[str, Any] = Field(description="what was asked for; whatever version wrote it, its jobs are found")
     jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
         description="numbers of the jobs that were submitted together, first to last"
     )
@@ -57,7 +56,7 @@ def scheduler_of(directory: RunDirectory) -> Scheduler:
 
 def run_path(order: Order, plans: Mapping[int | None, Plan]) -> Path:
     """Where the run's directory goes, with a number after it if there is something and it was not named."""
-    return (order.run_dir or default_directory(order.title or next(iter(plans.values())).title)).absolute()
+    return (order.run_dir or default_directory(next(iter(plans.values())).title)).absolute()
 
 
 @contextlib.contextmanager
@@ -92,7 +91,7 @@ def record(directory: RunDirectory, order: Order, jobs: Sequence[str]) -> None:
     submission = Submission(
         cluster=profile.name,
         scheduler=profile.scheduled_by,
-        request=order.request,
+        request=order.request.model_dump(mode="json"),
         jobs=tuple(jobs),
         submitted=time.time(),
         host=socket.gethostname(),

@@ -29,7 +29,7 @@ from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.control.doctor.host_checks import check_host
 from hpctrain.control.doctor.host_facts import Host, read_host
 from hpctrain.control.doctor.rank_checks import NUMBERS, MeasuredAllreduce, World
-from hpctrain.control.horovod.installed import find_installed
+from hpctrain.control.horovod.fingerprint import find_installed
 
 if TYPE_CHECKING:
     from mpi4py import MPI

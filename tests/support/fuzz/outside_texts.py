@@ -67,7 +67,7 @@ def _recipes() -> Iterable[bytes]:
 
 
 def _profile(content: bytes, folder: Path) -> None:
-    from hpctrain.control.schedulers.profiles import load_profile
+    from hpctrain.control.schedulers.profile import load_profile
     from hpctrain.control.schedulers.slurm.discover import profile_yaml
 
     profile = load_profile(str(write(folder, "profile.yaml", content)))
@@ -75,7 +75,7 @@ def _profile(content: bytes, folder: Path) -> None:
 
 
 def _profiles() -> Iterable[bytes]:
-    from hpctrain.control.schedulers.profiles import slurm_folder
+    from hpctrain.control.schedulers.profile import slurm_folder
 
     return [path.read_bytes() for path in sorted((slurm_folder() / "clusters").glob("*.yaml"))]
 
@@ -222,7 +222,6 @@ def _run_files(content: bytes, folder: Path) -> None:
 
 def _run_texts() -> Iterable[bytes]:
     from hpctrain.common.run.records import RankRecord
-    from hpctrain.control.schedulers.job_request import JobRequest
     from hpctrain.control.schedulers.submission import Submission
     from support.report.written_runs import recipe_plan, script_plan
 
@@ -231,9 +230,7 @@ def _run_texts() -> Iterable[bytes]:
         recipe_plan(),
         script_plan(),
         RankRecord(rank=0, host="n1", pid=4, started=1.0, status="failed", exit_code=1),
-        Submission(
-            cluster="generic", request=JobRequest(name="digits"), jobs=("1",), submitted=0.0, host="n", folder="/"
-        ),
+        Submission(cluster="generic", request={"name": "digits"}, jobs=("1",), submitted=0.0, host="n", folder="/"),
     )
     texts = [model.model_dump_json().encode() for model in models]
     return [*texts, json.dumps({**summary, "metrics": {"test_accuracy": 0.9}}).encode(), b'{"seeds": [1, 2, 3]}']

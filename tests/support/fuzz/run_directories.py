@@ -200,7 +200,7 @@ def _instead(chance: random.Random, run: Path, outside: Path) -> None:
 
 def _new(chance: random.Random, run: Path, outside: Path) -> None:
     """A file or link that was not there, where a command writes or looks."""
-    names = ("report.html", "stop", "submission.json", "chain", "lock")
+    names = ("report.html", "stop", "submission.json", "lock")
     path = run / chance.choice((*names, "ranks/rank-7.json", "ranks/rank-x.json", "logs/rank-9.log"))
     path = path if path.parent.is_dir() else run / "report.html"
     if path.is_dir() and not path.is_symlink():

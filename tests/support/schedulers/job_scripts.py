@@ -8,7 +8,7 @@ from typing import Any
 from hpctrain.control.schedulers.job_request import job_request
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
 from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
-from hpctrain.control.schedulers.slurm.script import job_script
+from hpctrain.control.schedulers.slurm.sbatch import job_script
 
 RUN_DIRECTORY = Path("/home/me/it's a run")
 PLAIN = ClusterProfile(name="plain", source="the tests")
@@ -35,7 +35,6 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
     if (directory := given["run_directory"]).exists():
         made = JobSettings(
             array=request.array is not None,
-            chain=request.chain > 1,
             requeue=request.requeue,
             signal=request.signal,
             **settings,
@@ -51,7 +50,6 @@ CASES = {
     "four-nodes": script(GPUS, nodes=4, tasks_per_node=8, cpus_per_task=8, time="2-00"),
     "cpu-only": script(PLAIN, nodes=2, time="30", more={"virtual_environment": Path("/home/me/venv")}),
     "array": script(PLAIN, array="0-9%2", time="10"),
-    "chain": script(PLAIN, chain=3, time="10"),
     "fault-tolerant": script(PLAIN, nodes=4, more={"no_kill": True}),
     "no-requeue": script(PLAIN.model_copy(update={"requeue": False})),
 }

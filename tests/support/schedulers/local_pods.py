@@ -23,8 +23,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.job_request import job_request
 from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import prepare_pods
 from hpctrain.control.schedulers.kubernetes.manifests import manifest_text
-from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile
-from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.profile import ClaimMount, ClusterProfile, KubernetesProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Order
 from support.ports import free_port
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.submission import Submission
 
 _WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024, 1024)
@@ -39,7 +38,7 @@ def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
 def write_submission(directory: RunDirectory, *jobs: str) -> None:
     """What `hpctrain submit` leaves of a submission."""
     submission = Submission(
-        cluster="generic", request=JobRequest(name="digits"), jobs=jobs, submitted=0.0, host="login", folder="/"
+        cluster="generic", request={"name": "digits"}, jobs=jobs, submitted=0.0, host="login", folder="/"
     )
     directory.submission.write_text(submission.model_dump_json())
 

@@ -113,8 +113,6 @@ def test_a_mesh_in_text(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mesh_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*MESH, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    kept = found.pop("state_bytes")
-    assert kept["3"] == {"parameters": 89_930, "gradients": 89_930, "optimizer": 89_930}
     plan = Plan.model_validate_json(json.dumps(found))
     assert plan.mesh_traffic is not None
     assert set(plan.mesh_traffic.orders) == {"laid", "given", "torch", "torch_placed"}

@@ -67,11 +67,6 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
     assert not list(Path().iterdir())
 
 
-def test_what_a_second_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help"]) == 0
-    assert "second TERM" in " ".join(capsys.readouterr().out.replace("│", " ").split())
-
-
 @needs.pytorch
 def test_threads_of_all_libraries_are_set_alike(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -100,23 +95,6 @@ def test_ranks_share_the_gpu_that_there_is(one_gpu: None, capsys: pytest.Capture
     assert main(start) == 0
     said = capsys.readouterr()
     assert "SHARE_GPUS" not in said.out and SHARING_NOTE not in said.err
-
-
-@needs.pytorch
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["-np", "1"], "HT-gpus-not-shareable"),
-        (["-np", "2", "--backend", "mpi"], "HT-backend-unfit"),
-        (["-np", "2", "--framework", "keras"], "HT-only-in-pytorch"),
-        (["-np", "2", "--hosts", "n1,n2", "--backend", "nccl"], "HT-gpus-not-shareable"),
-    ],
-)
-def test_gpus_that_cannot_be_shared(
-    one_gpu: None, arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "digits", "--oversubscribe", "--share-gpus", "--dry-run", *arguments]) == 2
-    assert codes(capsys.readouterr().err) == [code]
 
 
 @pytest.mark.parametrize("resume", [["--resume"], []])

@@ -13,7 +13,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
-from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.profile import load_profile
 from support import needs
 from support.refusals import codes, refused
 

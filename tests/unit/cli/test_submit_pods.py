@@ -15,16 +15,15 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from support.refusals import codes
 
-# In place of kubectl: keeps what it was given, and does as kubectl does where the cluster has no operator.
+# In place of kubectl: keeps what it was given, and refuses jobs of some names as kubectl does.
 KUBECTL = """\
 #!{python}
 import json, sys
 given = sys.stdin.read()
 with open({notes!r}, "a") as file:
     print(json.dumps([sys.argv[1:], given]), file=file)
-if "MPIJob" in given:
-    sys.exit('error: resource mapping not found for name: "digits" namespace: "default" from "STDIN": no matches for '
-             'kind "MPIJob" in version "kubeflow.org/v2beta1"\\nensure CRDs are installed first')
+if "kind: Job" in given and "name: barred" in given:
+    sys.exit('Error from server (Forbidden): error when creating "STDIN": jobs.batch "barred" is forbidden')
 if "name: taken" in given:
     sys.exit('Error from server (AlreadyExists): error when creating "STDIN": jobs.batch "taken" already exists')
 print("job.batch/digits created")
@@ -79,10 +78,10 @@ def test_two_submissions_have_two_names(notes: Path, capsys: pytest.CaptureFixtu
     assert name.startswith("digits-20") and name.endswith("-plan")
 
 
-def test_no_operator(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SUBMIT, "--backend", "mpi"]) == 2
+def test_a_job_that_the_cluster_refuses(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT[:-1], "barred"]) == 2
     said = capsys.readouterr().err
-    assert codes(said) == ["HT-job-refused"] and "mpi-operator" in said
+    assert codes(said) == ["HT-job-refused"] and "is forbidden" in said
     # What was created for the job before it was refused is gone again.
     calls = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [arguments[0] for arguments, _ in calls] == ["create", "create", "delete"]
@@ -165,13 +164,12 @@ def test_misuse(
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-@pytest.mark.parametrize("target", ["job/digits-1", "mpijob.kubeflow.org/digits-1"])
+@pytest.mark.parametrize("target", ["job/digits-1", "job.batch/digits-1"])
 def test_a_job_is_kubectls(notes: Path, command: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, target]) == 2
     said = capsys.readouterr().err
     assert codes(said) == ["HT-run-not-found"] and str(target) in said
-    kind = target.partition("/")[0].partition(".")[0]
-    assert f"delete {kind},service,configmap" in said and "-l app.kubernetes.io/instance=digits-1" in said
+    assert "delete job,service,configmap" in said and "-l app.kubernetes.io/instance=digits-1" in said
 
 
 def test_a_plan_is_for_resuming(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

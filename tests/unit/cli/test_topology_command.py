@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hpctrain.cli import topology
 from hpctrain.cli.main import main
 from hpctrain.common.run.plan import HostOptions, Start
 from hpctrain.control.planning.place_hosts import PlacedHosts
@@ -22,8 +21,6 @@ from support.refusals import codes
 from support.topology.listings import listing
 
 SMALL = Path(__file__).parents[1] / "control" / "topology" / "discovered"
-DATA = Path(__file__).parents[4] / "shared" / "data" / "fabrics"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no listings of real clusters: {DATA} is absent")
 INTERLEAVED = ",".join(f"node{host:04d}" for host in (1, 5, 2, 6, 3, 7, 4, 8))
 DEPTH_FIRST = [f"node{host:04d}" for host in range(1, 9)]
 
@@ -86,16 +83,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         return "cables.txt"
 
     return written
-
-
-def test_show_keeps_the_middle_level_where_a_leaf_hangs_on_the_root(
-    write: Callable[..., str], capsys: pytest.CaptureFixture[str]
-):
-    lines = [line.rstrip() for line in run(capsys, "show", write(RAGGED)).splitlines()]
-    switches = [line for line in lines[lines.index("fabric") + 1 :] if "host" not in line]
-    assert [line.index("switch") // 4 for line in switches] == [1, 2, 2, 3, 3, 2, 3, 3]
-    named = [line.split("switch ")[1].partition(";")[0] for line in switches]
-    assert named == ["core", "leaf5", "spine1", "leaf1", "leaf2", "spine2", "leaf3", "leaf4"]
 
 
 def test_two_hosts_without_a_switch(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
@@ -172,11 +159,6 @@ def test_place_lays_a_mesh(fabric: str, capsys: pytest.CaptureFixture[str]):
     assert main(["topology", *asked, "tp=8,dp_shard=4"]) == 0
     said = capsys.readouterr()
     check_text("topology-place-mesh", said.err + said.out)
-
-
-def test_misuse_of_a_mesh(fabric: str, capsys: pytest.CaptureFixture[str]):
-    wanted = ["place", "--fabric", fabric, "--hosts", INTERLEAVED, "--mesh", "tp=3"]
-    assert "mesh tp 3 = 3 " in run(capsys, *wanted, code=2)
 
 
 def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureFixture[str]):
@@ -380,20 +362,6 @@ def test_a_missing_and_a_damaged_table(capsys: pytest.CaptureFixture[str], tmp_p
     assert codes(said) == ["HT-fabric-files-do-not-match"] and "rack1-leaf" in said
 
 
-@pytest.mark.slow
-@needs_data
-def test_show_real_clusters(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    shown = json.loads(run(capsys, "show", str(DATA / "dgx-ndr-119.ibnetdiscover"), "--json"))
-    assert (shown["adapters"], shown["leaves"], shown["spines"]) == (542, 31, 9)
-    avakas, svg = DATA / "avakas", tmp_path / "avakas.svg"
-    arguments = ["--routes", str(avakas / "ibroutes"), "--json", "--svg", str(svg)]
-    shown = json.loads(run(capsys, "show", str(avakas / "ibnetdiscover-p.txt"), *arguments))
-    assert (shown["adapters"], shown["switches"]) == (281, 25)
-    texts = [element.text or "" for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
-    assert all(any(text.endswith(name) for text in texts) for name in ("L101", "S201A"))
-    assert "lone-ca" in run(capsys, "show", str(DATA / "lone-ca.ibnetdiscover"), code=2)
-
-
 def test_long_names_stay_whole_in_a_pipe(fabric: str, capsys: pytest.CaptureFixture[str]):
     text, described = Path(fabric).read_text(), "a long description of a switch that says where it is: " * 3 + "1"
     Path(fabric).write_text(text.replace("leaf001", described))
@@ -423,14 +391,3 @@ def test_two_subnets_from_two_files(fabric: str, capsys: pytest.CaptureFixture[s
     assert both["order"] == one["order"] == DEPTH_FIRST
     assert both["placed"]["bandwidth_bytes_per_s"] == 2 * one["placed"]["bandwidth_bytes_per_s"]
     assert json.loads(run(capsys, "show", fabric, "--json"))["subnets"] == 1
-
-
-@needs_data
-def test_place_on_a_real_cluster(capsys: pytest.CaptureFixture[str]):
-    avakas = DATA / "avakas"
-    hosts = ",".join(f"node{(7 * host) % 197:03d}" for host in range(1, 33))
-    arguments = ["--fabric", str(avakas / "ibnetdiscover-p.txt"), "--routes", str(avakas / "ibroutes"), "--json"]
-    placed = json.loads(run(capsys, "place", *arguments, "--hosts", hosts))
-    assert sorted(placed["order"]) == sorted(hosts.split(","))
-    assert placed["placed"]["crossings"] == placed["placed"]["bound"] < placed["given"]["crossings"]
-    assert placed["placed"]["worst_load"] <= min(placed[name]["worst_load"] for name in topology.ORDERS)

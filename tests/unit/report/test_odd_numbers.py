@@ -24,7 +24,6 @@ from hpctrain.report.record import Record, StepTotals
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise_record
 from support.golden import check_text
-from support.report.written_curves import write_tensorboard
 from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, typed
 
 
@@ -122,11 +121,6 @@ def test_status(directory: RunDirectory) -> None:
     assert isinstance(found, RunStatus) and found.survived == (DAMAGED_LINE,)
 
 
-def test_tensorboard(directory: RunDirectory) -> None:
-    write_tensorboard(directory)
-    assert next(directory.tensorboard.iterdir()).stat().st_size > 0
-
-
 def test_steps_of_next_to_no_time_have_no_speed() -> None:
     step = StepEvent(
         iteration=2, epoch=1, loss=0.1, learning_rate=0.1, samples=64, seconds=1e-320, communication_seconds=1.0
@@ -142,7 +136,7 @@ def test_steps_of_next_to_no_time_have_no_speed() -> None:
 
 def test_means_leave_gaps() -> None:
     values = [[1.0, None], [None, None, None], [math.inf, 3.0]]
-    means = Means(1200)
+    means = Means()
     for number in range(1200):
         means.add(number, values[number // 2 % 3][number % 2])
     x, y = means.points
@@ -153,7 +147,7 @@ def test_means_leave_gaps() -> None:
 @pytest.mark.parametrize("count", [1, 29, 600, 601, 1799, 4321])
 def test_means_are_those_of_equal_parts(count: int) -> None:
     values = np.random.default_rng(count).normal(size=(2, count))
-    means = Means(count)
+    means = Means()
     for x, y in values.T:
         means.add(x, y)
     expected = [[part.mean() for part in np.array_split(each, min(count, 600))] for each in values]

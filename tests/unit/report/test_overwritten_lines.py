@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.report.overwritten_lines import Lines
+from hpctrain.report.output import Lines
 
 
 class Clock:

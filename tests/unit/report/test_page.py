@@ -20,11 +20,11 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.page import read_summary, render, settings, write_report
-from hpctrain.report.plots import MOST_NAMES, curves, overlap
+from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import Record
 from support.golden import check_text
 from support.refusals import refused
-from support.report.written_runs import TIMELINE, digits, recipe_plan, run_events, script_plan, write_run
+from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
 from support.small_disks import small_disk_at
 
 _VOID = {"meta", "br", "hr", "img", "link"}
@@ -78,7 +78,7 @@ def test_finished_run(finished: RunDirectory) -> None:
     check_text("page", page.stored())
     for setting in ("batch.size 64", "optimizer.nesterov yes", "torch 2.13.0", "hosts node1:2", "torch · horovod · 2"):
         assert setting in page.text
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 4
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_unfinished_run_says_so(tmp_path: Path) -> None:
     events = run_events(epochs=1)
     page = _Page(write_run(tmp_path / "run", recipe_plan(), events))
     check_text("page-unfinished", page.stored())
-    assert page.tags.count("svg") == 5
+    assert page.tags.count("svg") == 4
 
 
 def _rank(rank: int, host: str, status: str, **facts: object) -> dict[str, object]:
@@ -187,7 +187,7 @@ def test_run_cut_off_within_its_first_epoch(tmp_path: Path) -> None:
 def test_diverged_run(tmp_path: Path) -> None:
     nan = float("nan")
     events = [{**event, "loss": nan, "test_loss": nan, "train_loss": float("inf")} for event in run_events()]
-    assert _Page(write_run(tmp_path / "run", recipe_plan(), events)).tags.count("svg") == 5
+    assert _Page(write_run(tmp_path / "run", recipe_plan(), events)).tags.count("svg") == 4
 
 
 @pytest.mark.slow
@@ -207,16 +207,6 @@ def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
 def test_not_a_run_directory(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", path=tmp_path / "plan.json"):
         write_report(RunDirectory(tmp_path))
-
-
-@pytest.mark.slow
-def test_text_has_tokens_and_the_utilisation_of_gpus(tmp_path: Path) -> None:
-    first, *rest = run_events()
-    for peak, shown in ((1e6, True), (None, False)):
-        events = [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]
-        page = render(write_run(tmp_path / str(peak), recipe_plan(), events))
-        assert "4,096" in page and "tokens/s" in page
-        assert ("FLOPs" in page and "3.2%" in page) == shown
 
 
 @pytest.mark.parametrize("key", ["framework", "backend", "seconds", "energy_covers"])
@@ -334,18 +324,6 @@ def test_curves_of_a_long_run_stay_small(tmp_path: Path) -> None:
     events = [run, *({**step, "iteration": i, "loss": float(np.sin(i))} for i in range(1, 20_001))]
     directory = write_run(tmp_path / "run", recipe_plan(), events)
     assert sum(map(len, curves(Record.read(directory), None).values())) < 300_000
-
-
-def test_overlap_bar_spans_its_reduction() -> None:
-    """Bars have the proportions of the times: 3, 4 and 4 ms, beginning at 2, 4 and 6 ms."""
-    svg = overlap([(seconds, what, bucket) for seconds, what, bucket in TIMELINE])
-    paths = re.findall(r'<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+)[^"]*z\n"[^>]*fill: var\(--first\)', svg)
-    bars = [(float(left), float(right)) for left, right in paths][:3]
-    scale = (bars[2][0] - bars[0][0]) / 4
-    starts = [(left - bars[0][0]) / scale + 2 for left, _ in bars]
-    widths = [(right - left) / scale for left, right in bars]
-    assert starts == pytest.approx([2, 4, 6], abs=0.01)
-    assert widths == pytest.approx([3, 4, 4], abs=0.01)
 
 
 def test_the_settings_are_those_of_the_training() -> None:

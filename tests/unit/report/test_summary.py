@@ -76,14 +76,6 @@ def test_what_ran_goes_before_what_was_asked(tmp_path: Path) -> None:
     assert summarise(write_run(tmp_path / "run", plan, run_events()), plan, "done")["backend"] == "horovod"
 
 
-def test_communication_that_was_not_measured(tmp_path: Path) -> None:
-    events = [{**event, "communication_seconds": None} for event in run_events()]
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
-    summary = summarise(directory, recipe_plan(), "done")
-    assert summary["communication_share"] is None
-    assert summary["samples_per_s"] == pytest.approx(128)
-
-
 def test_metrics_are_what_json_can_hold() -> None:
     epoch = {"time": 1.0, "event": "epoch", "epoch": 1, "seconds": 1.0, "samples_per_s": 2.0, "test_accuracy": 0.25}
     read = typed({**epoch, "test_loss": float("nan"), "train_loss": float("inf"), "test_top5": 0.5})

@@ -30,14 +30,12 @@ from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.kubernetes.manifests import (
     CONFIGURATION,
     INSTANCE,
-    MPI_HOSTFILE,
     PodRun,
     indexed_hosts,
     manifest_text,
     manifests,
 )
-from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
-from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.profile import ClusterProfile, KubernetesProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
 
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
@@ -47,21 +45,20 @@ _LONGEST_NAME = 48
 _MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
 _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
-_NO_OPERATOR = "install mpi-operator there, or choose --backend gloo or nccl, which needs none"
 # A job as kubectl names it.
-_JOB = re.compile(r"(job|mpijob)[a-z0-9.]*/([a-z0-9-]+)")
+_JOB = re.compile(r"job[a-z0-9.]*/([a-z0-9-]+)")
 # Options of Slurm and of its job script.
 _NOT_HERE = frozenset(
     f"--{name}"
     for name in (
-        *("account", "array", "chain", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
+        *("account", "array", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
         *("partition", "qos", "sbatch", "stage", "stage-environment", "topology", "verify", "wait"),
     )
 )
 
 
 class Kubernetes(Scheduler):
-    """Indexed Jobs and MPIJobs. A run's directory is on a volume, and does not know of its jobs."""
+    """Indexed Jobs. A run's directory is on a volume, and does not know of its jobs."""
 
     def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
         if profile is not None and profile.kubernetes is None:
@@ -79,8 +76,8 @@ class Kubernetes(Scheduler):
     def submit(self, order: Order, say: Say) -> Submitted:
         run = prepare_pods(order)
         say(create(run))
-        commands = kubectl_commands(run.kind, run.name, run.kubernetes.namespace)
-        return Submitted(directory=Path(run.run_directory), jobs=(f"{run.kind}/{run.name}",), advice=commands)
+        commands = kubectl_commands(run.name, run.kubernetes.namespace)
+        return Submitted(directory=Path(run.run_directory), jobs=(f"job/{run.name}",), advice=commands)
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         return ()
@@ -93,7 +90,7 @@ class Kubernetes(Scheduler):
 
     def advice(self, target: str) -> str | None:
         job = _JOB.fullmatch(target)
-        return job and f"name its run directory, where the volume is mounted, or {kubectl_commands(job[1], job[2])}"
+        return job and f"name its run directory, where the volume is mounted, or {kubectl_commands(job[1])}"
 
 
 def prepare_pods(order: Order) -> PodRun:
@@ -171,7 +168,14 @@ def object_name(text: str) -> str:
 
 
 def _plan(asked: TrainingRequest, request: JobRequest, machine: Machine) -> Plan:
-    """The plan with the backend that these pods will have: it decides how their ranks find each other."""
+    """The plan with the backend that these pods will have.
+
+    Raises:
+        HpctrainError: the backend needs an MPI to start its ranks, or cannot run the work.
+    """
+    nodes, slots = request.nodes, request.tasks_per_node
+    names = [machine.host, *(f"{machine.host}-{node}" for node in range(1, nodes))]
+    hosts = PlacedHosts(slots=tuple(Slots(host=name, slots=slots) for name in names))
 
     def planned(backend: str, launcher: str, more: HostOptions) -> Plan:
         options = asked.host_options.model_copy(update=more.model_dump(exclude_none=True))
@@ -179,35 +183,24 @@ def _plan(asked: TrainingRequest, request: JobRequest, machine: Machine) -> Plan
         return unplaced_plan(replace(asked, backend=backend, host_options=options, start=start), machine.frameworks)
 
     backend = asked.backend or "auto"
-    nodes, slots = request.nodes, request.tasks_per_node
     if backend == "auto":
-        backend = _automatic(planned("auto", "auto", HostOptions()), request, machine)
+        plan = planned("auto", "auto", HostOptions())
+        backend = place_plan(plan, hosts, machine).backend
+        # Torch's own can take the place of MPI.
+        backend = "gloo" if backend == "mpi" and plan.framework == "torch" else backend
     capable = CAPABILITIES.get(backend)
     if capable and capable.joins_ranks and not capable.meets_without_mpi:
-        plan = planned(backend, "mpirun", HostOptions(hostfile=MPI_HOSTFILE))
-    else:
-        plan = planned(backend, TORCHRUN, indexed_hosts(machine.host, nodes, slots))
+        raise HpctrainError(
+            "HT-backend-unfit",
+            "pods start their ranks by torchrun, and those of backend {backend} need an MPI",
+            "--backend gloo or nccl, with PyTorch; Slurm and hosts start the others",
+            backend=backend,
+        )
+    plan = planned(backend, TORCHRUN, indexed_hosts(machine.host, nodes, slots))
     require_choices(plan)
     # Placed on imagined hosts, because some faults show only in a plan with hosts.
-    place_plan(plan, _imagined(machine, nodes, slots), machine)
+    place_plan(plan, hosts, machine)
     return plan
-
-
-def _imagined(machine: Machine, nodes: int, slots: int) -> PlacedHosts:
-    names = [machine.host, *(f"{machine.host}-{node}" for node in range(1, nodes))]
-    return PlacedHosts(slots=tuple(Slots(host=name, slots=slots) for name in names))
-
-
-def _automatic(plan: Plan, request: JobRequest, machine: Machine) -> str:
-    """The backend of ``auto``: one that needs no operator where the training is in PyTorch and can do with it."""
-    placed = place_plan(plan, _imagined(machine, request.nodes, request.tasks_per_node), machine)
-    if placed.backend != "mpi" or plan.framework != "torch":
-        return placed.backend
-    try:
-        place_plan(plan.model_copy(update={"asked_backend": "gloo"}), _imagined(machine, 1, plan.ranks), machine)
-    except HpctrainError:
-        return placed.backend
-    return "gloo"
 
 
 def _in_pods(work: Recipe | Script, kubernetes: KubernetesProfile) -> tuple[Recipe | Script, dict[str, str]]:
@@ -240,19 +233,14 @@ def _require_on_volume(folder: PurePosixPath, kubernetes: KubernetesProfile) -> 
         )
 
 
-def kubectl_commands(kind: str, name: str, namespace: str | None = None) -> str:
-    """How to see a job on Kubernetes, follow it, and end it.
-
-    Args:
-        kind: ``job`` or ``mpijob``, as kubectl names it.
-        namespace: None for the default namespace of kubectl.
-    """
+def kubectl_commands(name: str, namespace: str | None = None) -> str:
+    """How to see a job on Kubernetes, follow it, and end it; without a namespace in the default one of kubectl."""
     where = f" -n {namespace}" if namespace else ""
     chosen = f"-l {INSTANCE}={name}{where}"
     return (
-        f"see its state: kubectl get {kind},pods {chosen}\n"
+        f"see its state: kubectl get job,pods {chosen}\n"
         f"  follow it: kubectl logs -f {chosen}\n"
-        f"  end it: kubectl delete {kind},service,configmap {chosen}"
+        f"  end it: kubectl delete job,service,configmap {chosen}"
     )
 
 
@@ -280,10 +268,8 @@ def _create(run: PodRun, objects: Sequence[Mapping[str, Any]]) -> str:
         return done.stdout.strip()
     said = "\n  ".join(done.stderr.strip().splitlines())
     hint = f"is it the right cluster? kubectl cluster-info; {_BY_HAND}"
-    if 'kind "MPIJob"' in said:
-        hint = _NO_OPERATOR
-    elif "AlreadyExists" in said:
-        commands = kubectl_commands(run.kind, run.name, run.kubernetes.namespace)
+    if "AlreadyExists" in said:
+        commands = kubectl_commands(run.name, run.kubernetes.namespace)
         hint = f"choose another --job-name, or end this one first\n  {commands}"
     raise HpctrainError("HT-job-refused", "kubectl create fails: {reason}", hint, reason=said)
 

@@ -1,40 +1,34 @@
 """The manifests of a run on Kubernetes, from its plan. Pure.
 
-Ranks that find each other without MPI are in the pods of an Indexed Job, whose names a headless service gives an
-address; each pod starts its own. The others are in the workers of an MPIJob, whose launcher starts them by ssh.
+Ranks are in the pods of an Indexed Job, whose names a headless service gives an address; each pod starts its own.
 
-Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/, .../pod-v1/, and of
-mpi-operator https://github.com/kubeflow/mpi-operator (``pkg/apis/kubeflow/v2beta1``).
+Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/, .../pod-v1/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.files.checked_yaml import dump_all
 from hpctrain.common.run.directory import plan_text
 from hpctrain.common.run.plan import HostOptions, Plan
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import POD, POD_CPUS
 from hpctrain.control.schedulers.job_request import JobRequest
-from hpctrain.control.schedulers.kubernetes_profile import KubernetesProfile
-from hpctrain.control.schedulers.times import slurm_seconds
+from hpctrain.control.schedulers.jobs import slurm_seconds
+from hpctrain.control.schedulers.profile import KubernetesProfile
 
 CONTAINER = "hpctrain"
 # The folder in a pod that holds the plan and the script submitted with it.
 CONFIGURATION = PurePosixPath("/etc/hpctrain")
 PLAN = "plan.json"
-MPI_HOSTFILE = Path("/etc/mpi/hostfile")
 # https://kubernetes.io/docs/reference/labels-annotations-taints/#app-kubernetes-io-instance
 INSTANCE = "app.kubernetes.io/instance"
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the pod's own
-# For the launcher of an MPIJob, which runs hpctrain and an mpirun.
-_LAUNCHER_RESOURCES = {"cpu": "1", "memory": "2Gi"}
 # Exit codes of a failed run, of wrong use, and of a check that refused.
 _FINAL = (1, 2, 3)
 
@@ -60,11 +54,6 @@ class PodRun:
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
-        """What kubectl calls the job's kind."""
-        return "job" if self.plan.start.launcher == TORCHRUN else "mpijob"
-
-    @property
     def labels(self) -> dict[str, str]:
         """The labels of everything that belongs to the run."""
         return {"app.kubernetes.io/name": "hpctrain", INSTANCE: self.name}
@@ -83,9 +72,7 @@ def indexed_hosts(name: str, nodes: int, slots: int) -> HostOptions:
 
 def manifests(run: PodRun) -> list[dict[str, Any]]:
     """The objects of a run, in the order in which they are made."""
-    if run.kind == "job":
-        return [_plan(run), _service(run), _indexed_job(run)]
-    return [_plan(run), _mpi_job(run)]
+    return [_plan(run), _service(run), _indexed_job(run)]
 
 
 def manifest_text(run: PodRun) -> str:
@@ -127,7 +114,7 @@ def _indexed_job(run: PodRun) -> dict[str, Any]:
         # Two pods of one number would be two launchers of a run.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": _failure_rules()},
-        "template": _rank_pod(run, _command(run), restartPolicy="Never", subdomain=run.name),
+        "template": _template(run),
     }
     metadata = _metadata(run, run.name, run.kubernetes.labels)
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
@@ -151,30 +138,6 @@ def _exit_codes(*codes: int) -> dict[str, Any]:
     return {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
 
 
-def _mpi_job(run: PodRun) -> dict[str, Any]:
-    kubernetes = run.kubernetes
-    # The operator sets this only for Open MPI 4.
-    variables = {"PRTE_MCA_prte_keep_fqdn_hostnames": "true"} if kubernetes.mpi == "OpenMPI" else {}
-    # It needs neither GPUs nor adapters. The number of threads of a rank follows from the processors of its own pod.
-    launcher = _template(run, _command(run), {**_pod_variables(run), **variables}, _LAUNCHER_RESOURCES, configured=True)
-    worker = _rank_pod(run, kubernetes.sshd, configured=False)
-    spec = {
-        "slotsPerWorker": run.request.tasks_per_node,
-        "mpiImplementation": kubernetes.mpi,
-        "sshAuthMountPath": kubernetes.ssh_path,
-        "launcherCreationPolicy": "WaitForWorkersReady",
-        # MPIJob has no rules for exit codes: every failure counts, and a restarted run resumes where it can.
-        "runPolicy": {"cleanPodPolicy": "Running", **_limits(run)},
-        "mpiReplicaSpecs": {
-            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
-            # A worker runs sshd, which ends only when its container is killed.
-            "Worker": {"replicas": run.request.nodes, "restartPolicy": "OnFailure", "template": worker},
-        },
-    }
-    metadata = _metadata(run, run.name, kubernetes.labels)
-    return {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": metadata, "spec": spec}
-
-
 def _limits(run: PodRun) -> dict[str, int]:
     seconds = None if run.request.time is None else slurm_seconds(run.request.time)
     # 0 is no limit.
@@ -182,37 +145,13 @@ def _limits(run: PodRun) -> dict[str, int]:
     return {"backoffLimit": run.kubernetes.backoff_limit, **deadline}
 
 
-def _command(run: PodRun) -> list[str]:
-    """The command of each pod, which also resumes the run when a pod is started again."""
-    return ["hpctrain", "run", "--resume", f"--run-dir={run.run_directory}", f"--plan={CONFIGURATION / PLAN}"]
-
-
-def _pod_variables(run: PodRun) -> dict[str, str]:
-    return {POD.name: run.name, **({POD_CPUS.name: str(run.cpus)} if run.cpus is not None else {})}
-
-
-def _rank_pod(run: PodRun, command: Sequence[str], *, configured: bool = True, **of_pod: Any) -> dict[str, Any]:
-    """The template of a pod that has ranks.
-
-    Args:
-        command: of its container; empty for the image's or an operator's own.
-        configured: whether it mounts the plan.
-    """
-    variables = _pod_variables(run) if configured else {}
-    return _template(run, command, variables, _resources(run), configured=configured, **of_pod)
-
-
-def _template(
-    run: PodRun,
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    resources: Mapping[str, str],
-    *,
-    configured: bool,
-    **of_pod: Any,
-) -> dict[str, Any]:
+def _template(run: PodRun) -> dict[str, Any]:
+    """The template of the pods. Their command also resumes the run when a pod is started again."""
+    command = ["hpctrain", "run", "--resume", f"--run-dir={run.run_directory}", f"--plan={CONFIGURATION / PLAN}"]
+    variables = {POD.name: run.name, **({POD_CPUS.name: str(run.cpus)} if run.cpus is not None else {})}
+    resources = _resources(run)
     kubernetes = run.kubernetes
-    mounts, volumes = _volumes(run, configured=configured)
+    mounts, volumes = _volumes(run)
     container = {
         "name": CONTAINER,
         "image": run.image,
@@ -221,13 +160,14 @@ def _template(
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "envFrom": [{"secretRef": {"name": name}} for name in kubernetes.secrets],
         # Limits equal to requests give the pod its cores alone, so that no neighbour slows a rank.
-        "resources": {"requests": dict(resources), "limits": dict(resources)} if resources else {},
+        "resources": {"requests": resources, "limits": dict(resources)} if resources else {},
         # RDMA registers memory that must stay where it is.
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}} if kubernetes.rdma else {},
         "volumeMounts": mounts,
     }
     spec = {
-        **of_pod,
+        "restartPolicy": "Never",
+        "subdomain": run.name,
         "containers": [_without_empty(container)],
         "volumes": volumes,
         # hpctrain does not use the Kubernetes API.
@@ -267,7 +207,7 @@ def memory_quantity(memory: str | None) -> str | None:
     return f"{memory}i" if memory[-1] in "KMGT" else f"{memory}Mi"
 
 
-def _volumes(run: PodRun, *, configured: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(run: PodRun) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The mounts of a container, and the volumes of its pod."""
     mounts: list[dict[str, Any]] = []
     volumes: list[dict[str, Any]] = []
@@ -279,7 +219,6 @@ def _volumes(run: PodRun, *, configured: bool) -> tuple[list[dict[str, Any]], li
     mounts.append({"name": "shared-memory", "mountPath": _SHARED_MEMORY})
     memory = {"medium": "Memory", "sizeLimit": run.kubernetes.shared_memory}
     volumes.append({"name": "shared-memory", "emptyDir": _without_empty(memory)})
-    if configured:
-        mounts.append({"name": "plan", "mountPath": str(CONFIGURATION), "readOnly": True})
-        volumes.append({"name": "plan", "configMap": {"name": f"{run.name}-plan"}})
+    mounts.append({"name": "plan", "mountPath": str(CONFIGURATION), "readOnly": True})
+    volumes.append({"name": "plan", "configMap": {"name": f"{run.name}-plan"}})
     return mounts, volumes

@@ -31,13 +31,11 @@ class JobSettings(FrozenModel):
     """The content of ``RUN_DIR/job.json``: what the job does beside running the training.
 
     Attributes:
-        chain: another job was submitted that goes on where this one stops.
         signal: announces the time limit.
         cpus_per_task: what srun asks for each rank: since Slurm 22.05 it does not take it from the job.
     """
 
     array: bool = False
-    chain: bool = False
     requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
     signal: str
     cpus_per_task: int | None = None
@@ -140,9 +138,7 @@ class _Batch:
 
     def go_on(self) -> None:
         """See to it that another job, or this one again, goes on with a run that is not finished."""
-        if self._settings.chain:
-            self._how("not finished; the next job of the chain goes on. After the last one")
-        elif self._asked == "TERM" or self._cancelled():
+        if self._asked == "TERM" or self._cancelled():
             # A cancelled job must not come back, and a preempted one does so by itself.
             self._how(f"job {self._job} was told to end before it was finished. To go on")
         elif not self._begun:

@@ -14,6 +14,7 @@ from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import dump, validate
 from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.scheduler import Cluster
 
 # An overloaded controller takes tens of seconds.
 _SECONDS = 60.0
@@ -33,14 +34,6 @@ _GPUS = re.compile(
 )
 
 Settings = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Discovered:
-    """A profile, and one line for each fact that was found."""
-
-    profile: ClusterProfile
-    findings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +62,7 @@ class Answers:
     sinfo: str = ""
 
 
-def discover(partition: str | None) -> Discovered:
+def discover(partition: str | None) -> Cluster:
     """The profile of the cluster that this machine submits to.
 
     Args:
@@ -95,7 +88,7 @@ def discover(partition: str | None) -> Discovered:
     return profile_from(answers, partition, date.today())
 
 
-def profile_from(answers: Answers, partition: str | None, today: date) -> Discovered:
+def profile_from(answers: Answers, partition: str | None, today: date) -> Cluster:
     """The profile that the answers describe.
 
     Raises:
@@ -126,7 +119,11 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Discov
         "cluster profile",
         "name a profile instead: --cluster generic",
     )
-    return Discovered(profile=profile, findings=_findings(profile, version, chosen, kinds, broken))
+    return Cluster(
+        profile=profile,
+        findings=_findings(profile, version, chosen, kinds, broken),
+        files={"cluster.yaml": profile_yaml(profile)},
+    )
 
 
 def profile_yaml(profile: ClusterProfile) -> str:

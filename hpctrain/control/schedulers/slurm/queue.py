@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.times import slurm_seconds
+from hpctrain.control.schedulers.jobs import JobState, slurm_seconds
 
 # Without a controller squeue tries for 18 s (Slurm 22.05) before it fails.
 _SECONDS = 30.0

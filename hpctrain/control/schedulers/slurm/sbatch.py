@@ -1,13 +1,15 @@
-"""Prepares jobs from the user's request and a cluster's profile, and submits them: ``sbatch``, once for each job."""
+"""Prepares jobs from a request and a cluster's profile, renders their scripts, and submits them by ``sbatch``."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,16 +24,18 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
 from hpctrain.control.schedulers.scheduler import Order
 from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
-from hpctrain.control.schedulers.slurm.script import job_script
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 from hpctrain.control.supervision.trackers import require_trackers
 
 # Without a controller sbatch tries about this long before it fails.
 _SECONDS = 120.0
+# What a directive needs no quotes for.
+_PLAIN = re.compile(r"[\w@%+=:,./\[\]*|&()!~^-]+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +61,19 @@ def prepare(order: Order) -> PreparedJob:
     Raises:
         HpctrainError: something that is not there, or does not go together.
     """
-    profile, request, content = order.cluster.profile, order.request, order.content
+    profile, request = order.cluster.profile, order.request
     first = next(iter(order.trainings.values()))
     container, look_only = first.start.container, first.dry_run
     if container:
         _check_container(container, first.start.launcher)
     settings = JobSettings(
         array=request.array is not None,
-        chain=request.chain > 1,
         requeue=request.requeue,
         signal=request.signal,
         cpus_per_task=request.cpus_per_task,
-        verify=content.verify,
+        verify=order.verify,
         container=container,
-        staging=plan_staging(profile, content.stage, content.stage_environment, container),
+        staging=plan_staging(profile, order.stage, order.stage_environment, container),
     )
     frameworks, missing = installed_frameworks(), tuple[str, ...]()
     if look_only and container is None:
@@ -78,7 +81,7 @@ def prepare(order: Order) -> PreparedJob:
     plans = order.plans(frameworks)
     for plan in plans.values():
         require_choices(plan)
-        if content.verify and plan.ranks == 1:
+        if order.verify and plan.ranks == 1:
             raise HpctrainError(
                 "HT-ranks-too-few",
                 "--verify: a job of one rank is one process already",
@@ -124,33 +127,30 @@ def _virtual_environment() -> Path | None:
     return here if sys.prefix != sys.base_prefix and (here / "bin" / "activate").exists() else None
 
 
-def submit_job(order: Order, job: PreparedJob) -> tuple[RunDirectory, tuple[str, ...]]:
-    """Make the run directory and submit; returns the directory and the jobs' numbers, first to last.
+def submit_job(order: Order, job: PreparedJob) -> tuple[RunDirectory, str]:
+    """Make the run directory and submit; returns the directory and the job's number.
 
     Raises:
         HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
     """
     require_log_path(run_path(order, job.plans))
-    jobs: list[str] = []
+    number = None
     with made_run(order, job.plans, job.files) as directory:
         try:
             write_whole(directory.script, job.render(directory.path).encode(), private=True)
             # Executable, so that the user can run it within an allocation.
             directory.script.chmod(0o700)
-            for _ in range(order.request.chain):
-                jobs.append(_sbatch(directory, _dependency(order.request, jobs)))
-                # A job that completes the run cancels the later jobs listed here.
-                write_whole(directory.path / "chain", "".join(f"{number}\n" for number in jobs).encode(), private=True)
-            record(directory, order, jobs)
+            number = _sbatch(directory, order.request.dependency)
+            record(directory, order, [number])
         except BaseException:
-            _cancel(directory, jobs)
+            _cancel(directory, number)
             raise
-    return directory, tuple(jobs)
+    return directory, number
 
 
-def _cancel(directory: RunDirectory, jobs: Sequence[str]) -> None:
-    """Cancel a directory's jobs, and one that Slurm accepted although sbatch failed, as after a socket's timeout."""
-    numbers = {*jobs}
+def _cancel(directory: RunDirectory, number: str | None) -> None:
+    """Cancel a directory's job, also one that Slurm accepted although sbatch failed, as after a socket's timeout."""
+    numbers = {number} if number else set()
     # What fails here must not hide why.
     with contextlib.suppress(HpctrainError):
         for job in jobs_of_user(os.getuid()):
@@ -197,13 +197,8 @@ def require_log_path(directory: Path) -> None:
         )
 
 
-def _dependency(request: JobRequest, previous: Sequence[str]) -> Sequence[str]:
-    if previous:
-        return (f"--dependency=afternotok:{previous[-1]}", "--kill-on-invalid-dep=yes")
-    return (f"--dependency={request.dependency}",) if request.dependency is not None else ()
-
-
-def _sbatch(directory: RunDirectory, options: Sequence[str]) -> str:
+def _sbatch(directory: RunDirectory, dependency: str | None) -> str:
+    options = (f"--dependency={dependency}",) if dependency is not None else ()
     done = run_program(
         "sbatch", "--parsable", *options, f"--chdir={directory.path}", str(directory.script), seconds=_SECONDS
     )
@@ -222,3 +217,103 @@ def _refusal(message: str) -> HpctrainError:
         "hpctrain submit … --dry-run shows its script; sinfo, what there is",
         reason=words,
     )
+
+
+def job_script(
+    request: JobRequest,
+    profile: ClusterProfile,
+    *,
+    run_directory: Path,
+    folder: Path,
+    virtual_environment: Path | None = None,
+    no_kill: bool = False,
+) -> str:
+    """The text of the job script.
+
+    Args:
+        profile: gives modules, setup lines and variables.
+        run_directory, folder: absolute; where the run's files are, and where the job is submitted from.
+        virtual_environment: that the script activates.
+        no_kill: the run goes on without a node that fails.
+    """
+    # Imported here because only this needs it, and it takes long.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701 - it is bash, which the filter quotes for
+        loader=FileSystemLoader(slurm_folder()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quote"] = lambda value: shlex.quote(str(value))
+    return environment.get_template("job.sh.j2").render(
+        directives=directives(request),
+        run_dir=run_directory,
+        folder=folder,
+        virtual_environment=virtual_environment,
+        no_kill=no_kill,
+        array=request.array is not None,
+        requeue=request.requeue,
+        signal=request.signal,
+        signal_seconds=request.signal_seconds,
+        modules=profile.modules,
+        setup=profile.setup,
+        environment=profile.environment,
+    )
+
+
+def directive(option: str, value: str | int | None = None) -> str:
+    """The line of one option.
+
+    Within double quotes Slurm's parser (22.05) takes every character as it is, but for the backslash, which makes the
+    next one plain. Outside of them a blank ends the value, even one after a backslash, and # begins a comment.
+
+    Args:
+        option: its long name, without the dashes.
+        value: one line of text; None for an option without a value.
+    """
+    if value is None:
+        return f"#SBATCH --{option}"
+    text = str(value)
+    if not _PLAIN.fullmatch(text):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"#SBATCH --{option}={text}"
+
+
+def directives(request: JobRequest) -> tuple[str, ...]:
+    """The options of the job, one per line, without those about the script itself (log, signal, requeue).
+
+    ``--dependency`` is not among them: it is for the first job, and the script is also that of those which follow.
+    """
+    gpus = _gpus(request)
+    requested: dict[str, str | int | None] = {
+        "job-name": request.name,
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "nodes": request.nodes,
+        "ntasks-per-node": request.tasks_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        request.gpu_option: gpus,
+        "mem": request.memory,
+        "time": request.time,
+        "array": request.array,
+    }
+    lines = [directive(option, value) for option, value in requested.items() if value is not None]
+    if request.exclusive:
+        lines.append(directive("exclusive"))
+    further = {option: value for option, value in request.sbatch.items() if not (gpus and option == request.gpu_option)}
+    return (*lines, *(directive(option, value) for option, value in further.items()))
+
+
+def _gpus(request: JobRequest) -> str | None:
+    if not request.gpus_per_node:
+        return None
+    number = f"{request.gpu_type}:{request.gpus_per_node}" if request.gpu_type else str(request.gpus_per_node)
+    if request.gpu_option != "gres":
+        return number
+    # Slurm uses only the last --gres.
+    others = request.sbatch.get("gres")
+    return f"gpu:{number},{others}" if others else f"gpu:{number}"

@@ -29,14 +29,9 @@ class Slurm(Scheduler):
     """``sbatch``, ``squeue``, ``sacct`` and ``scancel``. What submits is imported late: ``status`` needs none of it."""
 
     def cluster(self, profile: ClusterProfile | None, partition: str | None) -> Cluster:
-        from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
+        from hpctrain.control.schedulers.slurm.discover import discover
 
-        if profile is not None:
-            return Cluster(profile=profile)
-        found = discover(partition)
-        return Cluster(
-            profile=found.profile, findings=found.findings, files={"cluster.yaml": profile_yaml(found.profile)}
-        )
+        return discover(partition) if profile is None else Cluster(profile=profile)
 
     def describe(self, order: Order, say: Say) -> Description:
         from hpctrain.control.schedulers.slurm.sbatch import check, prepare, require_log_path
@@ -56,12 +51,9 @@ class Slurm(Scheduler):
         job = prepare(order)
         for line in job.notices:
             say(line)
-        directory, jobs = submit_job(order, job)
-        several = "s" * (len(jobs) > 1)
-        state = f"see its state: hpctrain status {shell_word(directory.path)}"
-        return Submitted(
-            directory=directory.path, jobs=jobs, advice=f"submitted as job{several} {', '.join(jobs)}; {state}"
-        )
+        directory, number = submit_job(order, job)
+        advice = f"submitted as job {number}; see its state: hpctrain status {shell_word(directory.path)}"
+        return Submitted(directory=directory.path, jobs=(number,), advice=advice)
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         return jobs_of_user(user, seconds=seconds) if jobs is None else job_states(sorted(jobs), seconds=seconds)
@@ -82,8 +74,8 @@ class Slurm(Scheduler):
         folder = directory.logs if task is None else RunDirectory(directory.path.parent).logs
         if logs := [path for number in jobs if (path := folder / f"job-{number}.log").exists()]:
             return logs
-        found = folder.glob("job-*.log" if task is None else f"job-*_{task}.log")
-        return sorted(found, key=lambda path: (len(path.name), path.name))
+        files = folder.glob("job-*.log" if task is None else f"job-*_{task}.log")
+        return sorted(files, key=lambda path: (len(path.name), path.name))
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from hpctrain.common.cluster.gpu_models import gpus
-from hpctrain.control.schedulers.profile import NodeProfile, sbatch_fault
-from hpctrain.control.schedulers.profiles import load_profile, profile_names, slurm_folder
+from hpctrain.control.schedulers.profile import NodeProfile, load_profile, profile_names, sbatch_fault, slurm_folder
 from support.refusals import refused
 
 ROOT = Path(__file__).parents[4]

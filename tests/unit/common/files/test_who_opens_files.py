@@ -25,7 +25,7 @@ _ALLOWED = {
         "commit",
         "control.horovod.adapt",
         "control.horovod.cuda",
-        "control.horovod.installed",
+        "control.horovod.fingerprint",
         "control.horovod.wheel",
         "control.predict.constants",
         "control.predict.transformers.model_sizes",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hpctrain.cli.horovod import app
 from hpctrain.common.cluster import mpi
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.horovod import check, cuda, fingerprint, install, installed
+from hpctrain.control.horovod import check, cuda, fingerprint, install
 from hpctrain.control.horovod.fingerprint import BuildFingerprint
 from support.golden import check_text
 from support.refusals import check as check_error
@@ -67,9 +67,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     for module in (check, install):
         monkeypatch.setattr(module, "find_mpi", machine.find_mpi)
     monkeypatch.setattr(install, "find_accelerator", lambda: (machine.toolkit, machine.nccl))
-    monkeypatch.setattr(
-        installed, "package_directory", lambda name: tmp_path / name if machine.horovod.exists() else None
-    )
+    monkeypatch.setattr(cuda, "package_directory", lambda name: tmp_path / name if machine.horovod.exists() else None)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.28.1")
     return machine
 
@@ -239,9 +237,9 @@ def test_asking_imports_nothing_heavy() -> None:
 def test_a_folder_of_that_name_is_no_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sources, say, beside a script: Python takes any folder on its path for a package."""
     (tmp_path / "horovod").mkdir()
-    monkeypatch.setattr(installed, "package_directory", lambda name: tmp_path / name)
+    monkeypatch.setattr(cuda, "package_directory", lambda name: tmp_path / name)
     monkeypatch.setattr("importlib.metadata.version", lambda name: _no_such_package(name))
-    assert installed.find_installed() is None
+    assert fingerprint.find_installed() is None
 
 
 def _no_such_package(name: str) -> str:

@@ -10,11 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.profiles import load_profile
+from hpctrain.control.schedulers.profile import ClusterProfile, load_profile
+from hpctrain.control.schedulers.scheduler import Cluster
 from hpctrain.control.schedulers.slurm.discover import (
     Answers,
-    Discovered,
     discover,
     profile_from,
     profile_yaml,
@@ -28,7 +27,7 @@ from support.schedulers.slurm_programs import NO_CONTROLLER, install
 TODAY = date(2026, 11, 21)
 
 
-def found(nodes: str = A100, partitions: str = GPU, config: str = CONFIG, asked: str | None = None) -> Discovered:
+def found(nodes: str = A100, partitions: str = GPU, config: str = CONFIG, asked: str | None = None) -> Cluster:
     return profile_from(Answers(nodes=nodes, config=config, partitions=partitions), asked, TODAY)
 
 

@@ -196,54 +196,6 @@ def test_a_task_of_an_array_is_requeued_alone(programs: Programs, tmp_path: Path
     assert call.arguments[1:4] == ["--dependency=afterany:5_3", f"--chdir={tmp_path}", "--array=3"]
 
 
-def test_a_job_of_a_chain_leaves_the_rest_to_the_next(programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain", "sys.exit(4)")
-    code, output = end(programs, job(tmp_path, chain=3))
-    assert code == 4
-    assert programs.calls("scontrol") == programs.calls("sbatch") == []
-    assert "next job" in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("status", [0, 1, 2, 4, 137])
-def test_what_leaves_nothing_to_do_ends_the_chain(status: int, programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain", f"sys.exit({status})")
-    programs.add("scancel")
-    (tmp_path / "chain").write_text("6\n7\n8\n70\n")
-    code, _ = end(programs, job(tmp_path, chain=4))
-    assert code == status
-    assert [call.arguments for call in programs.calls("scancel")] == ([["8", "70"]] if status != 4 else [])
-    programs.add("scancel", "sys.exit(1)")
-    assert end(programs, job(tmp_path, chain=4))[0] == status
-
-
-def test_a_failure_before_hpctrain_ends_the_chain(programs: Programs, tmp_path: Path) -> None:
-    programs.add("scancel")
-    (tmp_path / "chain").write_text("7\n8\n")
-    code, _ = end(programs, job(tmp_path, PLAIN.model_copy(update={"setup": ("false",)}), chain=2))
-    assert code == 1
-    assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
-
-
-def test_a_cancelled_job_leaves_the_rest_of_its_chain(programs: Programs, tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    # Not at once: bash can lose a status that comes together with a signal.
-    later = "(time.sleep(0.3), sys.exit(1))"
-    programs.add(
-        "hpctrain",
-        "signal.signal(signal.SIGUSR2, lambda *_: None)"
-        + TERM_THEN_4.format(ready=str(ready)).replace("sys.exit(4)", later),
-    )
-    programs.add("scancel")
-    (tmp_path / "chain").write_text("7\n8\n")
-    with started(programs, job(tmp_path, chain=2)) as process:
-        wait_for(ready)
-        os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=100)
-        assert process.returncode == 1
-    assert programs.calls("scancel") == []
-
-
 def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp_path: Path) -> None:
     programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
     data = tmp_path / "it's data"
@@ -309,14 +261,3 @@ def test_what_comes_while_staged_files_are_removed_does_not_lose_the_requeue(
         process.communicate(timeout=100)
         assert process.returncode == 4
     assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
-
-
-def test_the_end_of_a_chain_takes_staged_files_away_too(programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain", "sys.exit(0)")
-    programs.add("srun", ON_EACH_NODE)
-    programs.add("scancel")
-    (tmp_path / "chain").write_text("7\n8\n")
-    code, _ = end(programs, staged_job(tmp_path, chain=2), TMPDIR=str(tmp_path))
-    assert code == 0
-    assert [call.arguments for call in programs.calls("scancel")] == [["8"]]
-    assert not (tmp_path / "hpctrain-7").exists()

@@ -2,42 +2,106 @@
 
 After a change that is meant: ``REGENERATE=1 python -m pytest tests/unit/control/schedulers/test_manifests.py``.
 
-The schemas of Kubernetes are kubernetes-validate's. Of MPIJob no package has any: its fields are checked against those
-that mpi-operator documents.
+The schemas of Kubernetes are kubernetes-validate's.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hpctrain.common.cluster.host_list import expand_slots
 from hpctrain.common.files.checked_yaml import dump_all
 from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Script, Start
-from hpctrain.control.hosts.hostfile import parse_hostfile
-from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import object_name
+from hpctrain.common.run.request import TrainingRequest
+from hpctrain.control.schedulers.job_request import job_request
+from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import object_name, prepare_pods
 from hpctrain.control.schedulers.kubernetes.manifests import (
-    MPI_HOSTFILE,
     PLAN,
     PodRun,
     manifest_text,
     manifests,
     memory_quantity,
 )
-from hpctrain.control.schedulers.kubernetes_profile import ClaimMount, KubernetesProfile
-from hpctrain.control.schedulers.profile import ClusterProfile
+from hpctrain.control.schedulers.profile import ClaimMount, ClusterProfile, KubernetesProfile, NodeProfile, RdmaDevices
+from hpctrain.control.schedulers.scheduler import Cluster, Order
 from support.refusals import invalid, refused
-from support.schedulers.pod_runs import CASES, GPUS, PLAIN, VOLUME, pod_run
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "kubernetes"
 # podFailurePolicy is stable from the first on; the second is the newest that the validator has.
 OLDEST = "1.31.0"
+
+VOLUME = ClaimMount(claim="runs", path="/runs")
+PLAIN = ClusterProfile(name="plain", source="the tests", kubernetes=KubernetesProfile(volumes=(VOLUME,)))
+GPUS = ClusterProfile(
+    name="gpus",
+    source="the tests",
+    node=NodeProfile(gpus=8, cores=48, threads_per_core=2, memory="900G", exclusive=True),
+    time="24:00:00",
+    environment={"NCCL_DEBUG": "WARN", "MOTTO": 'it\'s $HOME: "y"\n- yes'},
+    signal_seconds=300,
+    kubernetes=KubernetesProfile(
+        namespace="training",
+        image="registry.example.org/hpctrain:0.1",
+        volumes=(ClaimMount(claim="imagenet", path="/data", read_only=True), VOLUME),
+        rdma=RdmaDevices(resource="rdma/hca", count=8),
+        shared_memory="64Gi",
+        pod={
+            "nodeSelector": {"node-pool": "h100", "y": "n"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "imagePullSecrets": [{"name": "registry"}],
+            "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
+        },
+        secrets=("tokens",),
+    ),
+)
+
+
+def of_kubernetes(profile: ClusterProfile, **changes: Any) -> ClusterProfile:
+    """The profile with other values of its part about Kubernetes."""
+    assert profile.kubernetes is not None
+    return profile.model_copy(update={"kubernetes": profile.kubernetes.model_copy(update=changes)})
+
+
+def pod_run(
+    profile: ClusterProfile = PLAIN,
+    work: Recipe | Script | None = None,
+    *,
+    backend: str = "auto",
+    framework: str | None = None,
+    start: Start = Start(),
+    run_directory: Path | None = None,
+    **asked: Any,
+) -> PodRun:
+    """A run on a cluster; ``asked`` are options about the job."""
+    request = job_request(profile, "digits", asked)
+    training = TrainingRequest(
+        work=load_recipe("digits", []) if work is None else work, framework=framework, backend=backend, start=start
+    )
+    order = Order(
+        cluster=Cluster(profile=profile),
+        request=request,
+        trainings={None: training},
+        options={"--job-name"},
+        image=None if profile.kubernetes and profile.kubernetes.image else "hpctrain:test",
+        run_dir=run_directory,
+    )
+    return prepare_pods(order)
+
+
+CASES = {
+    "gloo-1": pod_run(nodes=1, tasks_per_node=2),
+    "gloo-4": pod_run(nodes=4, tasks_per_node=2),
+    "nccl-4": pod_run(GPUS, nodes=4),
+    "nccl-kueue-4": pod_run(of_kubernetes(GPUS, labels={"kueue.x-k8s.io/queue-name": "training"}), nodes=4, time="0"),
+    "single": pod_run(),
+}
 
 
 def shown(run: PodRun) -> str:
@@ -56,10 +120,9 @@ def job(run: PodRun) -> dict[str, Any]:
     return documents(run)[-1]
 
 
-def templates(run: PodRun) -> list[dict[str, Any]]:
-    spec = job(run)["spec"]
-    replicas = spec.get("mpiReplicaSpecs")
-    return [each["template"] for each in replicas.values()] if replicas else [spec["template"]]
+def template_of(run: PodRun) -> dict[str, Any]:
+    template: dict[str, Any] = job(run)["spec"]["template"]
+    return template
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -85,13 +148,7 @@ def test_the_published_schemas_accept_it(name: str, version: str | None) -> None
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     version = version or kubernetes_validate.latest_version()
     for each in documents(CASES[name]):
-        if each["kind"] != "MPIJob":
-            kubernetes_validate.validate(each, version, strict=True)
-            continue
-        _MpiJob.model_validate(each)
-        for template in templates(CASES[name]):
-            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
-            kubernetes_validate.validate(pod, version, strict=True)
+        kubernetes_validate.validate(each, version, strict=True)
 
 
 def test_the_validators_refuse_what_is_wrong() -> None:
@@ -101,45 +158,6 @@ def test_the_validators_refuse_what_is_wrong() -> None:
     with pytest.raises(kubernetes_validate.ValidationError) as caught:
         kubernetes_validate.validate(wrong, kubernetes_validate.latest_version(), strict=True)
     assert "four" in str(caught.value)
-    wrong = job(CASES["mpi-4"])
-    wrong["spec"]["podFailurePolicy"] = {}
-    with pytest.raises(ValidationError) as refused_by_model:
-        _MpiJob.model_validate(wrong)
-    assert "podFailurePolicy" in str(refused_by_model.value)
-
-
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Replica(_Fields):
-    replicas: int
-    restartPolicy: Literal["Always", "OnFailure", "Never", "ExitCode"]
-    template: dict[str, Any]
-
-
-class _RunPolicy(_Fields):
-    cleanPodPolicy: Literal["All", "Running", "None"]
-    backoffLimit: int
-    activeDeadlineSeconds: int | None = None
-
-
-class _MpiJobSpec(_Fields):
-    """Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/apis/kubeflow/v2beta1/types.go."""
-
-    slotsPerWorker: int
-    mpiImplementation: Literal["OpenMPI", "Intel", "MPICH"]
-    sshAuthMountPath: str
-    launcherCreationPolicy: Literal["AtStartup", "WaitForWorkersReady"]
-    runPolicy: _RunPolicy
-    mpiReplicaSpecs: dict[Literal["Launcher", "Worker"], _Replica]
-
-
-class _MpiJob(_Fields):
-    apiVersion: Literal["kubeflow.org/v2beta1"]
-    kind: Literal["MPIJob"]
-    metadata: dict[str, Any]
-    spec: _MpiJobSpec
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -151,12 +169,12 @@ def test_the_plan_comes_back_whole(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_mount_has_its_volume_and_the_run_directory_is_on_one(name: str) -> None:
     run = CASES[name]
-    for template in templates(run):
-        (container,) = template["spec"]["containers"]
-        mounts = {each["name"]: each for each in container["volumeMounts"]}
-        assert set(mounts) == {volume["name"] for volume in template["spec"]["volumes"]}
-        writable = [each["mountPath"] for each in mounts.values() if not each.get("readOnly")]
-        assert any(run.run_directory.is_relative_to(path) for path in writable)
+    template = template_of(run)
+    (container,) = template["spec"]["containers"]
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in template["spec"]["volumes"]}
+    writable = [each["mountPath"] for each in mounts.values() if not each.get("readOnly")]
+    assert any(run.run_directory.is_relative_to(path) for path in writable)
 
 
 def test_the_hosts_of_the_plan_are_the_names_that_the_service_gives_the_pods() -> None:
@@ -171,17 +189,6 @@ def test_the_hosts_of_the_plan_are_the_names_that_the_service_gives_the_pods() -
     assert expand_slots(hosts, "") == {f"{name}-{index}.{subdomain}": 2 for index in range(4)}
     one = CASES["gloo-1"].plan.host_options.hosts
     assert one is not None and expand_slots(one, "") == {"digits-0.digits": 2}
-
-
-def test_the_operators_hostfile_is_read() -> None:
-    """As mpi-operator writes it: https://github.com/kubeflow/mpi-operator (newConfigMap in mpi_job_controller.go)."""
-    run = CASES["mpi-4"]
-    assert run.plan.host_options.hostfile == MPI_HOSTFILE
-    names = [f"digits-worker-{worker}.digits.default.svc" for worker in range(4)]
-    for line in ("{} slots=2\n", "{}:2\n"):
-        assert parse_hostfile("".join(map(line.format, names)), "hostfile") == dict.fromkeys(names, 2)
-    spec = job(run)["spec"]
-    assert (spec["slotsPerWorker"], spec["mpiReplicaSpecs"]["Worker"]["replicas"]) == (2, 4)
 
 
 def test_exit_codes() -> None:
@@ -208,45 +215,43 @@ def test_exit_codes() -> None:
 
 def test_a_pod_has_longer_to_leave_than_the_ranks_have_to_stop() -> None:
     for run in CASES.values():
-        for template in templates(run):
-            assert run.plan.stop.seconds < template["spec"]["terminationGracePeriodSeconds"]
+        assert run.plan.stop.seconds < template_of(run)["spec"]["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "framework", "profile", "kind", "chosen"),
+    ("backend", "profile", "chosen"), [("auto", PLAIN, "gloo"), ("auto", GPUS, "nccl"), ("gloo", GPUS, "gloo")]
+)
+def test_the_backend_of_pods(backend: str, profile: ClusterProfile, chosen: str) -> None:
+    run = pod_run(profile, backend=backend, nodes=2, tasks_per_node=2)
+    assert (run.plan.asked_backend, run.plan.start.launcher) == (chosen, "torchrun")
+
+
+@pytest.mark.parametrize(
+    ("backend", "framework", "profile"),
     [
-        ("auto", "torch", PLAIN, "Job", "gloo"),
-        ("auto", "torch", GPUS, "Job", "nccl"),
-        ("auto", "keras", PLAIN, "MPIJob", "mpi"),
-        ("auto", "keras", GPUS, "MPIJob", "horovod"),
-        ("gloo", "torch", GPUS, "Job", "gloo"),
-        ("mpi", "torch", GPUS, "MPIJob", "mpi"),
-        ("multi_worker", "keras", PLAIN, "MPIJob", "multi_worker"),
+        ("auto", "keras", PLAIN),
+        ("auto", "keras", GPUS),
+        ("mpi", "torch", GPUS),
+        ("horovod", "torch", PLAIN),
+        ("multi_worker", "keras", PLAIN),
     ],
 )
-def test_the_backend_decides_the_kind(
-    backend: str, framework: str, profile: ClusterProfile, kind: str, chosen: str
-) -> None:
-    run = pod_run(profile, backend=backend, framework=framework, nodes=2, tasks_per_node=2)
-    assert (job(run)["kind"], run.plan.asked_backend) == (kind, chosen)
-    assert run.plan.start.launcher == ("torchrun" if kind == "Job" else "mpirun")
+def test_what_needs_an_mpi_is_refused(backend: str, framework: str, profile: ClusterProfile) -> None:
+    with refused("HT-backend-unfit"):
+        pod_run(profile, backend=backend, framework=framework, nodes=2, tasks_per_node=2)
 
 
-def test_what_needs_mpi_gets_it_where_nobody_says_a_backend() -> None:
-    shrinking = load_recipe("digits", ["fault_tolerance=shrink"])
-    run = pod_run(work=shrinking, nodes=2)
-    assert (job(run)["kind"], run.plan.asked_backend) == ("MPIJob", "mpi")
+def test_ranks_that_heal_are_refused() -> None:
+    with refused("HT-backend-unfit"):
+        pod_run(work=load_recipe("digits", ["fault_tolerance=shrink"]), nodes=2)
 
 
 def test_nodes_get_what_is_asked_for() -> None:
-    (template,) = templates(CASES["nccl-4"])
+    template = template_of(CASES["nccl-4"])
     (container,) = template["spec"]["containers"]
     limits = {"cpu": "96", "memory": "900Gi", "nvidia.com/gpu": "8", "rdma/hca": "8"}
     assert container["resources"] == {"requests": limits, "limits": limits}
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
-    launcher, worker = templates(CASES["horovod-4"])
-    assert "nvidia.com/gpu" not in launcher["spec"]["containers"][0]["resources"]["limits"]
-    assert worker["spec"]["containers"][0]["resources"]["limits"] == limits
     assert job(CASES["nccl-4"])["spec"]["activeDeadlineSeconds"] == 24 * 3600
     assert "activeDeadlineSeconds" not in job(CASES["nccl-kueue-4"])["spec"]
 
@@ -261,9 +266,9 @@ def test_memory(memory: str | None, quantity: str | None) -> None:
 
 def test_what_the_profile_says_in_kubernetes_own_words() -> None:
     assert job(CASES["nccl-kueue-4"])["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    for template in templates(CASES["horovod-4"]):
-        assert template["spec"]["securityContext"] == {"runAsUser": 1000, "fsGroup": 1000}
-        assert template["spec"]["nodeSelector"] == {"node-pool": "h100", "y": "n"}
+    template = template_of(CASES["nccl-4"])
+    assert template["spec"]["securityContext"] == {"runAsUser": 1000, "fsGroup": 1000}
+    assert template["spec"]["nodeSelector"] == {"node-pool": "h100", "y": "n"}
 
 
 @pytest.mark.parametrize(
@@ -296,7 +301,7 @@ def test_a_script_goes_with_the_plan_unless_it_is_on_a_volume(tmp_path: Path) ->
 
 
 def test_run_directories() -> None:
-    (template,) = templates(pod_run(run_directory=Path("/runs/$(HOME)/it's")))
+    template = template_of(pod_run(run_directory=Path("/runs/$(HOME)/it's")))
     assert "--run-dir=/runs/$$(HOME)/it's" in template["spec"]["containers"][0]["command"]
     assert pod_run(GPUS).run_directory == PurePosixPath("/runs/hpctrain-runs/digits")
     assert pod_run(GPUS, run_directory=Path("/runs/one")).run_directory == PurePosixPath("/runs/one")
@@ -341,11 +346,6 @@ def test_misuse() -> None:
 
 
 def prepare_without_image() -> None:
-    from hpctrain.common.run.request import TrainingRequest
-    from hpctrain.control.schedulers.job_request import job_request
-    from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import prepare_pods
-    from hpctrain.control.schedulers.scheduler import Cluster, Order
-
     trainings = {None: TrainingRequest(work=load_recipe("digits", []))}
     request = job_request(PLAIN, "digits", {})
     prepare_pods(Order(cluster=Cluster(profile=PLAIN), request=request, trainings=trainings))

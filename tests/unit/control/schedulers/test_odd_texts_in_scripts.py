@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.cluster.container import Container
 from hpctrain.control.schedulers.slurm.node_files import StagedPaths, Staging
-from hpctrain.control.schedulers.slurm.script import directive
+from hpctrain.control.schedulers.slurm.sbatch import directive
 from support.schedulers.fake_programs import Programs
 from support.schedulers.job_scripts import PLAIN, script
 

@@ -12,7 +12,7 @@ from hpctrain.common.run.plan import Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.job_request import array_tasks, further_options, host_options, job_request
 from hpctrain.control.schedulers.profile import NodeProfile
-from hpctrain.control.schedulers.slurm.script import directives
+from hpctrain.control.schedulers.slurm.sbatch import directives
 from support.refusals import refused
 from support.schedulers.job_scripts import GPUS, PLAIN
 
@@ -69,9 +69,8 @@ def test_no_time_before_the_signal_is_warned_of(limit: str | None, warns: bool) 
     assert warns == bool(warning)
 
 
-def test_jobs_of_a_chain_do_not_requeue_themselves() -> None:
+def test_the_profile_says_whether_jobs_requeue_themselves() -> None:
     assert job_request(PLAIN, "x", {}).requeue
-    assert not job_request(PLAIN, "x", {"chain": 2}).requeue
     assert not job_request(PLAIN.model_copy(update={"requeue": False}), "x", {}).requeue
 
 
@@ -109,8 +108,6 @@ def test_no_array(spec: str) -> None:
         ({"account": "a\n#SBATCH --nodes=99"}, "--account: "),
         ({"qos": "-x"}, "--qos: "),
         ({"dependency": ""}, "--dependency: "),
-        ({"chain": 0}, "--chain: "),
-        ({"chain": 2, "array": "0-1"}, "--chain and --array"),
     ],
 )
 def test_a_value_is_refused_with_its_option(asked: dict[str, Any], words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpctrain.control.schedulers.times import slurm_seconds
+from hpctrain.control.schedulers.jobs import slurm_seconds
 
 
 @pytest.mark.parametrize(

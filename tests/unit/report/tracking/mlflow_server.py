@@ -32,22 +32,15 @@ app.run(host="127.0.0.1", port=int(port), threaded=True)
 
 
 class MlflowServer:
-    """A server that can be killed and started again, with the same database and on the same port."""
+    """A server that runs until it is killed."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        with (self._folder / "server.log").open("ab") as log:
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        with (folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(self._folder), str(self._port)],
+                [sys.executable, "-c", _PROGRAM, str(folder), str(port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -55,16 +48,15 @@ class MlflowServer:
             )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
-            said = (self._folder / "server.log").read_text(errors="replace")[-3000:]
+            said = (folder / "server.log").read_text(errors="replace")[-3000:]
             assert self._process.poll() is None, f"the MLflow server ended: {said}"
             assert time.monotonic() < deadline, f"the MLflow server did not answer in {_START_SECONDS:g} s: {said}"
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """End it at once, in the middle of whatever it does."""
-        if self._process:
-            self._process.kill()
-            self._process.wait(timeout=30)
+        """End it."""
+        self._process.kill()
+        self._process.wait(timeout=30)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer of the server's REST API."""
@@ -98,7 +90,6 @@ def mlflow_server(folder: Path) -> Iterator[MlflowServer]:
     """A server that runs while the block does, and leaves nothing."""
     server = MlflowServer(folder)
     try:
-        server.start()
         yield server
     finally:
         server.kill()

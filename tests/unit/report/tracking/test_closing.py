@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.plan import Stop
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
+from hpctrain.report.tracking import sending
 from hpctrain.report.tracking.sending import Trackers
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 from support.report.written_runs import recipe_plan, typed_run
@@ -46,6 +48,31 @@ def test_what_was_cut_is_said_with_the_command_that_sends_it(finished: RunDirect
     said: list[str] = []
     with Trackers(("tensorboard",), finished, said.append, lambda began: True):
         pass
+    assert said[-1].endswith(f"hpctrain report {finished.path} --tracking tensorboard")
+
+
+def test_a_tracker_that_hangs_keeps_no_run_from_its_end(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def hang(self: TensorBoardFiles, events: Sequence[Event]) -> None:
+        asked.set()
+        answered.wait(60)
+
+    monkeypatch.setattr(TensorBoardFiles, "send", hang)
+    monkeypatch.setattr(sending, "_END_SECONDS", 0.5)
+    said: list[str] = []
+    with Trackers(("tensorboard",), finished, said.append) as trackers:
+        longest = 0.0
+        for event in typed_run():
+            began = time.monotonic()
+            trackers.give(event)
+            longest = max(longest, time.monotonic() - began)
+        assert asked.wait(60)
+        began = time.monotonic()
+    answered.set()
+    assert longest < 1 and time.monotonic() - began < 20
     assert said[-1].endswith(f"hpctrain report {finished.path} --tracking tensorboard")
 
 

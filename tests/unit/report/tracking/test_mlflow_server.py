@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +10,6 @@ import pytest
 from unit.report.tracking.mlflow_server import MlflowServer, mlflow_server
 
 from hpctrain.cli.main import main
-from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import read_events
-from hpctrain.common.run.events.kinds import LogEvent
 from hpctrain.report.tracking.parameters import parameters, texts
 from support import needs
 from support.report.written_runs import recipe_plan, run_events, write_run
@@ -27,19 +17,6 @@ from support.report.written_runs import recipe_plan, run_events, write_run
 pytestmark = [needs.mlflow, pytest.mark.slow]
 
 START = {"time": 1_700_000_000.0, "event": "start", "attempt": 1, "iteration": 0}
-# Logs until it is told to end; its own clock says how long each of that took.
-SCRIPT = """
-import pathlib, sys, time
-import hpctrain as ht
-ht.init()
-end, longest, step = pathlib.Path(sys.argv[1]), 0.0, 0
-while not end.exists():
-    step, began = step + 1, time.monotonic()
-    ht.log({"loss": 1 / step, "acc@5": step / 7}, step=step)
-    longest = max(longest, time.monotonic() - began)
-    time.sleep(0.05)
-end.write_text(f"{step} {longest}")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -108,147 +85,3 @@ def test_another_server_gets_all_of_it(server: MlflowServer, tmp_path: Path, mon
         (run,) = [run for run in server.runs() if run["info"]["run_name"] == "digits moved"]
         assert len(server.history(run, "step/loss")) == 12
         server.ask("runs/delete", {"run_id": run["info"]["run_id"]})
-
-
-class Run:
-    """``hpctrain run`` of the script, in a process of its own."""
-
-    def __init__(self, folder: Path, address: str) -> None:
-        (folder / "logs.py").write_text(SCRIPT)
-        self._end = folder / "end"
-        self._err = folder / "err"
-        self.directory = RunDirectory(folder / "run")
-        command = ["run", str(folder / "logs.py"), "--backend", "single", "-np", "1", "--tracking", "mlflow"]
-        with self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "hpctrain",
-                    *command,
-                    "--run-dir",
-                    str(self.directory.path),
-                    "--",
-                    str(self._end),
-                ],
-                env={**os.environ, "MLFLOW_TRACKING_URI": address},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=err,
-            )
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # It ends its own processes; the one for MLflow ends with its input.
-        if self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(timeout=60)
-
-    def end(self) -> float:
-        """Let the script end; returns the seconds until ``hpctrain run`` had ended."""
-        self._end.touch()
-        began = time.monotonic()
-        assert self._process.wait(timeout=120) == 0, self.said
-        return time.monotonic() - began
-
-    @property
-    def said(self) -> str:
-        return self._err.read_text()
-
-    @property
-    def logged(self) -> list[LogEvent]:
-        events = read_events(self.directory.events) if self.directory.events.exists() else iter(())
-        return [event for event in events if isinstance(event, LogEvent)]
-
-    @property
-    def longest(self) -> float:
-        """The longest time that a log took, in seconds."""
-        steps, longest = self._end.read_text().split()
-        assert int(steps) == len(self.logged)
-        return float(longest)
-
-    def wait_for(self, what: str, seconds: float = 240.0) -> None:
-        deadline = time.monotonic() + seconds
-        while what not in self.said:
-            assert self._process.poll() is None, self.said
-            assert time.monotonic() < deadline, f"no {what!r} in {seconds:g} s: {self.said}"
-            time.sleep(0.1)
-
-    def wait_for_steps(self, count: int, seconds: float = 120.0) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self.logged) < count:
-            assert time.monotonic() < deadline, f"{len(self.logged)} of {count} steps in {seconds:g} s: {self.said}"
-            time.sleep(0.1)
-
-
-def sent(server: MlflowServer, name: str) -> list[tuple[int, float, int]]:
-    runs = [run for run in server.runs() if run["data"]["params"][0]["value"] and "logs.py" in run["info"]["run_name"]]
-    return server.history(runs[-1], name) if runs else []
-
-
-def curve(run: Run, name: str) -> list[tuple[int, float, int]]:
-    found = [(event.iteration, event.values[name], round(event.time * 1000)) for event in run.logged]
-    return [(step, value, at) for step, value, at in found if value is not None]
-
-
-@pytest.mark.thorough
-def test_a_server_that_is_killed_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    with mlflow_server(tmp_path / "server") as server, Run(tmp_path, server.address) as run:
-        run.wait_for(f"{server.address}/#/experiments/")
-        run.wait_for_steps(len(run.logged) + 20)
-        server.kill()
-        before = len(run.logged)
-        run.wait_for("gets no more of this run")
-        # Faster than any server could have been waited for.
-        run.wait_for_steps(before + 40)
-        run.end()
-        assert run.longest < 5
-        assert "not have" in run.said
-        server.start()
-        assert 0 < len(sent(server, "loss")) < len(run.logged)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
-        assert main(["report", str(run.directory.path), "--tracking", "mlflow"]) == 0
-        assert sent(server, "loss") == curve(run, "loss")
-        assert sent(server, "acc_5") == curve(run, "acc@5")
-        (found,) = server.runs()
-        assert found["info"]["status"] == "FINISHED"
-
-
-@contextlib.contextmanager
-def _silent_server() -> Iterator[str]:
-    """A server that takes each connection and never says a word."""
-    taken: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(0.2)
-        done = threading.Event()
-
-        def take() -> None:
-            while not done.is_set():
-                with contextlib.suppress(TimeoutError):
-                    taken.append(listener.accept()[0])
-
-        thread = threading.Thread(target=take)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            assert taken, "nobody asked"
-        finally:
-            done.set()
-            thread.join()
-            for each in taken:
-                each.close()
-
-
-@pytest.mark.thorough
-def test_a_server_that_hangs_slows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with _silent_server() as address, Run(tmp_path, address) as run:
-        run.wait_for_steps(40)
-        assert run.end() < 60
-        assert run.longest < 5
-        assert "hpctrain report" in run.said
-        assert json.loads(run.directory.summary.read_text())["status"] == "done"

@@ -83,16 +83,6 @@ def test_a_recorded_run_replaces_what_was_written_during_it(tmp_path: Path) -> N
     assert [scalar.step for scalar in _read(run).Scalars("step/loss")] == [*range(1, 9)]
 
 
-def test_what_was_not_measured_has_no_curve(tmp_path: Path) -> None:
-    events = [{**event, "communication_seconds": None, "test_loss": float("nan")} for event in run_events()]
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
-    write_tensorboard(directory)
-    tags = _read(directory).Tags()["scalars"]
-    assert "step/loss" in tags
-    assert "epoch/test_accuracy" in tags
-    assert not {"step/communication_share", "epoch/test_loss"} & set(tags)
-
-
 @pytest.mark.long
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (

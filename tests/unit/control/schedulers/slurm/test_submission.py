@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.profile import ClusterProfile
@@ -77,19 +78,10 @@ def test_the_job_of_ranks_that_heal_outlives_a_node(programs: Programs, capsys: 
 
 
 @needs.pytorch
-def test_a_chain_depends_job_by_job(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit("digits", "--cluster", "generic", "--chain", "3", "--dependency", "afterok:5") == 0
-    path, jobs = capsys.readouterr().out.splitlines()
-    assert jobs.split() == ["101", "102", "103"]
-    dependencies = [call.arguments[1:-2] for call in programs.calls("sbatch")]
-    kill = "--kill-on-invalid-dep=yes"
-    assert dependencies == [
-        ["--dependency=afterok:5"],
-        ["--dependency=afternotok:101", kill],
-        ["--dependency=afternotok:102", kill],
-    ]
-    assert json.loads((Path(path) / "submission.json").read_text())["jobs"] == ["101", "102", "103"]
-    assert (Path(path) / "chain").read_text().splitlines() == ["101", "102", "103"]
+def test_a_job_waits_for_the_jobs_that_the_user_names(programs: Programs) -> None:
+    assert submit("digits", "--cluster", "generic", "--dependency", "afterok:5") == 0
+    (call,) = programs.calls("sbatch")
+    assert call.arguments[1:-2] == ["--dependency=afterok:5"]
 
 
 @needs.pytorch
@@ -120,20 +112,32 @@ def test_an_array_of_the_same_training_is_refused(programs: Programs, capsys: py
     assert not RUNS.exists()
 
 
-@pytest.mark.parametrize("accepted", [0, 2])
 @needs.pytorch
-def test_what_sbatch_refuses_leaves_nothing_behind(
-    accepted: int, programs: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notes = str(programs.folder / "notes")
-    refuse = f"{COUNT.format(notes=notes)}\nif count > {accepted}: sys.exit('sbatch: error: Invalid qos')"
-    programs.add("sbatch", refuse)
-    assert submit("digits", "--cluster", "generic", "--chain", "3") == 2
+def test_what_sbatch_refuses_leaves_nothing_behind(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+    programs.add("sbatch", "sys.exit('sbatch: error: Invalid qos')")
+    assert submit("digits", "--cluster", "generic") == 2
     said = capsys.readouterr().err
     assert codes(said) == ["HT-job-refused"] and "Invalid qos" in said
     assert not RUNS.exists()
-    cancelled = [call.arguments for call in programs.calls("scancel")]
-    assert cancelled == ([["101", "102"]] if accepted else [])
+    assert programs.calls("scancel") == []
+
+
+@needs.pytorch
+def test_a_job_whose_record_cannot_be_written_is_cancelled(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise HpctrainError("HT-disk-full", "no room")
+
+    monkeypatch.setattr("hpctrain.control.schedulers.slurm.sbatch.record", full)
+    assert submit("digits", "--cluster", "generic") == 2
+    assert codes(capsys.readouterr().err) == ["HT-disk-full"]
+    assert [call.arguments for call in programs.calls("scancel")] == [["101"]]
+    assert not RUNS.exists()
+    # The directory goes where nothing can be cancelled either.
+    (programs.folder / "scancel").unlink()
+    assert submit("digits", "--cluster", "generic") == 2
+    assert not RUNS.exists()
 
 
 @needs.pytorch
@@ -202,16 +206,6 @@ def test_a_time_limit_that_leaves_no_time_is_warned_of(
 ) -> None:
     assert submit("digits", "--cluster", "generic", "--time", limit) == 0
     assert ("warning: --time" in capsys.readouterr().err) == warned
-
-
-def test_the_directory_goes_where_nothing_can_be_cancelled_either(
-    programs: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notes = str(programs.folder / "notes")
-    programs.add("sbatch", f"{COUNT.format(notes=notes)}\nif count > 1: sys.exit(1)")
-    (programs.folder / "scancel").unlink()
-    submit("digits", "--cluster", "generic", "--chain", "2")
-    assert not RUNS.exists()
 
 
 @needs.pytorch
