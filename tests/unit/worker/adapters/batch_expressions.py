@@ -139,6 +139,17 @@ def _floats(value: Value) -> Value:
     return value if value.is_floating_point() else value.double()
 
 
+def _changed(change: Callable[..., Any]) -> Callable[..., Value]:
+    """A change of what was computed from a tensor, by others or by itself."""
+
+    def call(x: Value, *others: Value) -> Value:
+        copy = _floats(x) * 1
+        change(copy, *others)
+        return copy
+
+    return call
+
+
 def _dim(rng: random.Random, x: Value) -> int:
     return rng.randrange(-x.dim(), x.dim())
 
@@ -146,25 +157,7 @@ def _dim(rng: random.Random, x: Value) -> int:
 @step(1)
 def unary(rng: random.Random, x: Value) -> Any:
     name = rng.choice(
-        [
-            "exp",
-            "tanh",
-            "sigmoid",
-            "neg",
-            "abs",
-            "square",
-            "sin",
-            "cos",
-            "relu",
-            "sign",
-            "floor",
-            "isnan",
-            "float",
-            "clone",
-            "detach",
-            "logical_not",
-            "erf",
-        ]
+        _words("exp tanh sigmoid neg abs square sin cos relu sign floor isnan float clone detach logical_not erf")
     )
     return lambda x: (
         getattr(_floats(x), name)()
@@ -377,16 +370,8 @@ def joins(rng: random.Random, x: Value, y: Value) -> Any:
 
 @step(1)
 def in_place(rng: random.Random, x: Value) -> Any:
-    def changed(change: Callable[[Value], Any]) -> Callable[[Value], Value]:
-        def call(x: Value) -> Value:
-            copy = _floats(x) * 1
-            change(copy)
-            return copy
-
-        return call
-
     row = rng.randrange(-len(x), len(x)) if len(x) else 0
-    return changed(
+    return _changed(
         rng.choice(
             [
                 lambda y: y.mul_(2),
@@ -409,15 +394,7 @@ def in_place(rng: random.Random, x: Value) -> Any:
 
 @step(2)
 def in_place_of_two(rng: random.Random, x: Value, y: Value) -> Any:
-    def changed(change: Callable[[Value, Value], Any]) -> Callable[[Value, Value], Value]:
-        def call(x: Value, y: Value) -> Value:
-            copy = _floats(x) * 1
-            change(copy, y)
-            return copy
-
-        return call
-
-    return changed(
+    return _changed(
         rng.choice(
             [
                 lambda x, y: x.add_(y),

@@ -27,10 +27,10 @@ from hpctrain.worker.adapters.torch.batch.elementwise import for_rows
 from hpctrain.worker.adapters.torch.batch.first_call import (
     FirstCall,
     Left,
-    Result,
     agreed_dims,
     dims_of_rows,
     keeping_parts,
+    long_dims,
     may_coincide,
     name_moved,
     results_of,
@@ -180,7 +180,7 @@ def _on_rows(
     summed = rows.ranks.losses > losses
     results = results_of(returned, whole_losses=summed)
 
-    def longer() -> list[Result] | None:
+    def longer() -> list[Any] | None:
         more_args, more_kwargs = with_a_row_more((args, kwargs), (own_args, own_kwargs))
         return results_without_traces(
             module, lambda: results_of(_run(module, rows, more_args, more_kwargs), whole_losses=summed), (args, kwargs)
@@ -189,7 +189,7 @@ def _on_rows(
     dims = _dims_of(module, known, rows, results, first, longer)
     if dims is None:
         return _plain_call(module, *args, **kwargs)
-    by_id = {id(each.value): dim for each, dim in zip(results, dims, strict=True)}
+    by_id = {id(result): dim for result, dim in zip(results, dims, strict=True)}
 
     def wrap(value: Any) -> Any:
         dim = by_id.get(id(value))
@@ -229,16 +229,16 @@ def _dims_of(
     module: nn.Module,
     known: _Known,
     rows: Rows,
-    results: list[Result],
+    results: list[Any],
     first: FirstCall | None,
-    longer: Callable[[], list[Result] | None],
+    longer: Callable[[], list[Any] | None],
 ) -> tuple[int, ...] | None:
     """The dimension of the rows of each result; None if the module has to be called with the whole batch."""
     dims = known.dims.get(len(results))
     pairs = zip(results, dims, strict=True) if first is None and dims is not None else None
-    if pairs and all(_fits(rows, each.value, dim) for each, dim in pairs):
+    if pairs and all(_fits(rows, result, dim) for result, dim in pairs):
         return dims
-    left, own = first.left() if first else Left(), [each.dims(rows) for each in results]
+    left, own = first.left() if first else Left(), [long_dims(result, rows) for result in results]
     if may_coincide(own, rows):
         own = dims_of_rows(own, longer(), rows)
     found = rows.ranks.exchange((left, own))
@@ -253,7 +253,7 @@ def _dims_of(
     for name in keeping:
         _call_whole(module, name)
     if first:
-        first.undo()
+        first.restore()
     return None
 
 

@@ -58,12 +58,12 @@ class ModuleState:
                 buffer.copy_(values)
 
 
-class FirstCall:
+class FirstCall(ModuleState):
     """The state of a module before its first call in a training."""
 
     def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
         self._module = module
-        self._state = ModuleState(module)
         self._kept = [tensor for _, tensor in self._tensors()]  # alive, so that no other tensor gets the id of one
         self._before = dict(self._states())
 
@@ -92,10 +92,6 @@ class FirstCall:
         moved = ((name, value) for name, value in self._states() if self._before.get(name, value) != value)
         return Left(tuple(sorted(keeping)), kept, tuple(moved))
 
-    def undo(self) -> None:
-        """Restore the state."""
-        self._state.restore()
-
 
 def keeping_parts(found: Sequence[Left]) -> list[str]:
     """The parts that keep a tensor which depends on a rank's samples: with a graph, or different on the ranks."""
@@ -118,33 +114,22 @@ def name_moved(ranks: DataRanks, model: str, found: Sequence[Left]) -> None:
 
 # Results that say nothing about rows.
 _CONSTANTS = (str, bytes, bool, torch.dtype, torch.device)
+Dims = tuple[int, ...] | None
 
 
-class Result(NamedTuple):
-    """A part of what a model returned, but for constants."""
-
-    value: Any
-
-    @property
-    def shape(self) -> torch.Size | None:
-        """The shape of a tensor; None for anything else."""
-        return self.value.shape if isinstance(self.value, torch.Tensor) else None
-
-    def dims(self, rows: Rows) -> tuple[int, ...] | None:
-        """The dimensions that may be those of the rows, by their length; None for what has no rows."""
-        shape = self.shape
-        if shape is None:
-            return None
-        return tuple(dim for dim, size in enumerate(shape) if size == rows.size) or None
+def long_dims(value: Any, rows: Rows) -> Dims:
+    """The dimensions of a result that may be those of the rows, by their length; None for what has no rows."""
+    shape = value.shape if isinstance(value, torch.Tensor) else ()
+    return tuple(dim for dim, size in enumerate(shape) if size == rows.size) or None
 
 
-def results_of(returned: Any, *, whole_losses: bool) -> list[Result]:
-    """The parts of what a model returned, in an order that is the same on every rank.
+def results_of(returned: Any, *, whole_losses: bool) -> list[Any]:
+    """The parts of what a model returned, but for constants, in an order that is the same on every rank.
 
     Args:
         whole_losses: whether the model added its losses up over the ranks itself, so that numbers need no rows.
     """
-    return [Result(each) for each in tree_leaves(returned) if not _is_constant(each, whole_losses)]
+    return [each for each in tree_leaves(returned) if not _is_constant(each, whole_losses)]
 
 
 def _is_constant(value: Any, whole_losses: bool) -> bool:
@@ -156,9 +141,7 @@ def _is_constant(value: Any, whole_losses: bool) -> bool:
     return any(kind.__module__ == "transformers.cache_utils" for kind in type(value).__mro__)
 
 
-def agreed_dims(
-    found: Sequence[Sequence[tuple[int, ...] | None]], *, first: int, others: int, even: bool
-) -> tuple[int, ...] | None:
+def agreed_dims(found: Sequence[Sequence[Dims]], *, first: int, others: int, even: bool) -> Dims:
     """The dimension of the rows of each result, from what all ranks found; None where a result has no such dimension.
 
     Ranks have different numbers of rows where a batch does not divide evenly, which rules coincidences out: a result
@@ -182,20 +165,17 @@ def agreed_dims(
     return tuple(dims)
 
 
-Dims = tuple[int, ...] | None
-
-
 def may_coincide(found: Sequence[Dims], rows: Rows) -> bool:
     """Whether the dimensions that are as long as this rank's rows may be others."""
     return len(set(rows.sizes)) == 1 and (len(found) > 1 or any(len(dims or ()) > 1 for dims in found))
 
 
-def dims_of_rows(found: Sequence[Dims], longer: Sequence[Result] | None, rows: Rows) -> list[Dims]:
+def dims_of_rows(found: Sequence[Dims], longer: Sequence[Any] | None, rows: Rows) -> list[Dims]:
     """The dimension of each result that has become longer by the additional row; None where there are several."""
     if longer is None or len(longer) != len(found):
         return list(found)
     more = rows.sized(size + 1 for size in rows.sizes)
-    pairs = zip(found, (each.dims(more) or () for each in longer), strict=True)
+    pairs = zip(found, (long_dims(each, more) or () for each in longer), strict=True)
     of_rows = [tuple(dim for dim in dims or () if dim in grown) for dims, grown in pairs]
     return [dims if len(dims) == 1 else None for dims in of_rows]
 
@@ -212,7 +192,7 @@ def _longer(whole: Any, own: Any) -> Any:
     return torch.cat([own, own.narrow(dim, 0, 1)], dim)
 
 
-def results_without_traces(module: nn.Module, call: Callable[[], list[Result]], arguments: Any) -> list[Result] | None:
+def results_without_traces(module: nn.Module, call: Callable[[], list[Any]], arguments: Any) -> list[Any] | None:
     """What a call of a module returns that leaves nothing behind; None if it fails, or could change its arguments."""
     if not all(
         each is None or isinstance(each, torch.Tensor | bool | int | float | str) for each in tree_leaves(arguments)

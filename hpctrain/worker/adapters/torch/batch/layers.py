@@ -22,9 +22,6 @@ _OF_ELEMENTS = """
 mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss
 poisson_nll_loss kl_div hinge_embedding_loss
 """
-_OF_ROWS = """
-cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss
-"""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -75,24 +72,6 @@ def _weight_of_l1_loss() -> Any:
     while frame is not None and frame.f_code is not F.l1_loss.__code__:
         frame = frame.f_back  # type: ignore[assignment]
     return frame and frame.f_locals.get("weight")
-
-
-@rule(*named(_OF_ROWS, F))
-def of_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A loss of each row, of batches whose rows are their first dimension."""
-    reduction = _reduction(kwargs)
-    first = args[0]
-    if reduction is None or not isinstance(first, BatchTensor) or first.dim() < 2 or 0 in first.rows.sizes:
-        return NotImplemented
-    if any(not isinstance(each, BatchTensor) or each.rows != first.rows or each.rows.dim for each in args):
-        return NotImplemented
-    shared = {
-        name: for_rows(each, first.rows) if isinstance(each, torch.Tensor) else each for name, each in kwargs.items()
-    }
-    if any(isinstance(each, BatchTensor) for each in kwargs.values()):
-        return NotImplemented
-    losses = func(*(each.local for each in args), **{**shared, "reduction": "none"})
-    return _reduced(BatchTensor(losses, first.rows), reduction)
 
 
 @rule(F.cross_entropy, F.nll_loss)
@@ -203,16 +182,3 @@ def along_dim(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if place_of(dim, operands.dims) == operands.dims - operands.from_end:
         return NotImplemented
     return operands.result(func(*operands.args, **kwargs))
-
-
-@rule(*named("scaled_dot_product_attention pairwise_distance cosine_similarity", F), torch.cdist)
-def of_pairs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of the last dimensions of several operands, whose leading dimensions are broadcast."""
-    last = 1 if func in (F.pairwise_distance, F.cosine_similarity) else 2
-    if kwargs.get("dropout_p") or len(args) > (2 if last == 1 else 4) or kwargs.get("dim", -1) != -1:
-        return NotImplemented
-    operands = aligned(args, kwargs)
-    if operands is None or operands.from_end <= last or 0 in operands.rows.sizes:
-        return NotImplemented
-    result = func(*operands.args, **operands.kwargs)
-    return BatchTensor(result, operands.rows.along(operands.dims - operands.from_end))

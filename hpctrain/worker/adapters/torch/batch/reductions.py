@@ -64,36 +64,25 @@ def _elements(x: BatchTensor, dims: tuple[int, ...] | None) -> int:
     return count
 
 
-@rule(*named(_REDUCING, torch, T), *named("vector_norm", torch.linalg))
+# Where a function has its dimensions, if it has another argument before them.
+_PLACES = dict.fromkeys(("norm", "topk", "kthvalue", "linalg_vector_norm", "roll"), 2)
+
+
+@rule(
+    *named(_REDUCING + _KEEPING, torch, T),
+    *named("vector_norm", torch.linalg),
+    *named("softmax log_softmax softmin glu normalize", F),
+    *named("softmax log_softmax", torch.special),
+)
 def along_others(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A reduction along other dimensions than that of the rows."""
-    x = args[0]
-    place = 2 if func.__name__ in ("norm", "topk", "kthvalue", "linalg_vector_norm") else 1
+    """A function of other dimensions than that of the rows, which it removes or keeps."""
+    x, place = args[0], _PLACES.get(func.__name__, 1)
     if not isinstance(x, BatchTensor) or kwargs.get("out") is not None or len(args) > place + 2:
         return NotImplemented
     if any(isinstance(each, torch.Tensor) for each in (*args[1:], *kwargs.values())):
         return elementwise(func, args, kwargs) if func in _PAIRWISE else NotImplemented
-    dims = dims_of(args, kwargs, place)
-    if dims is None or x.rows.dim in dims or _has_empty(x):
-        return NotImplemented
-    return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
-
-
-@rule(
-    *named(_KEEPING, torch, T),
-    *named("softmax log_softmax softmin glu", F),
-    *named("softmax log_softmax", torch.special),
-)
-def along_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function of one dimension that keeps the shape."""
-    x = args[0]
-    place = 2 if func.__name__ == "roll" else 1
-    if not isinstance(x, BatchTensor) or kwargs.get("out") is not None:
-        return NotImplemented
-    if kwargs.get("dim", kwargs.get("dims")) is None and len(args) <= place:
-        return NotImplemented
     dims = dims_of(args, {"dim": kwargs["dims"]} if "dims" in kwargs else kwargs, place)
-    if dims is None or x.rows.dim in dims or _has_empty(x) or any(isinstance(each, int) for each in args[place + 1 :]):
+    if dims is None or x.rows.dim in dims or _has_empty(x) or (func is T.flip and len(args) > 2):
         return NotImplemented
     return _wrapped(func(x.local, *args[1:], **kwargs), x, dims)
 
@@ -137,15 +126,3 @@ def matmul(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
     """The other factor, of which each rank needs all."""
     return value.whole() if isinstance(value, BatchTensor) else for_rows(value, beside.rows)
-
-
-@rule(F.normalize)
-def normalize(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
-    if not isinstance(x, BatchTensor) or not isinstance(dim, int) or kwargs.get("out") is not None:
-        return NotImplemented
-    dim = place_of(dim, x.dim())
-    if dim == x.rows.dim:
-        return NotImplemented
-    return _wrapped(func(x.local, *args[1:], **kwargs), x, (dim,))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
 from hpctrain.worker.adapters.torch.batch.ranks import Rows, own_rows
@@ -83,46 +83,31 @@ def squeeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     removed = {dim for dim in dims if x.shape[dim] == 1}
     if x.rows.dim in removed:
         return NotImplemented
-    return BatchTensor(x.local.squeeze(tuple(removed)), _after(x.rows, removed))
+    rows = x.rows.along(x.rows.dim - sum(dim < x.rows.dim for dim in removed))
+    return BatchTensor(x.local.squeeze(tuple(removed)), rows)
 
 
-def _after(rows: Rows, removed: set[int]) -> Rows:
-    return rows.along(rows.dim - sum(dim < rows.dim for dim in removed))
+# The stride of the rows in a tensor without memory, whose other dimensions have 0. A new one gets twice it, 1 or 0.
+_OF_ROWS = 3
 
 
-@rule(*named("unsqueeze", torch, T))
-def unsqueeze(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if not isinstance(x, BatchTensor) or not isinstance(dim, int):
-        return NotImplemented
-    dim = place_of(dim, x.dim() + 1)
-    return BatchTensor(x.local.unsqueeze(dim), x.rows.along(x.rows.dim + (dim <= x.rows.dim)))
-
-
-@rule(*named("transpose swapaxes swapdims", torch, T))
-def transpose(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not isinstance(args[0], BatchTensor):
-        return NotImplemented
+@rule(
+    *named("transpose swapaxes swapdims permute unsqueeze unbind t adjoint", torch, T),
+    *(getattr(T, name).__get__ for name in ("T", "mT", "H", "mH")),
+)
+def view(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A view with the dimensions in another order, with a new one, or without another one than that of the rows."""
     x = args[0]
-    order = list(range(x.dim()))
-    a, b = place_of(args[1], x.dim()), place_of(args[2], x.dim())
-    order[a], order[b] = order[b], order[a]
-    return _permuted(x, order)
-
-
-@rule(*named("permute", torch, T))
-def permute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x, *order = args
-    if not isinstance(x, BatchTensor) or kwargs:
+    if not isinstance(x, BatchTensor):
         return NotImplemented
-    order = list(order[0]) if isinstance(order[0], Sequence) else order
-    return _permuted(x, [place_of(each, x.dim()) for each in order])
-
-
-def _permuted(x: BatchTensor, order: list[int]) -> Any:
-    if sorted(order) != list(range(x.dim())):
+    shape, strides = list(x.shape), [0] * x.dim()
+    shape[x.rows.dim], strides[x.rows.dim] = 2, _OF_ROWS
+    seen = func(torch.empty_strided(shape, strides, device="meta"), *args[1:], **kwargs)
+    strides = [stride for part in tree_leaves(seen)[:1] for stride in part.stride()]
+    if _OF_ROWS not in strides:
         return NotImplemented
-    return BatchTensor(x.local.permute(order), x.rows.along(order.index(x.rows.dim)))
+    rows = x.rows.along(strides.index(_OF_ROWS))
+    return tree_map(lambda part: BatchTensor(part, rows), func(x.local, *args[1:], **kwargs))
 
 
 @rule(*named("cat concat concatenate", torch))
@@ -167,20 +152,15 @@ def divided(whole: torch.Tensor, rows: Rows) -> BatchTensor:
     return BatchTensor(own_rows(whole, even), even)
 
 
-@rule(*named("split chunk tensor_split unbind", torch, T))
+@rule(*named("split chunk tensor_split", torch, T))
 def split(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if not isinstance(x, BatchTensor) or not x.dim():
         return NotImplemented
-    place = 1 if func.__name__ == "unbind" else 2
-    dim = kwargs.get("dim", args[place] if len(args) > place else 0)
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
     if not isinstance(dim, int):
         return NotImplemented
     dim = place_of(dim, x.dim())
-    if func.__name__ == "unbind":
-        if dim == x.rows.dim:
-            return NotImplemented
-        return tuple(BatchTensor(each, _after(x.rows, {dim})) for each in x.local.unbind(dim))
     if dim != x.rows.dim:
         return tuple(BatchTensor(each, x.rows) for each in func(x.local, *args[1:], **kwargs))
     # Where PyTorch cuts, a tensor of the same length shows.
@@ -323,14 +303,3 @@ def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     dim = place_of(dim, first.dim() + 1)
     parts = [part_of(each, rows, from_end) for each in tensors]
     return BatchTensor(torch.stack(parts, dim), rows.along(rows.dim + (dim <= rows.dim)))
-
-
-@rule(*(getattr(T, name).__get__ for name in ("T", "mT", "H", "mH")), *named("t adjoint", torch, T))
-def turned(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    if not isinstance(x, BatchTensor) or x.dim() < 2:
-        return NotImplemented
-    turned_rows = func(x.local)
-    dims = list(range(x.dim()))
-    dims = dims[::-1] if func == T.T.__get__ else [*dims[:-2], dims[-1], dims[-2]]  # type: ignore[attr-defined]
-    return BatchTensor(turned_rows, x.rows.along(dims.index(x.rows.dim)))
