@@ -82,11 +82,6 @@ def _compare(name, results):
 
 
 @pytest.mark.slow
-def test_copies_are_those_of_one_process(mpirun):
-    mpirun(PROGRAM.with_name("divided_copies.py"), 2)
-
-
-@pytest.mark.slow
 def test_norms_of_recipes_rules_are_of_whole_parameters(mpirun):
     differences = json.loads(mpirun(PROGRAM.with_name("divided_updates.py"), 4).stdout.splitlines()[-1])
     assert sorted(differences) == ["lamb", "lars", "rmsprop_to_sgd", "sgd"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +78,29 @@ def a_layer_added_to_a_divided_model() -> None:
     ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
     model.head = nn.Sequential(model.head, nn.Linear(model.head.out_features, 2))
     model(torch.zeros(2, 6, dtype=torch.int64))
+
+
+def a_parameter_replaced_in_a_divided_model() -> None:
+    model, optimizer = _model()
+    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
+    model.head.weight = model.head.weight  # is the same one
+    model.head.weight = nn.Parameter(torch.zeros_like(model.head.weight.full_tensor()))
+
+
+def a_layer_inserted_into_a_divided_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
+    model.insert(0, nn.Linear(3, 3))
+    model(torch.zeros(2, 3))
+
+
+def a_frozen_layer_added_and_unfrozen() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
+    model.append(nn.Linear(3, 3).requires_grad_(False))
+    model(torch.zeros(2, 3)).sum().backward()
+    model.requires_grad_(True)
+    model(torch.zeros(2, 3))
 
 
 def divided_by_pytorch() -> None:
@@ -153,13 +175,6 @@ def layer_without_a_plan_in_a_divided_sequence() -> None:
     optimizer.step()
 
 
-def a_copy_of_what_cannot_be_copied() -> None:
-    model, optimizer = _model()
-    model.lock = threading.Lock()
-    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=2))
-    torch.optim.swa_utils.AveragedModel(model)
-
-
 def a_penalty_on_divided_weights() -> None:
     model, _ = ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2), plan=ht.ParallelPlan(shard=[Block]))
     x = torch.arange(12).reshape(2, 6)
@@ -212,7 +227,7 @@ CASES: dict[str, Callable[[], object]] = {
         each.__name__: each
         for each in (
             *(fewer_layers_than_stages, optimizer_with_a_state),
-            *(tie_across_units, tie_divided_in_two_ways, divided_already, a_copy_of_what_cannot_be_copied),
+            *(tie_across_units, tie_divided_in_two_ways, divided_already, a_frozen_layer_added_and_unfrozen),
             *(a_penalty_on_divided_weights, a_flattened_gradient, divided_by_pytorch),
             *(other_optimizers_of_a_divided_model, a_step_within_no_sync, gradients_of_no_sync_made_zero),
             *(a_step_after_an_error, a_clip_of_one_stage, tie_divided_in_two_ways_over_stages),
@@ -220,6 +235,8 @@ CASES: dict[str, Callable[[], object]] = {
                 layer_without_a_plan_in_a_divided_sequence,
                 parts_that_ranks_gather_alone,
                 a_layer_added_to_a_divided_model,
+                a_layer_inserted_into_a_divided_model,
+                a_parameter_replaced_in_a_divided_model,
             ),
         )
     },

@@ -14,7 +14,7 @@ from hpctrain.worker.adapters.torch.reducer import GradientReducer
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder, watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
-from hpctrain.worker.adapters.torch.trainable import Settings, Trained, add_modules, record_of, reducers_of
+from hpctrain.worker.adapters.torch.trainable import Divided, Settings, Trained, add_modules, record_of, reducers_of
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.compression import Compression, wire_of
 
@@ -91,7 +91,8 @@ def distribute(
         _attach_reducers(comm, model, optimizers, settings)
     if division is not None:
         division.apply()
-    add_modules(comm, model, None)
+        if division.divides_model:
+            add_modules(model, Divided(comm, model))
     return model, optimizer
 
 
@@ -139,7 +140,7 @@ def _attach_reducers(
             reducer.rebuild()
     record = record_of(model) or Trained(comm, model, settings)
     record.add(optimizers)
-    add_modules(comm, model, record)
+    add_modules(model, record)
     if record.take(equal=True):
         record.lead(optimizers)
         record.note = step_recorder(comm, model, settings.bucket_bytes / 1e6)

@@ -21,11 +21,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
+from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_same
-from hpctrain.worker.adapters.torch.buckets import sparse_parameters
 from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
@@ -65,8 +66,7 @@ class Trained:
         self._model = weakref.ref(model)
         # Those that may be unfrozen.
         self._frozen: list[Parameter] = []
-        # ModuleList.insert and Sequential.insert call no hook.
-        self._lists: list[tuple[weakref.ref[torch.nn.Module], int]] = []
+        self._lists = _Lengths()
         self.optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._sealing: weakref.finalize[..., Trained] | None = None
         self._leader: weakref.ref[Optimizer] | None = None
@@ -87,13 +87,7 @@ class Trained:
     @property
     def changed(self) -> bool:
         """Whether parameters were unfrozen, or modules inserted, since the parameters were taken."""
-        if any(map(_requires_grad, self._frozen)):
-            return True
-        for reference, length in self._lists:
-            module = reference()
-            if module is not None and len(module._modules) != length:
-                return True
-        return False
+        return any(map(_requires_grad, self._frozen)) or self._lists.differ()
 
     def take(self, *, equal: bool = False) -> bool:
         """Have the reducer take the trainable parameters that none has yet, and guard them.
@@ -105,7 +99,7 @@ class Trained:
             Whether there were any. Collective then.
         """
         if self.comm.left:
-            self._frozen, self._lists = [], []
+            self._frozen, self._lists = [], _Lengths()
             return False
         modules = dict(self._modules())
         owned = {(number, name): each for number, module in modules.items() for name, each in _parameters_in(module)}
@@ -116,10 +110,9 @@ class Trained:
                 # Garbage collection may have removed replaced modules on some ranks only.
                 alive = set[tuple[int, str]].intersection(*self.comm.allgather_object(set(owned)))
                 owned = {key: each for key, each in owned.items() if key in alive}
-            self._manage(list(dict.fromkeys(owned.values())), modules.values())
+            self._manage(list(dict.fromkeys(owned.values())))
         self._frozen = [each for each in owned.values() if not each.requires_grad and id(each) not in reduced]
-        lists = (each for each in modules.values() if isinstance(each, torch.nn.ModuleList | torch.nn.Sequential))
-        self._lists = [(weakref.ref(each), len(each._modules)) for each in lists]
+        self._lists = _Lengths(modules.values())
         return bool(new)
 
     def _make_equal(self, new: list[tuple[str, Parameter]]) -> None:
@@ -129,7 +122,7 @@ class Trained:
         check_same(self.comm, new)
         broadcast_tensors(self.comm, [each for _, each in new])
 
-    def _manage(self, parameters: list[Parameter], modules: Iterable[torch.nn.Module]) -> None:
+    def _manage(self, parameters: list[Parameter]) -> None:
         names = self._names()
         if self.reducer is None:
             bucket_bytes, wire = self.settings.bucket_bytes, self.settings.wire
@@ -138,7 +131,7 @@ class Trained:
             )
         known = self.reducer.managed
         own = [each for each in parameters if id(each) in known or (each.requires_grad and id(each) not in reduced)]
-        self.reducer.manage([(names(each), each) for each in own], sparse_parameters(modules))
+        self.reducer.manage([(names(each), each) for each in own])
         if self._first is not None and not any(each is self._first() for each in own):
             self._first = weakref.ref(own[0])
         self._guard([(names(each), each) for each in parameters if not is_lazy(each)])
@@ -183,17 +176,74 @@ class Trained:
         return first is not None and any(parameter is first for parameter in updated_by(optimizer))
 
 
+class _Lengths:
+    """The lengths of lists of modules, whose ``insert`` calls no hook."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
+        lists = (module for module in modules if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential))
+        self._known = [(weakref.ref(module), len(module._modules)) for module in lists]
+
+    def differ(self) -> bool:
+        """Whether one of them has another length now."""
+        return any((module := known()) is not None and len(module._modules) != size for known, size in self._known)
+
+
+class Divided:
+    """The record of a model that the mesh divides, whose gradients PyTorch reduces.
+
+    Parameters that it gets later would train on each rank alone. They are refused where they are registered, and frozen
+    ones where they are unfrozen.
+    """
+
+    def __init__(self, comm: Communicator, model: torch.nn.Module) -> None:
+        self.comm = comm
+        self._title = type(model).__name__
+        self._known = WeakIdKeyDictionary(dict.fromkeys(model.parameters()))
+        self._frozen: list[tuple[str, Parameter]] = []
+        self._lists = _Lengths(model.modules())
+        model.register_forward_pre_hook(lambda *_: self._check(), prepend=True)
+
+    def came(self, name: str, parameter: Parameter) -> None:
+        """Refuse a parameter that comes to the model, unless it is one of those that were divided, or frozen."""
+        # FSDP2 registers gathered parameters where a class has a __setattr__ of its own.
+        if parameter in self._known or hasattr(parameter, "_hpctrain_gathered"):
+            return
+        if parameter.requires_grad:
+            self._refuse(name)
+        self._frozen.append((name, parameter))
+
+    def _check(self) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                self._refuse(name)
+        if self._lists.differ():
+            take_changed()
+            self._lists = _Lengths(module for module, part in list(_parts.items()) if part.record is self)
+
+    def _refuse(self, name: str) -> None:
+        raise HpctrainError(
+            "HT-model-divided",
+            "{name!r} came to {model} after ht.distribute had divided it, so that no rank's gradients of it would be "
+            "averaged",
+            "add or replace layers, as those of LoRA, before ht.distribute, and copy values into the parameters that "
+            "there are; plan=ht.ParallelPlan(zero=1) takes new ones later too",
+            exit_code=1,
+            name=name,
+            model=self._title,
+        )
+
+
 class _Part(NamedTuple):
     """A module of a model that was given to ``ht.distribute``, or that was added to one since.
 
     Attributes:
-        comm: the ranks that train it.
-        record: that of the model; None where the mesh divides the model, and PyTorch reduces its gradients.
+        record: that of the model.
         number: the same on every rank.
     """
 
-    comm: Communicator
-    record: Trained | None
+    record: Trained | Divided
     number: int
 
 
@@ -218,13 +268,13 @@ def records() -> list[Trained]:
 def record_of(model: torch.nn.Module) -> Trained | None:
     """The record of a model that was given to ``ht.distribute``; None of its parts."""
     part = _parts.get(model)
-    return part.record if part and part.record and part.record.is_of(model) else None
+    return part.record if part and isinstance(part.record, Trained) and part.record.is_of(model) else None
 
 
 def ranks_of(module: torch.nn.Module) -> Communicator | None:
     """The ranks that train a module; None of one, such as a copy, that was not given to ``ht.distribute``."""
     part = _parts.get(module)
-    return None if part is None else part.comm
+    return None if part is None else part.record.comm
 
 
 def reducers_of(model: torch.nn.Module) -> list[GradientReducer]:
@@ -248,13 +298,21 @@ def is_distributed(module: torch.nn.Module) -> bool:
     return module in _parts
 
 
-def add_modules(comm: Communicator, model: torch.nn.Module, record: Trained | None) -> bool:
-    """Record that a module and those within it belong to a model. Returns whether any of them is new."""
+def add_modules(model: torch.nn.Module, record: Trained | Divided, name: str = "") -> bool:
+    """Record that a module and those within it belong to a model. Returns whether any of them is new.
+
+    Args:
+        name: the module's, for messages.
+    """
     if not _hooks:
         _hooks.append(register_module_module_registration_hook(_module_registered))
         _hooks.append(register_module_parameter_registration_hook(_parameter_registered))
-    new = [each for each in model.modules() if each not in _parts]
-    _parts.update({each: _Part(comm, record, next(_module_numbers)) for each in new})
+    new = {module: path for path, module in model.named_modules() if module not in _parts}
+    if isinstance(record, Divided):
+        for module, path in new.items():
+            for own, parameter in _parameters_in(module):
+                record.came(".".join(filter(None, (name, path, own))), parameter)
+    _parts.update({module: _Part(record, next(_module_numbers)) for module in new})
     return bool(new)
 
 
@@ -288,8 +346,8 @@ def take_changed() -> list[GradientReducer]:
     """Take the new parameters of all models; returns the reducers that got some. Collective then."""
     _registered.clear()
     for module, part in list(_parts.items()):
-        for child in list(module.children()):
-            add_modules(part.comm, child, part.record)
+        for name, child in list(module.named_children()):
+            add_modules(child, part.record, name)
     return [record.reducer for record in _living() if record.take() and record.reducer is not None]
 
 
@@ -304,16 +362,20 @@ def _module_registered(parent: torch.nn.Module, name: str, child: Any) -> None:
     if (kind := wrapper(parent)) and any(_is_reduced_by_ranks(each) for each in child.modules()):
         refuse_wrapped(f"{type(child).__name__} is being wrapped in {kind} after ht.distribute")
     part = _parts.get(parent)
-    if part is not None and add_modules(part.comm, child, part.record):
+    if part is not None and add_modules(child, part.record, name):
         _registered.set()
 
 
 def _is_reduced_by_ranks(module: torch.nn.Module) -> bool:
     part = _parts.get(module)
-    return part is not None and part.record is not None and part.record.comm.size > 1
+    return part is not None and isinstance(part.record, Trained) and part.record.comm.size > 1
 
 
 def _parameter_registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
     part = _parts.get(module)
-    if part is not None and part.record is not None and isinstance(parameter, Parameter) and not is_reduced(parameter):
+    if part is None or not isinstance(parameter, Parameter) or is_reduced(parameter):
+        return
+    if isinstance(part.record, Divided):
+        part.record.came(f"{type(module).__name__}.{name}", parameter)
+    else:
         _registered.set()

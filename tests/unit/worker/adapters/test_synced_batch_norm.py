@@ -11,7 +11,7 @@ from support.thread_ranks import ThreadCommunicator, on_ranks
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms  # noqa: E402
-from hpctrain.worker.adapters.torch.trainable import add_modules  # noqa: E402
+from hpctrain.worker.adapters.torch.trainable import Divided, add_modules  # noqa: E402
 
 
 class _All(Group):
@@ -37,7 +37,7 @@ def x_of(rank):
 def model_of(comm):
     model = torch.nn.Sequential(torch.nn.SyncBatchNorm(3, momentum=None))
     synchronise_batch_norms(comm, model)
-    add_modules(comm, model, None)
+    add_modules(model, Divided(comm, model))
     return model
 
 
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_one_process(sizes):
     def work(comm):
         norm = torch.nn.Sequential(torch.nn.SyncBatchNorm(3)).double()
         synchronise_batch_norms(comm, norm)
-        add_modules(comm, norm, None)
+        add_modules(norm, Divided(comm, norm))
         own = slice(sum(sizes[: comm.rank]), sum(sizes[: comm.rank + 1]))
         return gradients(norm[0], x[own], wanted[own], comm.size)
 

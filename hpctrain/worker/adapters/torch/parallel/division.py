@@ -20,7 +20,6 @@ from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
-from hpctrain.worker.adapters.torch.parallel.copies import form_of, let_copy
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
@@ -91,10 +90,7 @@ class Division:
                 share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
             return
         assert self._rewiring is not None
-        form = form_of(self._model)
         divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
-        let_copy(self._model, form)
-        _refuse_later_layers(self._model)
         self._rewiring.apply([self._model])
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
@@ -109,32 +105,6 @@ class Division:
             each.register_step_pre_hook(lambda *_: check())
         guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
         watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
-
-
-def _refuse_later_layers(model: nn.Module) -> None:
-    """Refuse parameters that come to a divided model later: nothing would reduce their gradients."""
-    known = weakref.WeakKeyDictionary((module, {*module._parameters}) for module in model.modules())
-    divided = weakref.ref(model)
-
-    def check(module: nn.Module, _: object) -> None:
-        # A copy of the model has modules of its own.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or module is not divided():
-            return
-        for path, part in module.named_modules():
-            for name, parameter in part._parameters.items():
-                if parameter is not None and parameter.requires_grad and name not in known.get(part, ()):
-                    raise HpctrainError(
-                        "HT-model-divided",
-                        "{name!r} came to {model} after ht.distribute had divided it, so that no rank's gradients of "
-                        "it would be averaged",
-                        "add layers, as those of LoRA, before ht.distribute; plan=ht.ParallelPlan(zero=1) takes them "
-                        "later too",
-                        exit_code=1,
-                        name=f"{path}.{name}".removeprefix("."),
-                        model=type(module).__name__,
-                    )
-
-    model.register_forward_pre_hook(check, prepend=True)
 
 
 def _watch_passes(model: nn.Module) -> Callable[[], None]:
@@ -215,6 +185,8 @@ def of_divided_tensors(error: BaseException) -> str:
             "cannot be flattened: take t.full_tensor() if hasattr(t, 'full_tensor') else t on all ranks before "
             "reshape, view or flatten; plan=ht.ParallelPlan(zero=1) keeps whole parameters and gradients"
         )
+    if "FSDP does not support deepcopy" in str(error):
+        return "a model that is divided over the ranks cannot be copied; plan=ht.ParallelPlan(zero=1) keeps it whole"
     if "appears to not have been used in the graph" in str(error):
         return (
             "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "

@@ -118,8 +118,9 @@ class Gathered:
         def made() -> None:
             fresh = not hasattr(parameter, "_unsharded_param")
             make()  # type: ignore[no-untyped-call]
-            if fresh and parameter._unsharded_param.is_floating_point():
-                gathered = parameter._unsharded_param
+            gathered = parameter._unsharded_param
+            gathered._hpctrain_gathered = True  # type: ignore[attr-defined]
+            if fresh and gathered.is_floating_point():
                 trained = gathered.requires_grad
                 # PyTorch refuses hooks of a frozen parameter, which the script may unfreeze later.
                 gathered.requires_grad_(True).register_post_accumulate_grad_hook(arrived)

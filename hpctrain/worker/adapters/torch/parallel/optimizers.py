@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -68,34 +67,7 @@ def rewire(optimizer: Optimizer, now: New) -> None:
         for parameters in (*(group["params"] for group in each.param_groups), *lists):
             parameters[:] = [new for old in parameters for new in now.get(id(old), [old])]
         _move_state(each.state, now)
-        if type(each) is torch.optim.LBFGS and any(map(_is_uneven, each._params)):
-            each.__class__ = WholeLBFGS
         fuse(each)
-
-
-class WholeLBFGS(torch.optim.LBFGS):
-    """LBFGS with whole gradients and directions, as of parameters that are not flattened where ranks have uneven parts.
-
-    It computes as one process does, and keeps its history of gradients whole on every rank.
-    """
-
-    def _gather_flat_grad(self) -> torch.Tensor:
-        gradients = (torch.zeros_like(each) if each.grad is None else each.grad for each in self._params)
-        return torch.cat([(each.full_tensor() if isinstance(each, DTensor) else each).flatten() for each in gradients])
-
-    def _add_grad(self, step: float, direction: torch.Tensor) -> None:
-        parts = direction.split([each.numel() for each in self._params])
-        for parameter, part in zip(self._params, parts, strict=True):
-            parameter.add_(_divided("direction", part.view(parameter.shape), parameter, parameter), alpha=step)
-
-
-def _is_uneven(parameter: nn.Parameter) -> bool:
-    """Whether ranks have different numbers of elements of it."""
-    if not isinstance(parameter, DTensor):
-        return False
-    sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
-    parts = math.prod(size for placement, size in sizes if placement.is_shard())
-    return local_tensor(parameter).numel() * parts != parameter.numel()
 
 
 def _move_state(state: dict[Any, Any], now: New) -> None:
