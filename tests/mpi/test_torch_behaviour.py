@@ -38,7 +38,6 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]] | None]] = {
         ("HT-model-of-other-communicator", {}),
         ("HT-parameters-differ", {"step": 3, "name": "weight"}),
     ],
-    "a_sparse_embedding_that_is_used_densely_too": [("HT-gradient-not-sparse", {"parameter": "weight"})],
     "refused_parts": [
         ("HT-model-not-built", {}),
         ("HT-gradient-in-graph", {}),

@@ -1,4 +1,4 @@
-"""Proves that all ranks were given the same data: what ``ht.shard`` divides has to lie whole on each of them.
+"""Proves that all ranks were given the same data and models: what ``ht.shard`` divides has to lie whole on each.
 
 Ranks compare summaries of a few samples, not all their bytes: two hosts may decode an image to slightly different
 numbers.
@@ -7,6 +7,7 @@ numbers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -172,6 +173,30 @@ def compare(
             if other != value:
                 raise _refusal(name, value, rank, other, hint)
     compare_samples([samples for _, samples in everyone])
+
+
+def compare_models(comm: Communicator, kind: str, forms: Sequence[str]) -> None:
+    """Refuse models whose parts differ from rank 0's: ranks would wait for each other's tensors. Collective.
+
+    Args:
+        kind: what the parts are.
+        forms: the name and the form of each.
+    """
+    everyone = comm.allgather_object(list(forms))
+    for rank, theirs in enumerate(everyone):
+        pairs = itertools.zip_longest(everyone[0], theirs, fillvalue="nothing")
+        for position, (first, here) in enumerate(pairs):
+            if here != first:
+                raise HpctrainError(
+                    "HT-ranks-different-models",
+                    "{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
+                    "build the same model, optimizer and metrics on every rank",
+                    kind=kind,
+                    position=position,
+                    first=first,
+                    here=here,
+                    rank=rank,
+                )
 
 
 def compare_samples(everyone: Sequence[Mapping[Any, Sample]]) -> None:

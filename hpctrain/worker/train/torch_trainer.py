@@ -21,7 +21,7 @@ from hpctrain.worker import models
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch import average_statistics, distribute, no_sync, statistics
-from hpctrain.worker.adapters.torch.finite import are_finite, values_of
+from hpctrain.worker.adapters.torch.guarding import are_finite, values_of
 from hpctrain.worker.adapters.torch.optimizer_contents import guard_of, load_optimizer, optimizer_tensors
 from hpctrain.worker.adapters.torch.tensor_pieces import array_of, is_dtensor, pieces_of, tensor_of
 from hpctrain.worker.comm import Communicator

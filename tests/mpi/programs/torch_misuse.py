@@ -231,10 +231,3 @@ def an_end_before_the_next_check(comm):
         if keeps:
             said.append(refusal(lambda model=model, optimizer=optimizer: ht.distribute(model, optimizer)))
     return said
-
-
-@check
-def a_sparse_embedding_that_is_used_densely_too(comm):
-    model = nn.Embedding(5, 3, sparse=True)
-    ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return refusal(lambda: nn.functional.linear(model(torch.tensor([1])), model.weight).sum().backward())

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from hpctrain.worker.adapters.keras.distribution import in_whole_batch
-from hpctrain.worker.adapters.keras.variables import check_same
 from hpctrain.worker.adapters.keras.whole_batch import has_rows, of_all_ranks, total
+from hpctrain.worker.adapters.same_data import compare_models
 from hpctrain.worker.comm import Communicator
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def join_metrics(comm: Communicator, model: keras.Model) -> dict[str, Any]:
     samples of each rank, and AUC is that of the joined samples. A metric that gets whole batches counts on one rank.
     """
     summed = [(v, metric) for metric in metrics_of(model) for v in metric.variables if v.aggregation == "sum"]
-    check_same(comm, "metric variable", [f"{v.path} {tuple(v.shape)}" for v, _ in summed])
+    compare_models(comm, "metric variable", [f"{v.path} {tuple(v.shape)}" for v, _ in summed])
     if summed:
         own = [np.asarray(v.value.numpy(), dtype=np.float64) for v, _ in summed]
         counted = [
@@ -224,7 +224,7 @@ def join_logs(comm: Communicator, logs: dict[str, Any], results: dict[str, Any])
 
     Keras as well takes the metrics' results where the names agree, and else what a step of the user's own returned.
     """
-    check_same(comm, "logged value", sorted(logs))
+    compare_models(comm, "logged value", sorted(logs))
     if set(logs) == set(results):
         logs.update(results)
         return

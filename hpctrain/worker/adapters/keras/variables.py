@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.guard import Checksums, Guard
+from hpctrain.worker.adapters.same_data import compare_models
 from hpctrain.worker.comm import Communicator
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def broadcast(comm: Communicator, model: keras.Model, optimizer: keras.optimizer
             "HT-model-not-built", "the model has no weights yet that every rank could start from", BUILD_HINT
         )
     variables = model.weights + (_state(model, optimizer) if optimizer else [])
-    check_same(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
+    compare_models(comm, "variable", [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in variables])
     comm.tensorflow().broadcast([v.value for v in variables], name="hpctrain.broadcast")
     _part_seeds(comm, model)
 
@@ -89,25 +90,6 @@ def _state(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[ke
         optimizer.build(model.trainable_variables)
     local = {id(variable) for variable in getattr(inner_of(optimizer), "_accumulated_gradients", ())}
     return [variable for variable in optimizer.variables if id(variable) not in local]
-
-
-def check_same(comm: Communicator, kind: str, names: Sequence[str]) -> None:
-    """Raise HpctrainError if a rank's list differs from rank 0's, since collectives would hang on it."""
-    lists = comm.allgather_object(list(names))
-    for rank, other in enumerate(lists):
-        if other != lists[0]:
-            position = next(i for i in range(len(other) + 1) if other[: i + 1] != lists[0][: i + 1])
-            first, here = (each[position] if position < len(each) else "nothing" for each in (lists[0], other))
-            raise HpctrainError(
-                "HT-ranks-different-models",
-                "{kind} {position} is {first} on rank 0 and {here} on rank {rank}",
-                "build the same model, optimizer and metrics on every rank",
-                kind=kind,
-                position=position,
-                first=first,
-                here=here,
-                rank=rank,
-            )
 
 
 def checksums(variables: Sequence[keras.Variable]) -> tf.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.adapters.same_data import compare_models
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, parameters_of
 from hpctrain.worker.comm.base import Communicator, TorchEngine
 
@@ -27,20 +27,8 @@ def check_same_model(comm: Communicator, model: torch.nn.Module) -> None:
 
 def check_same(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse tensors with other names or of another form than rank 0's. Collective."""
-    own = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in tensors]
-    everyone = comm.allgather_object(own)
-    for rank, theirs in enumerate(everyone):
-        for first, other in itertools.zip_longest(everyone[0], theirs):
-            if first != other:
-                raise HpctrainError(
-                    "HT-ranks-different-models",
-                    "rank {rank} built a different model from rank 0: {other} where rank 0 has {first} "
-                    "(name, shape, dtype, requires_grad)",
-                    "build the same model on every rank",
-                    rank=rank,
-                    other=other,
-                    first=first,
-                )
+    forms = [f"{name} {tuple(t.shape)} {t.dtype} requires_grad={t.requires_grad}" for name, t in tensors]
+    compare_models(comm, "tensor", forms)
 
 
 def broadcast_model(comm: Communicator, model: torch.nn.Module, root: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
@@ -11,7 +11,7 @@ import torch
 
 from hpctrain.common.bucket_groups import BucketMember, group
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import Communicator, TorchEngine, Work
+from hpctrain.worker.comm.base import TorchEngine, Work
 
 Named = tuple[str, torch.nn.Parameter]
 
@@ -269,44 +269,3 @@ def _view_like(parameter: torch.Tensor, flat: torch.Tensor, offset: int) -> torc
     if _is_dense(parameter):
         return flat.as_strided(parameter.size(), parameter.stride(), offset)
     return flat[offset : offset + parameter.numel()].view(parameter.size())
-
-
-def sparse_parameters(modules: Iterable[torch.nn.Module]) -> set[int]:
-    """The ids of the parameters whose gradient is sparse: those that only sparse embeddings use."""
-    sparse: set[int] = set()
-    dense: set[int] = set()
-    for module in modules:
-        embeds = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
-        (sparse if embeds else dense).update(id(parameter) for parameter in module.parameters(recurse=False))
-    return sparse - dense
-
-
-def reduce_sparse(
-    comm: Communicator, engine: TorchEngine, title: str, parameter: torch.nn.Parameter, name: str
-) -> None:
-    """Replace a sparse gradient by its mean over the ranks; a parameter that no rank used keeps none.
-
-    Args:
-        title: the parameter's name, for messages.
-        name: the reduction's name, the same on every rank.
-    """
-    if parameter.grad is None:
-        rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
-        values = parameter.detach().new_empty((0, *parameter.shape[1:]))
-    else:
-        if not parameter.grad.is_sparse:
-            raise HpctrainError(
-                "HT-gradient-not-sparse",
-                "{parameter!r} is the weight of a sparse embedding, and its gradient is dense: something "
-                "else than the embedding uses it too",
-                "make the embedding with sparse=False",
-                exit_code=1,
-                parameter=title,
-            )
-        gradient = parameter.grad.coalesce()
-        rows, values = gradient.indices()[0], gradient.values()
-    rows = engine.allgather(rows, f"{name}.rows")
-    values = engine.allgather(values, f"{name}.values")
-    if len(rows):
-        mean = torch.sparse_coo_tensor(rows.unsqueeze(0), values / comm.size, parameter.shape, device=values.device)
-        parameter.grad = mean.coalesce()

@@ -1,7 +1,8 @@
-"""The guard over PyTorch parameters, whole ones and those that are divided over ranks."""
+"""The guard over PyTorch parameters, whole and divided ones, and checks that gradients are finite."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable
 
@@ -95,6 +96,17 @@ def _checksum(flat: torch.Tensor) -> int:
         return xxhash.xxh3_64_intdigest(flat.view(torch.uint8).numpy().data) - (1 << 63)
     words = flat.view(torch.int32) if flat.element_size() % 4 == 0 else flat.view(torch.uint8)
     return int(words.sum(dtype=torch.int64))
+
+
+def values_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, of sparse ones the elements that are there."""
+    return [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
+
+
+def are_finite(values: Iterable[torch.Tensor], norm: float) -> bool:
+    """Whether every element is finite, with the norm over all of them known. Waits only where that is not finite."""
+    # A finite norm proves all numbers finite. Squares of large finite numbers may overflow: check each element then.
+    return math.isfinite(norm) or all(bool(part.isfinite().all()) for part in values)
 
 
 def _version(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -19,9 +19,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets, reduce_sparse
+from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets
 from hpctrain.worker.adapters.torch.model_order import model_order
-from hpctrain.worker.adapters.torch.same_gradients import SameGradients
 from hpctrain.worker.comm.base import Communicator
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
@@ -95,8 +94,7 @@ class GradientReducer:
         self.number = self._order.enter(comm, self)
         self._same = None if self.number else SameGradients(comm)
         self._bucket_bytes, self._wire = bucket_bytes, wire
-        self._sparse: list[Named] = []
-        self._dense: list[Named] = []
+        self._parameters: list[Named] = []
         self._buckets: list[Bucket] = []
         # By the ids of the parameters.
         self._slots: dict[int, BucketSlot] = {}
@@ -113,12 +111,11 @@ class GradientReducer:
         weakref.finalize(self, reduced.difference_update, self.managed).atexit = False
         comm.before_shutdown(self._leave_buffers)
 
-    def manage(self, parameters: Sequence[Named], sparse: Collection[int] = ()) -> None:
+    def manage(self, parameters: Sequence[Named]) -> None:
         """Reduce the gradients of these parameters from now on, and of no others. Between two backward passes.
 
         Args:
             parameters: names and parameters that require a gradient, in the same order on every rank.
-            sparse: ids of those whose gradient is sparse (``nn.Embedding(sparse=True)``) and stays so.
         """
         self._copy_gradients()
         own = {id(parameter) for _, parameter in parameters}
@@ -129,8 +126,7 @@ class GradientReducer:
                 self._hooks.pop(key).remove()
         self.managed.clear()
         self.managed.update(own)
-        self._sparse = [(name, parameter) for name, parameter in parameters if id(parameter) in sparse]
-        self._dense = [(name, parameter) for name, parameter in parameters if id(parameter) not in sparse]
+        self._parameters = list(parameters)
         # One rank's gradients are the means: they stay where autograd puts them, without hooks.
         if self.comm.size > 1:
             self._take_buckets()
@@ -152,7 +148,7 @@ class GradientReducer:
         See :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`.
         """
         unknown = [numbers for bucket in self._buckets if bucket.finite is None for numbers in bucket.numbers()]
-        elsewhere = (*self._sparse, *(() if self._buckets else self._dense))
+        elsewhere = () if self._buckets else self._parameters
         return unknown + [parameter.grad for _, parameter in elsewhere if parameter.grad is not None]
 
     def rebuild(self) -> None:
@@ -160,7 +156,7 @@ class GradientReducer:
 
         No parameter has a gradient then. Collective over the ranks that are left.
         """
-        for _, parameter in (*self._dense, *self._sparse):
+        for _, parameter in self._parameters:
             parameter.grad = None
         self._order.renew(self.comm)
         self._take_buckets()
@@ -174,7 +170,7 @@ class GradientReducer:
 
     def _take_buckets(self) -> None:
         self._buckets, self._used = make_buckets(
-            self._dense, self._engine, name=self._name, bucket_bytes=self._bucket_bytes, wire=self._wire
+            self._parameters, self._engine, name=self._name, bucket_bytes=self._bucket_bytes, wire=self._wire
         )
         self._used.fill_(1)
         self._slots = {id(slot.parameter): slot for bucket in self._buckets for slot in bucket.slots}
@@ -199,7 +195,7 @@ class GradientReducer:
         def hook(key: int) -> Callable[[torch.Tensor], None]:
             return lambda _: own._arrived(key)
 
-        for _, parameter in (*self._dense, *self._sparse):
+        for _, parameter in self._parameters:
             if (key := id(parameter)) not in self._hooks:
                 self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook(key))
 
@@ -226,8 +222,7 @@ class GradientReducer:
         # Locked because autograd runs a thread for each device.
         with self._order.lock:
             self._begin()
-            if key in self._slots:
-                self._take(key, self._slots[key])
+            self._take(key, self._slots[key])
 
     def _take(self, key: int, slot: BucketSlot) -> None:
         if slot.ready:
@@ -253,8 +248,7 @@ class GradientReducer:
         # Strictly in order, because ranks may fill their buckets in different orders.
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing and not self._held:
             self._launch()
-        # Sparse gradients are reduced last.
-        if self._launched == len(self._buckets) and not self._sparse:
+        if self._launched == len(self._buckets):
             self._order.done(self)
 
     def _launch(self) -> None:
@@ -285,15 +279,12 @@ class GradientReducer:
         """Start the remaining reductions, and wait for all."""
         while self._launched < len(self._buckets):
             self._launch()
-        if not self._sparse:
-            self._order.done(self)
+        self._order.done(self)
         for bucket in self._buckets:
             bucket.finish()
             if self._same and not bucket.index:
                 self._same.after(bucket.numbers())
             self._note("finished", bucket.index)
-        for number, (name, parameter) in enumerate(self._sparse):
-            reduce_sparse(self.comm, self._engine, name, parameter, f"{self._name}.sparse.{number}")
 
     def _end(self) -> None:
         self._used.fill_(1)
@@ -301,8 +292,6 @@ class GradientReducer:
             bucket.reset()
         self._launched = 0
         self._running = self._held = False
-        if self._sparse:
-            self._order.done(self)
 
     def _fill_rest(self) -> dict[int, BucketSlot]:
         """Fill the slots whose gradient did not come in this backward pass; returns those of unused parameters by flag.
@@ -325,3 +314,44 @@ class GradientReducer:
 
     def _note(self, what: Literal["gradient", "launched", "finished"], bucket: int) -> None:
         self.timeline.append((time.perf_counter() - self._start, what, bucket))
+
+
+# Backward passes.
+_COMPARED = 3
+
+
+class SameGradients:
+    """Compares, in the first backward passes of a model, rank 0's gradients with the mean over the ranks.
+
+    Ranks that compute the same batches, as those of a script without ``ht.shard``, gain nothing, and are told.
+    One parameter's gradient may not depend on the samples, as that of a last bias; those of a whole bucket do.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._left = _COMPARED if comm.size > 1 and comm.rank == 0 else 0
+        self._own: list[torch.Tensor] = []
+
+    def before(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Keep rank 0's gradients."""
+        if self._left:
+            self._own = [gradient.clone() for gradient in gradients]
+
+    def after(self, means: Sequence[torch.Tensor]) -> None:
+        """Compare them with the means, and tell the script in the last of the passes if they were equal in all."""
+        if not self._left:
+            return
+        equal = len(means) == len(self._own) and all(map(self._equal, self._own, means))
+        self._own = []
+        self._left = self._left - 1 if equal else 0
+        if equal and not self._left and not self._comm.divides_batches:
+            self._comm.say(
+                f"all {self._comm.size} ranks compute the same gradients, so they train no faster than one process: "
+                "loader = ht.shard(loader) divides each batch over them. Tensors without a loader need one: "
+                "ht.shard(DataLoader(TensorDataset(x, y), batch_size=len(x)))"
+            )
+
+    def _equal(self, own: torch.Tensor, mean: torch.Tensor) -> bool:
+        # A sum of equal numbers may be rounded.
+        tolerance = self._comm.size * torch.finfo(own.dtype).eps
+        return bool(own.any()) and torch.allclose(own, mean, rtol=tolerance, atol=0.0)

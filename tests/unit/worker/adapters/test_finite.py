@@ -14,7 +14,7 @@ ODD = [math.nan, math.inf, -math.inf]
 
 def torch_says(arrays: list[np.ndarray]) -> bool:
     torch = pytest.importorskip("torch")
-    from hpctrain.worker.adapters.torch.finite import are_finite, values_of
+    from hpctrain.worker.adapters.torch.guarding import are_finite, values_of
 
     values = values_of(torch.from_numpy(array) for array in arrays)
     return are_finite(values, float(torch.nn.utils.get_total_norm(values)))

@@ -8,7 +8,7 @@ from hpctrain.worker.comm.single import SingleCommunicator
 
 torch = pytest.importorskip("torch")
 
-from hpctrain.worker.adapters.torch.same_gradients import SameGradients  # noqa: E402
+from hpctrain.worker.adapters.torch.reducer import SameGradients  # noqa: E402
 
 GRADIENTS = torch.tensor([0.1, -0.7, 3e-9, 0.0])
 
