@@ -310,8 +310,8 @@ def add_modules(model: torch.nn.Module, record: Trained | Divided, name: str = "
     new = {module: path for path, module in model.named_modules() if module not in _parts}
     if isinstance(record, Divided):
         for module, path in new.items():
-            for own, parameter in _parameters_in(module):
-                record.came(".".join(filter(None, (name, path, own))), parameter)
+            for attribute, parameter in _parameters_in(module):
+                record.came(".".join(filter(None, (name, path, attribute))), parameter)
     _parts.update({module: _Part(record, next(_module_numbers)) for module in new})
     return bool(new)
 

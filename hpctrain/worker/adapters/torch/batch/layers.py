@@ -33,13 +33,6 @@ def _reduction(given: dict[str, Any]) -> str | None:
     return reduction if reduction in ("none", "mean", "sum") else None
 
 
-def _reduced(losses: BatchTensor, reduction: str) -> Any:
-    if reduction == "none":
-        return losses
-    func = torch.mean if reduction == "mean" else torch.sum
-    return sum_or_mean(func, (losses,), {})
-
-
 @rule(*named(_OF_ELEMENTS, F))
 def of_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loss of each element, of operands of one shape."""
@@ -48,21 +41,17 @@ def of_elements(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     by_batch = kwargs.get("reduction") == "batchmean"
     reduction = _reduction({**kwargs, "reduction": "sum"} if by_batch else kwargs)
     operands = aligned(args, kwargs)
-    if (
-        reduction is None
-        or operands is None
-        or len({each.shape for each in args}) > 1
-        or operands.dims != args[0].dim()
-    ):
+    if reduction is None or operands is None or operands.dims != args[0].dim():
         return NotImplemented
-    if (
-        kwargs.get("weight") is not None
-        and func is not F.binary_cross_entropy
-        and (func is not F.binary_cross_entropy_with_logits)
-    ):
-        return NotImplemented  # the mean is that of the weights
+    if len({operand.shape for operand in args}) > 1:
+        return NotImplemented
+    # Of other functions, the mean is that of the weights.
+    if kwargs.get("weight") is not None and func not in (F.binary_cross_entropy, F.binary_cross_entropy_with_logits):
+        return NotImplemented
     losses = operands.result(func(*operands.args, **{**operands.kwargs, "reduction": "none"}))
-    total = _reduced(losses, reduction)
+    if reduction == "none":
+        return losses
+    total = sum_or_mean(torch.mean if reduction == "mean" else torch.sum, (losses,), {})
     return total / args[0].shape[0] if by_batch else total
 
 
@@ -114,7 +103,7 @@ def _count(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> t
 T = torch.Tensor
 # The fewest dimensions with which a function takes the first one for samples.
 _OF_SAMPLES = {
-    2: "group_norm prelu batch_norm",
+    2: "group_norm prelu",
     3: "conv1d conv_transpose1d max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
     "interpolate instance_norm local_response_norm",
     4: "conv2d conv_transpose2d max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
@@ -122,7 +111,7 @@ _OF_SAMPLES = {
     5: "conv3d conv_transpose3d max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d",
 }
 _fewest = {func: dims for dims, names in _OF_SAMPLES.items() for func in named(names, F, torch)}
-del _fewest[torch.batch_norm], _fewest[torch.instance_norm]  # whose arguments differ
+del _fewest[torch.instance_norm]  # whose arguments differ
 
 
 @rule(*_fewest, F.pad)
@@ -132,16 +121,9 @@ def of_samples(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     fewest = len(args[1]) // 2 + 1 if func is F.pad else _fewest[func]
     if not isinstance(x, BatchTensor) or x.rows.dim or x.dim() < fewest or 0 in x.rows.sizes:
         return NotImplemented
-    # These compute statistics of the batch, or change them.
-    if func in (F.batch_norm, F.instance_norm) and _uses_batch(func, args, kwargs):
-        return NotImplemented
+    if kwargs.get("use_input_stats") and kwargs.get("running_mean") is not None:
+        return NotImplemented  # a change of the statistics
     return _with_shared(func, x, args, kwargs)
-
-
-def _uses_batch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if func is F.batch_norm:
-        return bool(kwargs.get("training"))
-    return bool(kwargs.get("use_input_stats")) and kwargs.get("running_mean") is not None
 
 
 @rule(*named("linear layer_norm rms_norm embedding", F))

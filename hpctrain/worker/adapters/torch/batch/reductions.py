@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -51,17 +52,9 @@ def sum_or_mean(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     half = (dtype or x.dtype) in (torch.float16, torch.bfloat16)
     wide = torch.float32 if half else dtype
     own = x.local.sum(dtype=wide) if dims is None else x.local.sum(dims, keepdim=keepdim, dtype=wide)
-    total = sum_over_ranks(own, x.rows.ranks, func.__name__, _elements(x, dims) if mean else 1)
+    elements = prod(x.shape if dims is None else (x.shape[dim] for dim in dims))
+    total = sum_over_ranks(own, x.rows.ranks, func.__name__, elements if mean else 1)
     return total.to(dtype or x.dtype) if half else total
-
-
-def _elements(x: BatchTensor, dims: tuple[int, ...] | None) -> int:
-    if dims is None:
-        return x.numel()
-    count = 1
-    for dim in dims:
-        count *= x.shape[dim]
-    return count
 
 
 # Where a function has its dimensions, if it has another argument before them.
