@@ -54,6 +54,10 @@ def drawn(seed: int) -> SimpleNamespace:
         chosen |= {"loss": "masked"} if chosen["loss"] == "sum" else {}
         chosen |= {"optimizer": "adamw"} if chosen["optimizer"] in ("lbfgs", "closure") else {}
         chosen |= {"recompute": ""} if chosen["recompute"] in ("reentrant", "plain") else {}
+    elif chosen["layout"] not in ("replicas", "zero1"):
+        chosen["average"] = ""  # of a whole model
+    if chosen["optimizer"] == "lbfgs" and chosen["layout"] not in ("replicas", "tp"):
+        chosen["optimizer"] = "closure"  # Rows do not divide evenly.
     if chosen["recompute"] == "plan" and chosen["layout"] == "replicas":
         chosen["recompute"] = ""
     if chosen["recompute"] == "reentrant" and chosen["frozen"]:
