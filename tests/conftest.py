@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,8 +82,6 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     stack = contextlib.ExitStack()
     stack.enter_context(warm_interpreters())
-    # Which scripts were run is noted there; not in that of the user.
-    os.environ["XDG_STATE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
     config.add_cleanup(stack.close)
 
 

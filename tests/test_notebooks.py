@@ -30,8 +30,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     others = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each).absolute() != own]
     monkeypatch.setenv("PATH", os.pathsep.join(others))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    # Where no script was run before.
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
 
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.gpus import smallest_memory, usable_gpus
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.directory import RunDirectory, resume_command
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.resuming import resume_command
-from hpctrain.common.run.verified_scripts import note_script
 from hpctrain.control.launchers.launcher_choice import command_for, needs_proof
 from hpctrain.control.planning.mesh_plan import mesh_lines
 from hpctrain.control.supervision.audience import Audience, ReadyRun
@@ -76,7 +74,6 @@ class Terminal:
                 show=show,
                 output=console.output,
                 errors=console.errors,
-                shown=console.has_shown,
                 notice=console.notice,
                 failed=failed,
             )
@@ -94,8 +91,6 @@ class Terminal:
         if (drawn := summary.get("energy_kwh")) is not None:
             each = summary["joules_per_sample"]
             tell(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}")
-        if not failure and plan.script and plan.ranks > 1 and note_script(plan.script.path):
-            tell(f"`hpctrain verify` in place of `hpctrain run` proves that {plan.ranks} ranks compute as one process")
         tell(f"report: hpctrain report {shell_word(directory.path)}")
 
 

@@ -20,10 +20,9 @@ from hpctrain.cli.options import (
 from hpctrain.cli.training_options import JobStart, Restarts, WorkOptions
 from hpctrain.cli.work import read_tasks, require_work
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.plan import Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.common.run.resuming import resume_command
 from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.job_request import (
     container_options,

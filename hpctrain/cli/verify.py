@@ -19,9 +19,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
-from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
+from hpctrain.common.run.plan import HostOptions, Plan, Start
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.common.run.verified_scripts import note_script
 from hpctrain.report.output import answer, answer_json, tell
 
 if TYPE_CHECKING:
@@ -95,8 +94,6 @@ def verify(
         os.dup2(nothing.fileno(), 0)
     verdict = verify_work(request, options, lambda text: tell(f"verify: {text} …"))
     _answer(verdict, as_json=as_json)
-    if verdict.equal and isinstance(request.work, Script):
-        note_script(request.work.path)
     if run_dir is None and verdict.equal:
         shutil.rmtree(folder, ignore_errors=True)
     else:

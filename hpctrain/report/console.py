@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -30,9 +29,6 @@ from hpctrain.report.faults import event_line, spike_line
 from hpctrain.report.output import Lines, Patient, say
 from hpctrain.report.record import StepTotals, iterations
 
-# How much of what a rank wrote to stderr is known to have been shown: longer than any error with its traceback.
-_SHOWN_CHARACTERS = 2**16
-_MODULE = re.compile(r"^(\w+\.)+(?=\w+(:|$))")
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50
 
@@ -55,7 +51,6 @@ class Console:
         self._lines = {self._stdout: Lines(), self._stderr: Lines()}
         # Where the terminal's last line is one of the rank's that has no end yet.
         self._open: TextIO | None = None
-        self._shown = ""
         self._task = TaskID(0)
         self._run_event: RunEvent | None = None
         self._done = 0
@@ -113,13 +108,7 @@ class Console:
 
     def errors(self, text: str) -> None:
         """Print what a rank wrote to stderr, as :meth:`output` does."""
-        self._shown = (self._shown + text)[-_SHOWN_CHARACTERS:]
         self._pass_on(text, self._stderr)
-
-    def has_shown(self, lines: str) -> bool:
-        """Whether a rank has lately written each of these lines to stderr, an error perhaps with its type's module."""
-        shown = {_MODULE.sub("", line.strip()) for line in self._shown.splitlines()}
-        return all(_MODULE.sub("", line.strip()) in shown for line in lines.splitlines())
 
     def _pass_on(self, text: str, stream: TextIO) -> None:
         if self._bar is None and stream.isatty():

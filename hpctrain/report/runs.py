@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word, shortened
 from hpctrain.common.recipes.difference import settings
-from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.directory import RunDirectory, array_task, read_model
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.resuming import array_task
 from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.scheduler import Scheduler

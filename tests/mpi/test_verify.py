@@ -261,15 +261,3 @@ def test_a_rank_that_dies_later_is_a_failure_and_no_difference(hpctrain: Launch,
     done = _verify(hpctrain, tmp_path, script="import os\n" + SCRIPT.replace("for x, y in loader:", dies, 1))
     assert done.returncode == 1, done.stdout
     assert codes(done.stdout) == ["HT-verify-run-failed"] and "rank 1" in done.stdout
-
-
-def test_a_verified_script_is_not_recommended_to_be_verified(hpctrain: Launch, tmp_path: Path) -> None:
-    """Which scripts were, or were recommended, is in a file of the user's; without one there is no advice."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    run = ("run", "script.py", "-np", "2")
-    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    advice = "`hpctrain verify`"
-    assert [advice in hpctrain(*run, **state).stdout for _ in range(2)] == [True, False]
-    (tmp_path / "file").touch()
-    done = hpctrain(*run, XDG_STATE_HOME=str(tmp_path / "file"))
-    assert done.returncode == 0 and advice not in done.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import make_folder
 from support import needs
 
 _OTHERS = 0o077

@@ -17,8 +17,7 @@ from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import dotted
-from hpctrain.common.files.private import private
-from hpctrain.common.files.regular import read_regular
+from hpctrain.common.files.regular import private, read_regular
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 

@@ -16,7 +16,7 @@ from hpctrain.common.checkpoints.manifest import CheckpointManifest, FileRecord,
 from hpctrain.common.checkpoints.share import CheckpointShare
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.files.disk import disk_error, synchronise_folder
-from hpctrain.common.files.private import make_folder, private
+from hpctrain.common.files.regular import make_folder, private
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import read_model
 from hpctrain.common.run.stopping import RESUMABLE

@@ -22,7 +22,7 @@ import xxhash
 
 from hpctrain.common.checkpoints.manifest import FileRecord
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.private import private
+from hpctrain.common.files.regular import private
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import make_folder
 
 
 def cache_folder(kind: str) -> Path:

@@ -16,7 +16,6 @@ from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, joined, nearest
-from hpctrain.common.files.bounded_yaml import BoundedLoader
 
 Location = tuple[int | str, ...]
 
@@ -41,30 +40,39 @@ LONGEST_FILE = 2**18
 _MOST_FAULTS = 50
 
 
-class _Reader(BoundedLoader):
-    """The decimal numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases,
-    which can be circular or grow without bounds, and tags have no use in these files.
+class _Reader(yaml.SafeLoader):
+    """YAML's safe loader with a bound on nesting, which would exhaust Python's stack, and the decimal numbers of YAML
+    1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases, which can be circular or grow
+    without bounds, and tags have no use in these files.
     """
 
     # Sections within sections, and lists in them: these files have three levels.
-    deepest = 20
+    _deepest = 20
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
         self._kind = kind
-
-    def refusal(self, event: Any) -> str | None:
-        if isinstance(event, yaml.AliasEvent):
-            return f"the alias *{event.anchor} has no place in a {self._kind}"
-        tag = getattr(event, "tag", None)
-        return f"the tag {tag} has no place in a {self._kind}" if tag else None
+        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        node = super().compose_node(parent, index)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if problem := self._refusal(event):
+            raise ComposerError(None, None, problem, event.start_mark)
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
         # PyYAML gives the index of an item, the key of a value, and none of a key.
         if isinstance(parent, yaml.MappingNode) and index is None and isinstance(node, yaml.CollectionNode):
             raise ComposerError(None, None, "a key is one word or number, not a list or mapping", node.start_mark)
         return node
+
+    def _refusal(self, event: Any) -> str | None:
+        """Why the node that begins with ``event`` is not allowed; None if it is."""
+        if isinstance(event, yaml.AliasEvent):
+            return f"the alias *{event.anchor} has no place in a {self._kind}"
+        if tag := getattr(event, "tag", None):
+            return f"the tag {tag} has no place in a {self._kind}"
+        return f"nested more than {self._deepest} deep" if self._depth == self._deepest else None
 
 
 _Reader.yaml_implicit_resolvers = {

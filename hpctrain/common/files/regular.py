@@ -1,4 +1,5 @@
-"""Reads files that others may have written, or put something else in place of: regular files only, within a bound.
+"""Opens files that others may have written, or put something else in place of: regular files only, within a bound; and
+makes files and folders that only their owner can read, whatever the umask.
 
 A pipe or a device in place of a file would be waited for without end. What a shell hands over as a file, as for
 ``--fabric <(scontrol show topology)``, is read all the same.
@@ -121,3 +122,25 @@ def sha256(path: Path) -> tuple[str, int]:
     """The SHA-256 and the size in bytes of a regular file. Raises OSError, see :func:`open_regular`."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+
+
+def make_folder(path: Path, *, exist_ok: bool = True, within: Path | None = None) -> None:
+    """Create a folder for its owner alone, and missing parents likewise.
+
+    One that is there already keeps its mode, as its owner may share it.
+
+    Args:
+        within: a folder above it that has to be there, like a run's directory.
+
+    Raises:
+        OSError: it cannot be made, or is there already and ``exist_ok`` is not set.
+    """
+    for parent in reversed(path.parents):
+        if (within is None or within in parent.parents) and not parent.exists():
+            parent.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=exist_ok)
+
+
+def private(path: str, flags: int) -> int:
+    """An ``opener`` for :func:`open` that makes files readable by their owner only, and follows no link to others."""
+    return open_descriptor(Path(path), flags)

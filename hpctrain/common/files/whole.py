@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import ANOTHER_RUN, disk_error, synchronise_folder
-from hpctrain.common.files.private import private as open_private
+from hpctrain.common.files.regular import private as open_private
 
 _ELSEWHERE = "choose another folder"
 # The number of random digits in a temporary name.

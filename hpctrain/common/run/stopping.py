@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from hpctrain.common.files.private import private
-from hpctrain.common.files.regular import open_regular
+from hpctrain.common.files.regular import open_regular, private
 
 # The exit status of a script, or of a run, that was interrupted and can be resumed.
 RESUMABLE = 4

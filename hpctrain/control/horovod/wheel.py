@@ -18,7 +18,7 @@ import psutil
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.cache import cache_folder
-from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import make_folder
 from hpctrain.common.settings import FINGERPRINT, MPI_PREFIX, PREFIX, RPATH
 from hpctrain.control.horovod import VERSION
 from hpctrain.control.horovod.adapt import adapt

@@ -14,13 +14,12 @@ from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoi
 from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.locks import lock
-from hpctrain.common.files.private import private
-from hpctrain.common.run.directory import RunDirectory, plan_sha256
+from hpctrain.common.files.regular import private
+from hpctrain.common.run.directory import RunDirectory, plan_sha256, resume_command
 from hpctrain.common.run.events import Event, EventsFile, attempts
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StoppedEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records
-from hpctrain.common.run.resuming import resume_command
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.proof import script_sha256
 

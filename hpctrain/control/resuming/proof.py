@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import sha256
-from hpctrain.common.run.directory import RunDirectory, plan_sha256
+from hpctrain.common.run.directory import RunDirectory, plan_sha256, resume_command
 from hpctrain.common.run.events import Event, EventWriter
 from hpctrain.common.run.events.kinds import PlanEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.resuming import resume_command
 
 
 def script_sha256(plan: Plan) -> str | None:

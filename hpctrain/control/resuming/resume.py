@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.common.checkpoints.layout import checkpoint_path
+from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
 from hpctrain.common.checkpoints.reconcile import missing_text
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
-from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.difference import differences
+from hpctrain.common.errors import HpctrainError, joined
+from hpctrain.common.recipes.difference import differences, flat, settings
+from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.recipes.load import mesh_overrides, override_recipe, script_fault_tolerance
 from hpctrain.common.recipes.mesh import parse_mesh
-from hpctrain.common.recipes.requirements import require_ranks
+from hpctrain.common.recipes.requirements import has_folder, require_ranks, shard_folder
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
@@ -24,8 +28,21 @@ from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
 from hpctrain.control.planning.planner import place_plan, sized
 from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_attempt_ended, run_events
-from hpctrain.control.resuming.changes import require_fit
 from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
+
+# Settings that fix the shape of a checkpoint's state, or the data that it is part of the way through.
+_HELD = (
+    "model.name",
+    "model.classes",
+    "model.frozen",
+    *(f"model.{key}" for key in GptSettings.model_fields),
+    "optimizer.name",
+    "data.name",
+    "data.limit",
+    "data.epoch_samples",
+    "data.test_fraction",
+    "data.split_seed",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +184,62 @@ _HINT_CHANGED = (
     "--resume without them continues the run as it is; --accept-changes continues it with what was asked for; "
     "another --run-dir starts anew"
 )
+
+
+def require_fit(directory: RunDirectory, iteration: int, plan: Plan, asked: Mapping[str, Any]) -> None:
+    """Refuse a recipe that cannot be resumed from an iteration's checkpoint, even if the changes are accepted.
+
+    Args:
+        asked: the keys that this resume changes, to tell the user to leave them out.
+    """
+    if plan.recipe is None:
+        return
+    path = checkpoint_path(directory.checkpoints, iteration)
+    manifest, now = read_manifest(path), settings(plan.recipe)
+    saved = flat(manifest.plan.get("recipe") or {})
+    changes = {key: (old, now[key]) for key, old in saved if key in now and now[key] != old}
+    fixed = set(_fixed_keys(manifest, changes, plan.recipe, in_container=plan.start.container is not None))
+    unfit = {key: values for key, values in changes.items() if key in fixed}
+    if not unfit:
+        return
+    hint = "leave that out, or start anew with another --run-dir"
+    if not asked.keys() & unfit.keys():
+        texts = (f"{key}={old if isinstance(old, str) else json.dumps(old)}" for key, (old, _) in unfit.items())
+        hint = resume_command(directory, "--accept-changes", *(word for text in texts for word in ("--set", text)))
+    faults = [
+        HpctrainError(
+            "HT-checkpoint-of-other-value",
+            "{path} is of {key}={old}, and a run with {key}={new} cannot resume from it",
+            path=path,
+            key=key,
+            old=old,
+            new=new,
+        )
+        for key, (old, new) in unfit.items()
+    ]
+    raise joined(faults, hint)
+
+
+def _fixed_keys(
+    manifest: CheckpointManifest, changes: Mapping[str, tuple[Any, Any]], recipe: Recipe, *, in_container: bool
+) -> Iterator[str]:
+    """The keys whose values must be those of the checkpoint, changed or not."""
+    yield from _HELD
+    if "fp16" in changes.get("precision", ()):
+        # The loss scale of fp16 is part of the state.
+        yield "precision"
+    if recipe.data.name == "digits" and recipe.data.split_seed is None:
+        yield "seed"
+    if recipe.epochs < manifest.progress.epoch:
+        yield "epochs"
+    # Data in object storage is compared by the ranks, because a login node may not reach it.
+    if "data.path" in changes and not in_container and has_folder(recipe):
+        # Imported here because it loads NumPy.
+        from hpctrain.common.shards.folders import training_fingerprint
+
+        # The same samples may have moved to another folder.
+        if training_fingerprint(shard_folder(recipe), recipe.data.name) != manifest.progress.samples:
+            yield "data.path"
 
 
 def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tuple[Plan, tuple[str, ...]]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RUNS, RunDirectory
-from hpctrain.common.run.resuming import array_task, task_number
+from hpctrain.common.run.directory import RUNS, RunDirectory, array_task, task_number
 from hpctrain.control.schedulers.jobs import JobState, is_job_id
 from hpctrain.control.schedulers.scheduler import Scheduler, schedulers
 from hpctrain.control.schedulers.submission import scheduler_of, submission_of

@@ -14,12 +14,19 @@ from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import make_folder
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
+from hpctrain.common.run.directory import (
+    RunDirectory,
+    array_task,
+    default_directory,
+    new_directory,
+    read_model,
+    resume_command,
+    write_json,
+)
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.resuming import array_task, resume_command
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 

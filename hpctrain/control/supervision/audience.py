@@ -48,7 +48,6 @@ class Audience:
         show: gets each event as it happens.
         output, errors: get what rank 0 writes to stdout and to stderr as it comes, which may end in the middle of a
             line.
-        shown: whether the user has seen these lines of rank 0's.
         notice: gets what the user has to know now.
         failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
             disk would refuse.
@@ -57,7 +56,6 @@ class Audience:
     show: Callable[[Event], None] = _ignore
     output: Callable[[str], None] = _ignore
     errors: Callable[[str], None] = _ignore
-    shown: Callable[[str], bool] = lambda lines: False
     notice: Callable[[str], None] = _ignore
     failed: Callable[[Failure, RunDirectory], None] = _ignore
 

@@ -64,9 +64,6 @@ class Failure:
         stopped: all ranks saved their state and left, because they were asked to.
         lost_hosts: those that are gone, where that is the cause.
         hint: what the user can do about it, where hpctrain knows.
-        words: those of the rank's own error, which are a part of ``message``.
-        printed: the lines that the rank itself prints of its error, without the module of its type.
-        shown: the user has seen that.
         passing: nothing was started, for a temporary reason.
         refused: hpctrain raised the error on a rank, and another attempt would raise it again.
     """
@@ -83,9 +80,6 @@ class Failure:
     passing: bool = False
     refused: bool = False
     hint: str = ""
-    words: str = ""
-    printed: str = ""
-    shown: bool = False
 
     @property
     def cause(self) -> dict[str, Any]:
@@ -99,28 +93,18 @@ class Failure:
 
     def __str__(self) -> str:
         source = f"the end of {self.log}" if self.log else "printed outside the logs"
-        printed = [f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else []
-        hint = [f"  {self.hint}"] if self.hint else []
-        return "\n".join([self.message, *printed, *hint])
-
-    @property
-    def brief(self) -> str:
-        """The message, without the words of an error that the user has seen, which is what rank 0 prints."""
-        seen = ", as printed above" if self.rank == 0 else ", with the same error as rank 0, printed above"
-        return self.message.replace(f": {self.words}", seen, 1) if self.shown else self.message
+        return self._text([f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else [])
 
     def without_log_of(self, shown: int) -> str:
         """The text, with its code in front, for a reader who has seen all output of rank ``shown``: of its log only the
-        name. An error that was seen is not told again.
+        name.
         """
-        text = str(self)
-        if self.log is not None and (self.shown or self.rank == shown):
-            hint = [f"  {self.hint}"] if self.hint else []
-            text = "\n".join([self.brief, f"  its log: {self.log}", *hint])
-        if self.shown and f"[{self.code}]" in self.printed:
-            return text
         kind = "stopped" if self.status == "resumable" else "error"
+        text = self._text([f"  its log: {self.log}"]) if self.log and self.rank == shown else str(self)
         return f"{kind}[{self.code}]: {text}"
+
+    def _text(self, lines: Sequence[str]) -> str:
+        return "\n".join([self.message, *lines, *([f"  {self.hint}"] if self.hint else [])])
 
 
 def find_failure(
@@ -229,9 +213,7 @@ def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     known = not left and first.exit_code in (2, RESUMABLE)
     code = first.error.code or ("HT-rank-exit" if left else "HT-rank-exception")
     failure = _rank_failure(directory, first, code, f"failed: {cause}", exit_code=first.exit_code if known else 1)
-    message = first.error.message
-    printed = f"hpctrain: error[{code}]: {message}" if first.error.code else message if left else cause
-    return replace(failure, refused=first.error.refused, words=cause, printed=printed)
+    return replace(failure, refused=first.error.refused)
 
 
 def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRecord]) -> Failure | None:

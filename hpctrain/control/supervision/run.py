@@ -175,8 +175,6 @@ class _Attempt:
             first_dead=job.first_dead,
             fault_tolerant=self._rules.fault_tolerant,
         )
-        if failure and failure.printed:
-            failure = replace(failure, shown=self._run.audience.shown(failure.printed))
         return job.never_met if job.never_met and not (failure and failure.lost_hosts) else failure
 
     def explained(self, failure: Failure) -> Failure:

@@ -269,7 +269,7 @@ class Supervisor:
         self._refused.append((time.monotonic(), wanted))
         plan = self._drop_unready_hosts(before, launcher)
         hosts = fold_hosts([host.host for host in plan.hosts])
-        self._notice(f"{failure.brief}; {self._resume_text(further)} as before, on {hosts}")
+        self._notice(f"{failure.message}; {self._resume_text(further)} as before, on {hosts}")
         return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
 
     def _resume_text(self, attempt: Attempt) -> str:
@@ -280,7 +280,7 @@ class Supervisor:
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
         unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
         self._notice(
-            f"{failure.brief}{unanswered}; {self._resume_text(restart.attempt)} with {restart.plan.ranks} of "
+            f"{failure.message}{unanswered}; {self._resume_text(restart.attempt)} with {restart.plan.ranks} of "
             f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
             f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
         )

@@ -250,7 +250,7 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
 
 def _note_limits(verdict: Verdict, found: Comparison, one: _Ran, ranks: _Ran) -> None:
     if ranks.failure and not verdict.equal:
-        reason = (ranks.failure.words or ranks.failure.message).partition("\n")[0]
+        reason = ranks.failure.message.partition("\n")[0]
         if verdict.cause:
             verdict.notes.append(f"the run on ranks failed: {reason}")
         verdict.cause = verdict.cause or reason

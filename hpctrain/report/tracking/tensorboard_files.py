@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpctrain.common.files.private import make_folder, private
+from hpctrain.common.files.regular import make_folder, private
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import make_folder
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import Event, EventsFile, kept
 from hpctrain.common.run.events.kinds import EndEvent

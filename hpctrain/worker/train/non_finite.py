@@ -19,7 +19,7 @@ import numpy as np
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.private import make_folder
+from hpctrain.common.files.regular import make_folder
 from hpctrain.common.recipes.reliability import Numbers
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.run.events import EventWriter

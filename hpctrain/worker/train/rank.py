@@ -26,7 +26,7 @@ from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import missing_extra
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.private import private
+from hpctrain.common.files.regular import private
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory, port_of, read_model
 from hpctrain.common.run.events import EventWriter

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.private import private
-from hpctrain.common.files.regular import open_regular
+from hpctrain.common.files.regular import open_regular, private
 from hpctrain.common.run.events.kinds import CheckpointEvent, Event, LogEvent, OtherEvent, StepEvent
 from hpctrain.common.run.events.lines import LONGEST_LINE, line_of
 from hpctrain.common.run.events.reader import EventsFile, attempts, intact_length

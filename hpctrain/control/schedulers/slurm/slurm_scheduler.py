@@ -8,8 +8,7 @@ from pathlib import Path
 from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.resuming import array_task
+from hpctrain.common.run.directory import RunDirectory, array_task
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.files.private import private
-from hpctrain.common.files.regular import open_regular, read_regular, read_text
+from hpctrain.common.files.regular import open_regular, private, read_regular, read_text
 from hpctrain.common.files.whole import write_whole
 from support.refusals import refused
 

@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.resuming import resume_command
+from hpctrain.common.run.directory import RunDirectory, resume_command
 
 _NAMES = st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in name).map(os.fsdecode)
 
