@@ -11,7 +11,7 @@ import typer
 from hpctrain.cli.options import AsJson, NamedHosts, with_groups
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
-from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.files.printable import json_text
 from hpctrain.report.output import answer, tell, terminal
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure what training costs on this machine.")

@@ -13,8 +13,7 @@ import typer
 from hpctrain.cli.options import AsJson, HostNames, with_groups
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
-from hpctrain.common.files.printable import shell_word
-from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.files.printable import json_text, shell_word
 from hpctrain.report.output import answer
 
 if TYPE_CHECKING:

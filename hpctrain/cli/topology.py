@@ -233,7 +233,7 @@ def _crowded(ranks: int) -> list[str]:
 
 
 def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
-    from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
+    from hpctrain.control.hosts.arrange import FLAT, find_fabric
 
     fabric, known_from = find_fabric(options, names)
     if known_from != FLAT:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hpctrain.cli.training_options import WorkOptions
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.recipes.entries import find
 from hpctrain.common.recipes.load import load_recipe, override_recipe, script_fault_tolerance
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh

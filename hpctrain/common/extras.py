@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from hpctrain.common.errors import HpctrainError
@@ -23,6 +24,9 @@ MODULES = {
     "huggingface": ("accelerate", "transformers"),
 }
 
+MLFLOW_SERVER = "MLFLOW_TRACKING_URI"
+"""The variable that MLflow's own programs read. An address can hold a password, so no file of a run may contain it."""
+
 # These extras include the extra `train`.
 _BRING_TRAIN = {"torch", "keras", "imagenet", "lightning", "huggingface"}
 
@@ -37,6 +41,35 @@ def require(*extras: str) -> None:
     if any(missing.values()):
         names = [name for found in missing.values() for name in found]
         raise _error(names, [extra for extra, found in missing.items() if found])
+
+
+def require_trackers(trackers: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to begin a run whose curves could never reach their tracker.
+
+    A server that does not answer now is no reason to refuse: it may get everything later.
+
+    Raises:
+        HpctrainError: a tracker's package is not installed, or no server is named.
+    """
+    # A tracker without an extra of its own comes with the frameworks.
+    require(*(name for name in trackers if name in MODULES))
+    if "mlflow" in trackers:
+        require_server(environment)
+
+
+def require_server(environment: Mapping[str, str] = os.environ) -> str:
+    """The address of the MLflow server.
+
+    Raises:
+        HpctrainError: the environment does not name it.
+    """
+    if address := environment.get(MLFLOW_SERVER):
+        return address
+    raise HpctrainError(
+        "HT-tracking-no-server",
+        "tracking: mlflow needs the address of a server",
+        f"export {MLFLOW_SERVER}=http://HOST:PORT",
+    )
 
 
 def missing_extra(error: ModuleNotFoundError) -> HpctrainError | None:

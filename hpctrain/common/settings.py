@@ -112,13 +112,6 @@ HOST_TIMEOUT = Setting(
     default=45,
     purpose="How long a host may be silent before it is lost.",
 )
-HOST_INTERVAL = Setting(
-    name="HPCTRAIN_HOST_INTERVAL",
-    valid=f"a whole number of seconds from 1 to {_LONGEST_SECONDS}",
-    parse=_whole(1, _LONGEST_SECONDS),
-    default=30,
-    purpose="How often an elastic run checks whether hosts that it lost, or that were added, can take part.",
-)
 PARAMETER_SERVERS = Setting(
     name="HPCTRAIN_PARAMETER_SERVERS",
     valid="a number of ranks above 0",

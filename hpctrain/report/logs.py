@@ -15,7 +15,7 @@ from hpctrain.common.files.disk import matching, reading
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
-from hpctrain.common.run.events.lines import LONGEST_LINE
+from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.streams import Streams
 from hpctrain.control.schedulers.find_run import FoundRun
 from hpctrain.control.supervision.follow import Tail

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpctrain.common.files.printable import printable
-from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.files.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -30,7 +29,7 @@ def answer(text: object, *, end: str = "\n") -> None:
 
 
 def answer_json(value: Any) -> None:
-    """Print an answer of a command for programs, as :func:`hpctrain.common.files.utf8.json_text` writes it."""
+    """Print an answer of a command for programs, as :func:`hpctrain.common.files.printable.json_text` writes it."""
     answer(json_text(value, indent=2))
 
 

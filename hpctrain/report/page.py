@@ -15,8 +15,7 @@ from markupsafe import Markup
 from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.printable import printable, shortened
-from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.files.printable import encodable, printable, shortened
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.recipes.difference import flat
 from hpctrain.common.recipes.keys import used_values

@@ -16,8 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.events.kinds import DamagedEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.processes import works_in
-from hpctrain.common.run.records import read_records
+from hpctrain.common.run.records import read_records, works_in
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
 from hpctrain.control.schedulers.jobs import JobState

@@ -1,4 +1,4 @@
-"""An elastic run goes on with hosts that were lost and are back, and with new ones."""
+"""Restarts of an elastic run take in hosts that were lost and are back, and new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.hosts.local_hosts import LocalHosts
 
 torch = pytest.importorskip("torch")
 
-_VARIABLES = {"HPCTRAIN_HOST_TIMEOUT": "8", "HPCTRAIN_HOST_INTERVAL": "1"}
+_VARIABLES = {"HPCTRAIN_HOST_TIMEOUT": "8"}
 _SAMPLES, _BATCH, _SEED = 1437, 64, 7
 
 
@@ -65,29 +65,28 @@ def started(hosts: LocalHosts, folder: Path, *words: str) -> Iterator[Run]:
 
 @pytest.mark.long
 def test_hosts_come_go_and_come_back(hosts: LocalHosts, tmp_path: Path):
-    """h3 is off at the beginning and boots, h2 is lost and boots again, h4 is added to the hostfile."""
+    """h3 is off at the beginning and boots, h2 is lost and boots again, h3 is lost, and h4 is added to the hostfile."""
     hostfile = tmp_path / "hosts.txt"
     hostfile.write_text("h1\nh2\nh3\n")
     hosts.kill("h3")
     with started(hosts, tmp_path, "digits", "--set", "checkpoints.every_steps=5", "--set", "epochs=6") as run:
 
         def saved() -> bool:
-            """Whether the newest attempt has a checkpoint; without one it got nowhere, and is taken back."""
+            """Whether the newest attempt has a checkpoint."""
             kinds = [event["event"] for event in run.events()]
             return "checkpoint" in kinds[len(kinds) - kinds[::-1].index("start") :]
 
-        run.wait("it begins without h3", lambda: run.starts() == [("h1", "h2")])
+        run.wait("it begins without h3", lambda: run.starts() == [("h1", "h2")] and saved())
         hosts.boot("h3")
-        run.wait("h3 joins", lambda: run.starts()[1:] == [("h1", "h2", "h3")])
-        run.wait("it goes on", saved)
         hosts.kill("h2")
-        run.wait("it goes on without h2", lambda: run.starts()[2:] == [("h1", "h3")])
+        run.wait("it goes on with h3 and without h2", lambda: run.starts()[1:] == [("h1", "h3")])
+        run.wait("it goes on", saved)
         hostfile.write_text("h1\nh2\nh3\nh4\n")
         hosts.boot("h2")
-        run.wait("h2 and h4 join", lambda: set(run.starts()[-1]) == {"h1", "h2", "h3", "h4"})
+        hosts.kill("h3")
+        run.wait("h2 and h4 join", lambda: set(run.starts()[-1]) == {"h1", "h2", "h4"})
         run.end()
     assert "h3 does not answer ssh" in run.said
-    assert "h3 joins" in run.said
     # As a host, as a rank on it or as one that gives no answer, whichever is noticed first.
     assert re.search(r"\bh2\b.*; resuming", run.said), run.said
     # As if nothing had been: each sample once an epoch, in the order of the recipe.
@@ -154,11 +153,10 @@ def test_a_script_goes_on_with_the_hosts_that_there_are(hosts: LocalHosts, tmp_p
     with started(hosts, tmp_path, "script.py") as run:
         run.wait("it begins", lambda: (tmp_path / "state.pt").exists())
         hostfile.write_text("h1\nh2\nh3\n")
-        run.wait("h3 joins", lambda: run.starts()[1:] == [("h1", "h2", "h3")])
+        hosts.kill("h2")
+        run.wait("it goes on with h3 and without h2", lambda: run.starts()[1:] == [("h1", "h3")])
         before = len(epochs())
         run.wait("it goes on", lambda: len(epochs()) > before)
-        hosts.kill("h2")
-        run.wait("it goes on without h2", lambda: run.starts()[2:] == [("h1", "h3")])
         (tmp_path / "enough").touch()
         run.end()
     assert [epoch for epoch, *_ in epochs()] == list(range(1, len(epochs()) + 1))

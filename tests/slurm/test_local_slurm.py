@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpctrain.control.hosts.fabric_sources import known_fabric
+from hpctrain.control.hosts.arrange import known_fabric
 from support.launching import Launch
 from support.slurm import local_slurm
 from support.slurm.local_slurm import LocalSlurm, Settings, SlurmError

@@ -33,8 +33,8 @@ class FaultTolerance(Section):
     )
     grow: bool = Field(
         False,
-        description="after the next checkpoint, or once a script has stopped, continue with hosts that were lost and "
-        "answer again, and with those that were added to the hostfile; start without those that do not answer",
+        description="begin each attempt with all hosts that answer: those that were lost and are back, and those that "
+        "were added to the hostfile",
     )
     min_ranks: Count = Field(1, description="with fewer left, the run saves its state and ends resumably")
     max_ranks: Count | None = Field(

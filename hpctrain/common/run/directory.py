@@ -38,9 +38,8 @@ from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, joined
 from hpctrain.common.files.disk import disk_error, reading
-from hpctrain.common.files.printable import dotted, shell_word
+from hpctrain.common.files.printable import dotted, json_text, shell_word
 from hpctrain.common.files.regular import make_folder, private, read_regular
-from hpctrain.common.files.utf8 import json_text
 from hpctrain.common.files.whole import remove_leftovers, write_whole
 
 Model = TypeVar("Model", bound=BaseModel)

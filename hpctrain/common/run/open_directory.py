@@ -23,7 +23,7 @@ class HeldDirectory:
 
     ``named`` is the directory under the name that it had at first.
 
-    That it is open also shows that the process belongs to the run (see :mod:`hpctrain.common.run.processes`).
+    That it is open also shows that the process belongs to the run (see :mod:`hpctrain.common.run.records`).
 
     Raises:
         HpctrainError: it cannot be opened.

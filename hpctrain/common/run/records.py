@@ -1,4 +1,9 @@
-"""The record that each rank keeps of itself, which the launcher and the report read."""
+"""The record that each rank keeps of itself, which the launcher and the report read, and the processes of a run.
+
+The files of a run directory can be damaged, or come from somebody else, with the number of any process in them. What a
+file says is therefore only where to look: a process belongs to a run if it is this user's and holds the run's directory
+open, as the launcher and every rank do. A directory has no second name, so nobody else can make a process appear to.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,6 @@ from pydantic import BaseModel
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import matching
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
-from hpctrain.common.run.processes import works_in
 from hpctrain.common.run.value_types import Count, Seconds, Text
 
 LOST_CONNECTION = re.compile(r"Connection (?:reset|closed) by peer|Broken pipe")
@@ -79,9 +83,36 @@ class RankRecord(BaseModel):
         return living_process(self.host, self.pid, self.started)
 
     def own_process(self, directory: RunDirectory) -> psutil.Process | None:
-        """The same, if it proves to be the run's (see :mod:`hpctrain.common.run.processes`)."""
+        """The same, if it proves to be the run's (see :func:`works_in`)."""
         process = self.process()
         return process if process and works_in(process, directory.path) else None
+
+
+def processes_with(*words: str) -> list[int]:
+    """The numbers of this host's processes, of all users, whose command lines have all of these words."""
+    named = (process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"])
+    return [process.pid for process in named if set(words) <= set(process.info["cmdline"])]
+
+
+def works_in(process: psutil.Process, path: Path) -> bool:
+    """Whether a process is this user's and holds the run directory ``path`` open; False where that cannot be seen."""
+    try:
+        wanted = path.stat()
+        if process.uids().real != os.getuid():
+            return False
+        descriptors = [*Path(f"/proc/{process.pid}/fd").iterdir()]
+    except (OSError, psutil.Error):
+        return False
+    return any(_is(descriptor, wanted) for descriptor in descriptors)
+
+
+def _is(descriptor: Path, wanted: os.stat_result) -> bool:
+    try:
+        found = descriptor.stat()
+    except OSError:
+        # The descriptor was closed meanwhile.
+        return False
+    return (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
 
 
 def living_process(host: str, pid: int, at: float) -> psutil.Process | None:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.common.cluster.node_map import NodeMap
+from hpctrain.common.cluster.programs import program_output
 from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.recipes.requirements import require_ranks
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Script
-from hpctrain.control.hosts.fabric_sources import FLAT, given_fabric, known_fabric
 from hpctrain.control.hosts.hostfile import read_hostfile
 from hpctrain.control.planning.mesh_plan import mesh_work
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.topology.names import is_guid, managers
+from hpctrain.control.topology.readers import slurm
+from hpctrain.control.topology.readers.slurm import Choice
+from hpctrain.control.topology.records import SwitchGroup
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric
 
+FLAT = "unknown, taken to be flat"
+_LISTED = "scontrol show topology"
 _ALLOCATED = "SLURM_JOB_NODELIST"
 # Slurm writes 2(x3),1 for 2, 2, 2 and 1.
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
@@ -216,3 +221,66 @@ def _tasks(allocation: Mapping[str, str]) -> list[int]:
         return []
     found = _TASKS.findall(allocation.get("SLURM_TASKS_PER_NODE", ""))
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+
+
+def find_fabric(options: HostOptions, hosts: Sequence[str]) -> KnownFabric:
+    """The fabric of :func:`given_fabric` or :func:`known_fabric`."""
+    fabric = given_fabric(options, hosts)
+    return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts)
+
+
+def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
+    """The fabric of the file that ``options`` name, with its forwarding tables; None without a file.
+
+    Args:
+        hosts: the run's hosts that are known so far; of several topologies in the file, the one with them is taken.
+
+    Raises:
+        HpctrainError: the file cannot be read, or there are tables or a topology's name but no file.
+    """
+    if options.fabric is not None:
+        # Imported here because it loads NumPy.
+        from hpctrain.control.topology.build import read_fabric
+
+        return read_fabric(options.fabric, options.routes, choice=Choice(name=options.topology, hosts=hosts))
+    if options.routes is not None:
+        raise HpctrainError(
+            "HT-option-needs-another",
+            "--routes {routes}: forwarding tables alone do not say what is cabled to what",
+            "name the output of ibnetdiscover with --fabric",
+            routes=options.routes,
+        )
+    if options.topology is not None:
+        raise HpctrainError(
+            "HT-option-needs-another",
+            "--topology {topology} is one of a file",
+            "name the file with --fabric",
+            topology=options.topology,
+        )
+    return None
+
+
+def known_fabric(hosts: Sequence[str]) -> KnownFabric:
+    """The fabric that can be known without a file, and where from: ``scontrol show topology``, else :data:`FLAT`, one
+    switch for all hosts.
+
+    What scontrol prints is skipped with a warning where it cannot be read or lacks one of the run's hosts, because the
+    user did not ask for it.
+    """
+    # Imported here because it loads NumPy, which a run on one host does not need.
+    from hpctrain.control.topology.build import build_fabric
+
+    flat = build_fabric([SwitchGroup(name="flat", hosts=tuple(hosts), where="the hosts of the run")])
+    # One host needs no fabric, and scontrol takes time to answer.
+    tree = program_output(*_LISTED.split()) if len(hosts) > 1 else ""
+    # Slurm without a topology plugin prints no switches.
+    if "Name=" not in tree:
+        return KnownFabric(flat, FLAT)
+    try:
+        fabric = build_fabric(slurm.read(tree, _LISTED, Choice(hosts=hosts)))
+    except HpctrainError as error:
+        return KnownFabric(replace(flat, warnings=(f"{_LISTED} is not used: {error.message}", *flat.warnings)), FLAT)
+    if unknown := [host for host in hosts if host not in fabric.hosts]:
+        warning = counted(f"{_LISTED} is not used: hosts that it lacks", unknown)
+        return KnownFabric(replace(flat, warnings=(warning, *flat.warnings)), FLAT)
+    return KnownFabric(fabric, _LISTED)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from hpctrain.common.checkpoints.find import require_whole
 from hpctrain.common.checkpoints.manifest import read_manifest
+from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.run.plan import Plan
@@ -33,29 +34,11 @@ def export(checkpoint: Path, out: Path) -> int:
     require_whole(checkpoint)
     _require_fit(checkpoint, out)
     paths = [str(checkpoint.absolute()), str(out.absolute())]
-    command = [sys.executable, "-P", "-m", "hpctrain.worker.train.export", *paths]
     # Writing a model needs no GPU, and other work may use it.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
-    try:
-        done = subprocess.run(
-            command,
-            check=False,
-            env={**os.environ, **quiet},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HpctrainError(
-            "HT-export-failed",
-            "{out} was not written within {seconds:g} s",
-            exit_code=1,
-            out=out,
-            seconds=_LIMIT_SECONDS,
-        ) from error
-    return _parameters(done, out)
+    module = ("-P", "-m", "hpctrain.worker.train.export", *paths)
+    environment = {**os.environ, **quiet}
+    return _parameters(run_program(sys.executable, *module, seconds=_LIMIT_SECONDS, environment=environment), out)
 
 
 def _require_fit(checkpoint: Path, out: Path) -> None:

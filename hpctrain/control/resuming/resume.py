@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,19 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.hosts.arrange import are_given, arrange
-from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
+from hpctrain.control.hosts.arrange import are_given, arrange, full_slots, named_hosts
 from hpctrain.control.planning.planner import place_plan, sized
-from hpctrain.control.resuming.attempts import Attempt, is_done, next_attempt, require_attempt_ended, run_events
-from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
+from hpctrain.control.resuming.attempts import (
+    Attempt,
+    changed_script,
+    is_done,
+    next_attempt,
+    replace_plan,
+    require_attempt_ended,
+    require_own_plan,
+    run_events,
+    script_sha256,
+)
 
 # Settings that fix the shape of a checkpoint's state, or the data that it is part of the way through.
 _HELD = (
@@ -273,7 +282,7 @@ def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tupl
     )
     if unplaced.elastic and unplaced.hosts and ranks is None and are_given(unplaced.host_options):
         given = given_hosts(unplaced)
-        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, given, {}), machine)
+        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, {}), machine)
     else:
         arranged, warnings = arrange(
             unplaced.host_options, machine.host, unplaced.ranks, work=plan.recipe or plan.script
@@ -321,6 +330,43 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     begun = plan.begun_ranks or plan.ranks
     other = plan.model_copy(update={"ranks": ranks, "begun_ranks": None if ranks == begun else begun})
     return place_plan(other, arranged, machine), warnings
+
+
+def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """The hosts that a run may use now, with the slots of each, in the order in which they are named.
+
+    The hostfile is read again, since it may have changed. Where no slots are given, a new host gets as many as the
+    plan's largest host has.
+
+    Raises:
+        HpctrainError: the hostfile cannot be read.
+    """
+    named, known = named_hosts(plan.host_options, environment), plan.ranks_of_hosts
+    if named is None:
+        return known
+    return full_slots(named.hosts) or {name: known.get(name, max(known.values())) for name in named.hosts}
+
+
+def chosen_hosts(plan: Plan, given: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """The hosts that an elastic run should use, with the ranks of each, in the order given.
+
+    Args:
+        given: the hosts that may be used, with their slots.
+        now: the present hosts with their ranks, which keep them.
+    """
+    order = sorted(given, key=lambda name: name not in now)[: plan.host_options.nodes]
+    most = plan.fault_tolerance.max_ranks
+    if most is None and plan.host_options.hostfile is None:
+        # A list of hosts and -np fix the number of ranks; a hostfile can grow.
+        most = max(plan.begun_ranks or plan.ranks, len(order))
+    chosen = dict.fromkeys(order, 0)
+    # Present ranks are counted first, so that none is moved to make room for a new host.
+    for slots in (now, given):
+        for name in order:
+            free = sum(given.values()) if most is None else most - sum(chosen.values())
+            wanted = min(given[name], slots.get(name, 0)) - chosen[name]
+            chosen[name] += max(0, min(wanted, free))
+    return {name: chosen[name] for name in given if chosen.get(name)}
 
 
 def _one_host_source(changes: Mapping[str, Any]) -> dict[str, Any]:

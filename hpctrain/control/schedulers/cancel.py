@@ -15,8 +15,7 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
-from hpctrain.common.run.processes import works_in
-from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records
+from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records, works_in
 from hpctrain.common.run.stopping import CANCELLED, ask
 from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
 from hpctrain.control.schedulers.submission import scheduler_of

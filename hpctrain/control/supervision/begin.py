@@ -13,6 +13,7 @@ from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.cluster.launcher import in_pod, pod_index
 from hpctrain.common.cluster.machine import Machine, as_if_installed, this_machine
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require_trackers
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
@@ -26,7 +27,6 @@ from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.pods import take_part
 from hpctrain.control.supervision.start import available_launcher, require_packages, require_weights
-from hpctrain.control.supervision.trackers import require_trackers
 
 
 def begin_or_resume(request: TrainingRequest, output: Output, *, resume: bool) -> int:

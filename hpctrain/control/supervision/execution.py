@@ -18,8 +18,7 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import choose_launcher, needs_proof
-from hpctrain.control.resuming.attempts import Attempt, is_done, run_events
-from hpctrain.control.resuming.proof import replace_plan, script_sha256
+from hpctrain.control.resuming.attempts import Attempt, is_done, replace_plan, run_events, script_sha256
 from hpctrain.control.supervision.audience import ReadyRun, Summary
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted
@@ -65,7 +64,9 @@ class Execution(LiveRun):
             if isinstance(further, Failure):
                 failure = further
                 break
-            self._record_restart(further, failure)
+            with EventWriter(self.directory.events) as events:
+                events.emit(FaultEvent(**failure.cause))
+            replace_plan(self.directory, further.plan)
             plan, attempt, found = further.plan, further.attempt, further.launcher
             if script_sha256(plan) != script:
                 self.audience.notice(f"warning: {plan.title} is not what it was in the last attempt")
@@ -112,10 +113,8 @@ class Execution(LiveRun):
             return lost_directory(self.held, fate)
         try:
             self._record_begin(attempt)
-            with supervisor.watching(plan, launcher) as leave:
-                ready = ReadyRun(plan=plan, machine=self.machine, launcher=launcher, attempt=attempt)
-                audience = replace(self.audience, show=show)
-                failure = run_attempt(ready, replace(self, audience=audience), leave)
+            ready = ReadyRun(plan=plan, machine=self.machine, launcher=launcher, attempt=attempt)
+            failure = run_attempt(ready, replace(self, audience=replace(self.audience, show=show)))
         except Exception as error:
             if isinstance(error, HpctrainError) and (fate := self.held.fate()):
                 return lost_directory(self.held, fate)
@@ -154,13 +153,6 @@ class Execution(LiveRun):
             for path in attempt.missing:
                 events.emit(DamagedEvent(path=path.name, fault=GONE, kept_as=None))
                 self.audience.notice(f"warning: {missing_text(path, attempt.iteration)}")
-
-    def _record_restart(self, restart: Restart, failure: Failure) -> None:
-        # Not a fault if the ranks left for other hosts: their stopped event is already recorded.
-        if not failure.stopped:
-            with EventWriter(self.directory.events) as events:
-                events.emit(FaultEvent(**failure.cause))
-        replace_plan(self.directory, restart.plan)
 
     def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
         """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""

@@ -16,8 +16,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
-from hpctrain.common.run.events.lines import LONGEST_LINE
-from hpctrain.common.run.events.reader import count_lines
+from hpctrain.common.run.events.reader import LONGEST_LINE, count_lines
 from hpctrain.common.run.streams import Streams
 from hpctrain.control.supervision.audience import Audience
 
@@ -91,32 +90,30 @@ class Follower:
     """Passes on a run's events and rank 0's output as they appear, without those of earlier attempts.
 
     What could not be read is a notice, once for each file.
+
+    Args:
+        named: the run's directory as messages name it, where ``directory`` is its descriptor.
     """
 
-    def __init__(self, directory: RunDirectory, audience: Audience) -> None:
+    def __init__(self, directory: RunDirectory, audience: Audience, named: RunDirectory | None = None) -> None:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
         self._streams = Streams()
-        self._path = directory.events
         # The line number of the last event that was read or skipped, from 1, for error messages.
-        self._number = count_lines(self._path)
+        self._number = count_lines(directory.events)
+        self._named = named or directory
         self._audience = audience
-        self._said: set[str] = set()
-
-    def move_to(self, directory: RunDirectory) -> None:
-        """Go on with the same files in a directory that was moved."""
-        self._path = directory.events
-        self._events.path, self._log.path = directory.events, directory.log(0)
+        self._said: set[object] = set()
 
     def advance(self, *, last: bool = False) -> None:
         """Pass on what is new; ``last`` says that no more will be written."""
-        while text := self._read("rank 0's output", lambda: self._log.text(at_most=_LOOK_BYTES), patient=last):
+        while text := self._read(self._named.log(0), lambda: self._log.text(at_most=_LOOK_BYTES), patient=last):
             for is_stderr, part in self._streams.divide(text):
                 (self._audience.errors if is_stderr else self._audience.output)(part)
             if not last:
                 break
         # The last line is read only when complete: a crash can cut an event short.
-        while lines := self._read("the events", lambda: self._events.lines(at_most=_LOOK_BYTES), patient=last):
+        while lines := self._read(self._named.events, lambda: self._events.lines(at_most=_LOOK_BYTES), patient=last):
             for line in lines:
                 self._pass_on(line)
             if not last:
@@ -125,13 +122,13 @@ class Follower:
     def _pass_on(self, line: bytes) -> None:
         self._number += 1
         try:
-            event = parse_event(line, f"{self._path}:{self._number}")
+            event = parse_event(line, f"{self._named.events}:{self._number}")
         except HpctrainError as error:
             self._say_once("an event", f"{error.message}; it is passed over")
         else:
             self._audience.show(event)
 
-    def _read(self, what: str, read: Callable[[], _New], *, patient: bool) -> _New | None:
+    def _read(self, path: Path, read: Callable[[], _New], *, patient: bool) -> _New | None:
         tries = _LAST_TRIES if patient else 1
         for number in range(tries):
             if number:
@@ -139,10 +136,10 @@ class Follower:
             try:
                 return read()
             except OSError as error:
-                self._say_once(what, f"cannot read {error.filename or self._path}: {error.strerror}; the run goes on")
+                self._say_once(path, f"cannot read {path}: {error.strerror}; the run goes on")
         return None
 
-    def _say_once(self, what: str, problem: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            self._audience.notice(f"warning: {what}: {problem}")
+    def _say_once(self, subject: object, problem: str) -> None:
+        if subject not in self._said:
+            self._said.add(subject)
+            self._audience.notice(f"warning: {problem}")

@@ -72,7 +72,7 @@ if hpctrain.__version__ == {hpctrain.__version__!r}:
     from dataclasses import asdict
     from hpctrain.common.cluster.interfaces import read_interfaces
     from hpctrain.common.cluster.machine import versions
-    from hpctrain.common.run.processes import processes_with
+    from hpctrain.common.run.records import processes_with
     answer.update(interfaces=[asdict(one) for one in read_interfaces()], versions=versions())
     end = time.monotonic() + 8
     while (busy := processes_with({TRAIN!r}, sys.argv[1]) if sys.argv[1] else []) and time.monotonic() < end:
@@ -115,7 +115,6 @@ def ask_hosts(
     folder: Path,
     paths: Sequence[Path],
     own: Sequence[str],
-    ended: threading.Event | None = None,
 ) -> dict[str, Answer]:
     """The answers of hosts, all asked at once.
 
@@ -123,9 +122,8 @@ def ask_hosts(
         hosts: those to ask, and whether each is this machine, which needs no ssh.
         paths: absolute paths that all of them have to see.
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
-        ended: ends the questions where another thread sets it; a host that had not answered counts as not reached.
     """
-    ended = ended or threading.Event()
+    ended = threading.Event()
 
     def ask(host: str) -> Answer:
         # This host is not asked for busy ranks: they are seen without a question, and its launcher may be among them.

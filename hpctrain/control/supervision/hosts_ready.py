@@ -7,10 +7,9 @@ import re
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import hpctrain
@@ -20,7 +19,7 @@ from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import nearest_existing, temporary_folder
-from hpctrain.common.run.plan import Plan, Slots
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, require_interface
 from hpctrain.control.launchers.command import Launcher, Torchrun
@@ -35,7 +34,6 @@ from hpctrain.control.supervision.host_questions import (
     other_agent,
     own_addresses,
     resolves_to_loopback,
-    silent_hosts,
 )
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
@@ -53,17 +51,6 @@ _TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
 
 class UnfitHostsError(HpctrainError):
     """Ranks cannot start on some ``hosts``; the exit code is 1 where every fault may be temporary."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Survey:
-    """The answers of a plan's hosts, and the faults that keep ranks from starting on some of them.
-
-    The sentence of a fault is worded to follow the names of hosts.
-    """
-
-    answers: Mapping[str, Answer]
-    faults: Mapping[str, HpctrainError]
 
 
 def await_names(
@@ -115,13 +102,12 @@ def ready_hosts(
     """
     if isinstance(launcher, Torchrun) and in_pod(environment):
         await_names([host.host for host in plan.hosts], notice=notice)
-    survey = _survey(plan, launcher, folder, environment)
-    if survey is None:
+    answers = _answers(plan, launcher, folder, environment)
+    if not answers:
         return plan
-    _require_no_fault(survey.faults)
-    for warning in _differences(survey.answers):
+    for warning in _differences(answers):
         notice(f"warning: {warning}")
-    networks = _networks(plan, survey.answers, environment)
+    networks = _networks(plan, answers, environment)
     if networks.note:
         notice(networks.note)
     return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
@@ -149,49 +135,10 @@ def drop_unready_hosts(run: ReadyRun, folder: Path, *, notice: Callable[[str], N
                 notice(f"warning: {warning}")
 
 
-def joinable_hosts(
-    run: ReadyRun,
-    names: Sequence[str],
-    folder: Path,
-    ended: threading.Event,
-    environment: Mapping[str, str] = os.environ,
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The hosts on which ranks of a plan can start, and what keeps them from it on others that answer.
-
-    In a Slurm job srun asks them. Where another program than ssh starts the ranks, no host can be asked.
-
-    Args:
-        names: hosts that are not in the plan.
-        ended: ends the questions where another thread sets it.
-
-    Raises:
-        HpctrainError: a host's name is this one's, or no folder can be made for what is asked.
-    """
-    launcher = run.launcher
-    asked = run.plan.model_copy(update={"hosts": tuple(Slots(host=name, slots=1) for name in names)})
-    if in_allocation(environment):
-        silent = silent_hosts(asked, launcher, run.machine, environment, lost=names)
-        return tuple(name for name in names if name not in silent), {}
-    if not _reached_by_ssh(run.plan, launcher, environment) or shutil.which("ssh") is None:
-        return (), {}
-    survey = _survey(asked, launcher, folder, environment, ended)
-    if survey is None:
-        # Only this host was named, and it needs no ssh.
-        return tuple(names), {}
-    wrong = {host: fault.message for host, fault in survey.faults.items() if survey.answers[host].reached}
-    return tuple(name for name in names if name not in survey.faults), wrong
-
-
-def _survey(
-    plan: Plan,
-    launcher: Launcher | None,
-    folder: Path,
-    environment: Mapping[str, str],
-    ended: threading.Event | None = None,
-) -> _Survey | None:
-    """Ask the hosts of a plan; None where they cannot or need not be asked."""
+def _answers(plan: Plan, launcher: Launcher | None, folder: Path, environment: Mapping[str, str]) -> dict[str, Answer]:
+    """The answers of a plan's hosts, on all of which ranks can start; empty where they cannot or need not be asked."""
     if not _reached_by_ssh(plan, launcher, environment):
-        return None
+        return {}
     addresses = addresses_of([host.host for host in plan.hosts])
     interfaces = list(read_interfaces())
     own = {address for one in interfaces for address in one.addresses}
@@ -206,14 +153,15 @@ def _survey(
             address=address,
         )
     if all(here.values()) or shutil.which("ssh") is None:
-        return None
+        return {}
     elsewhere = "name a folder that all hosts share with --run-dir"
     with temporary_folder(".hpctrain-hosts-", nearest_existing(folder), elsewhere) as probe:
         paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
         ways = () if _has_ports(plan, environment) else own_addresses(interfaces)
-        answers = ask_hosts(plan, here, folder, paths, ways, ended)
+        answers = ask_hosts(plan, here, folder, paths, ways)
     faults = {host: _fault(plan, host, answer, folder, paths) for host, answer in answers.items()}
-    return _Survey(answers=answers, faults={host: fault for host, fault in faults.items() if fault})
+    _require_no_fault({host: fault for host, fault in faults.items() if fault})
+    return answers
 
 
 def _reached_by_ssh(plan: Plan, launcher: Launcher | None, environment: Mapping[str, str]) -> bool:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.open_directory import HeldDirectory
-from hpctrain.common.run.plan import Plan, Stop
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, reason_in
 from hpctrain.common.settings import TIMEOUT
@@ -40,52 +38,11 @@ class LiveRun:
         return self.held.named
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankRules:
-    """What is expected of the ranks of a run, and how they are stopped.
-
-    Attributes:
-        ranks: how many have to record that they are done.
-        stoppable: they stop at any signal; otherwise at those that ask for it, and at others if their records say so.
-        resumable: the run can be resumed though no rank shows that it can stop.
-        fault_tolerant: they go on without one that died, and say so in its record.
-        meet_seconds: how long each waits at most for the next to begin, and for all to meet; None for no limit.
-    """
-
-    ranks: int
-    stop: Stop = field(default_factory=Stop)
-    stoppable: bool = False
-    resumable: bool = False
-    fault_tolerant: bool = False
-    meet_seconds: float | None = None
-
-    @classmethod
-    def of(cls, plan: Plan) -> RankRules:
-        """The rules of a plan's ranks."""
-        return cls(
-            ranks=plan.processes,
-            stop=plan.stop,
-            stoppable=plan.recipe is not None,
-            # Asking for restarts declares the script resumable.
-            resumable=plan.restarts > 0,
-            fault_tolerant=plan.fault_tolerant,
-            # A script may do anything before its ranks meet, so only recipes have a limit.
-            meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
-        )
-
-
-def run_ranks(
-    command: Command,
-    run: LiveRun,
-    rules: RankRules,
-    start: StartEvent,
-    leave: Callable[[], str | None] = lambda: None,
-) -> Failure | None:
+def run_ranks(command: Command, run: LiveRun, plan: Plan, start: StartEvent) -> Failure | None:
     """Run a command to its end; none of its processes is alive when this returns.
 
     Args:
-        run: its directory holds its plan.
-        leave: says why the ranks are to save their state and leave; None while they are not.
+        run: its directory holds the plan.
 
     Returns:
         None if every rank that was not lost on the way is done, else the first cause that is known.
@@ -94,23 +51,23 @@ def run_ranks(
         HpctrainError: the program cannot be started.
     """
     with EventWriter(run.directory.events) as events:
-        follower = Follower(run.directory, run.audience)
+        follower = Follower(run.held.work, run.audience, run.directory)
         events.emit(start)
     job = RunningJob(
         command.start(),
         run.held,
         run.interrupts,
-        ranks=rules.ranks,
-        fault_tolerant=rules.fault_tolerant,
-        meet_seconds=rules.meet_seconds,
+        ranks=plan.processes,
+        fault_tolerant=plan.fault_tolerant,
+        # A script may do anything before its ranks meet, so only recipes have a limit.
+        meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
         notice=run.audience.notice,
     )
-    attempt = _Attempt(job, run, rules, follower)
+    attempt = _Attempt(job, run, plan, follower)
     try:
-        attempt.follow(leave)
+        attempt.follow()
     finally:
         job.stop()
-    job.find_directory(follower)
     follower.advance(last=True)
     failure = attempt.failure()
     return failure and attempt.explained(failure)
@@ -119,49 +76,41 @@ def run_ranks(
 class _Attempt:
     """One attempt: how its ranks are asked to stop, and what its end means."""
 
-    def __init__(self, job: RunningJob, run: LiveRun, rules: RankRules, follower: Follower) -> None:
-        self._job, self._run, self._rules, self._follower = job, run, rules, follower
+    def __init__(self, job: RunningJob, run: LiveRun, plan: Plan, follower: Follower) -> None:
+        self._job, self._run, self._plan, self._follower = job, run, plan, follower
         self._notice = run.audience.notice
         # Whether the ranks were ended before they had stopped by themselves, may stop by themselves, and save state.
         self._cut = self._may_stop = self._listen = False
         # The launcher's exit status, where it ended by itself.
         self._ended: int | None = None
 
-    def follow(self, leave: Callable[[], str | None]) -> None:
+    def follow(self) -> None:
         """Follow the ranks until they have ended, or have had their time to stop."""
-        job, interrupts, seconds = self._job, self._run.interrupts, self._rules.stop.seconds
-        self._cut = job.wait(self._follower, lambda: bool(interrupts.received), leave)
-        asked: str | None = ""
-        # Asked again where the directory is lost meanwhile.
-        while self._cut and not interrupts.received and asked != job.lost:
-            asked = job.lost
-            # Nothing ends a job soon whose hosts change, so the step and its checkpoint may take their time.
-            self._ask_and_wait(job.lost or leave() or "", seconds if job.lost else math.inf)
+        job, interrupts, seconds = self._job, self._run.interrupts, self._plan.stop.seconds
+        self._cut = job.wait(self._follower, lambda: bool(interrupts.received))
+        if self._cut and job.lost and not interrupts.received:
+            self._ask(job.lost)
+            deadline = time.monotonic() + seconds
+            self._cut = job.wait(self._follower, lambda: bool(interrupts.received) or time.monotonic() > deadline)
         self._ended = job.process.poll()
         if self._cut and interrupts.received:
-            job.find_directory(self._follower)
             by = interrupts.received[0]
-            self._listen = self._rules.stoppable or ranks_listen(job.directory)
+            self._listen = self._plan.recipe is not None or ranks_listen(job.directory)
             # A script that does not listen gets Ctrl-C as a KeyboardInterrupt, as in a program of its own.
             self._may_stop = self._listen or by in interrupts.asking or by == signal.SIGINT
-            if self._may_stop and self._ask(by.name, seconds, "; the second SIGINT or SIGTERM ends them at once"):
+            if self._may_stop and self._ask(by.name, "; the second SIGINT or SIGTERM ends them at once"):
                 deadline = time.monotonic() + seconds
                 self._cut = job.wait(self._follower, lambda: interrupts.second_signal or time.monotonic() > deadline)
 
-    def _ask_and_wait(self, reason: str, limit: float) -> None:
-        self._ask(reason, limit)
-        deadline, received = time.monotonic() + limit, self._run.interrupts.received
-        self._cut = self._job.wait(self._follower, lambda: bool(received) or time.monotonic() > deadline)
-
-    def _ask(self, reason: str, limit: float, further: str = "") -> bool:
+    def _ask(self, reason: str, further: str = "") -> bool:
         """Ask the ranks to save their state and leave; returns whether they could be asked."""
         try:
             ask(self._job.directory.stop, reason)
         except HpctrainError as error:
             self._notice(f"warning: {reason}: the ranks cannot be asked to stop: {error.message}")
             return False
-        waiting = "waiting" if math.isinf(limit) else f"waiting up to {limit:g} s"
-        self._notice(f"{reason}: {waiting} for the ranks to end their step and save their state{further}")
+        waiting = f"waiting up to {self._plan.stop.seconds:g} s for the ranks to end their step and save their state"
+        self._notice(f"{reason}: {waiting}{further}")
         return True
 
     def failure(self) -> Failure | None:
@@ -169,11 +118,11 @@ class _Attempt:
         job = self._job
         failure = find_failure(
             job.directory,
-            self._rules.ranks,
+            self._plan.processes,
             output=job.output(),
             exit_status=job.exit_status,
             first_dead=job.first_dead,
-            fault_tolerant=self._rules.fault_tolerant,
+            fault_tolerant=self._plan.fault_tolerant,
         )
         return job.never_met if job.never_met and not (failure and failure.lost_hosts) else failure
 
@@ -211,7 +160,7 @@ class _Attempt:
             return failure
         faults = "; ".join(shortage.fault for shortage in found)
         remedies = "\n  ".join(shortage.remedy for shortage in found)
-        if self._rules.ranks == 1 or any(record.joined for record in read_records(self._job.directory).values()):
+        if self._plan.processes == 1 or any(record.joined for record in read_records(self._job.directory).values()):
             return replace(failure, hint=f"{faults}\n  {remedies}")
         return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
 
@@ -223,7 +172,8 @@ class _Attempt:
             ended = "all ranks saved their state and left" if self._listen else "all ranks have left"
             return replace(failure, code="HT-run-interrupted", message=f"{by}; {ended}")
         if self._cut:
-            exit_code = RESUMABLE if self._may_stop or self._rules.resumable else 1
+            # Asking for restarts declares the script resumable.
+            exit_code = RESUMABLE if self._may_stop or self._plan.restarts else 1
             message = f"{by}; every process was ended"
             return Failure(code="HT-run-interrupted", message=message, exit_code=exit_code)
         return failure

@@ -14,8 +14,7 @@ import psutil
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
-from hpctrain.common.run.processes import works_in
-from hpctrain.common.run.records import RankRecord, read_records
+from hpctrain.common.run.records import RankRecord, read_records, works_in
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT_HINT
 from hpctrain.control.supervision.failure import LOG_LINES, Failure
@@ -45,7 +44,7 @@ class RunningJob:
         notice: gets what the user has to know now.
 
     Attributes:
-        directory: of the run, where it is now.
+        directory: of the run, by its descriptor while the processes run, which a rename does not change.
         lost: what became of the directory, once it is not where it was.
         first_dead: the rank that was seen dead, without an error recorded, while others lived that cannot go on without
             it.
@@ -64,7 +63,7 @@ class RunningJob:
         notice: Callable[[str], None],
     ) -> None:
         self.process = process
-        self.directory = held.named
+        self.directory = held.work
         self.lost: str | None = None
         self.first_dead: int | None = None
         self.never_met: Failure | None = None
@@ -85,13 +84,8 @@ class RunningJob:
         status = self.process.poll()
         return -signal.SIGKILL if status is None else status
 
-    def wait(
-        self, follower: Follower, enough: Callable[[], bool], leave: Callable[[], str | None] = lambda: None
-    ) -> bool:
+    def wait(self, follower: Follower, enough: Callable[[], bool]) -> bool:
         """Follow until the launcher ends, until it hangs after its ranks have ended, or until ``enough`` is true.
-
-        Args:
-            leave: says why the ranks are to leave; it is asked only while they work.
 
         Returns:
             Whether ranks that had not failed still ran when it was enough, or when the directory was lost.
@@ -100,14 +94,13 @@ class RunningJob:
         for turn in itertools.count():
             if self.process.poll() is not None:
                 return False
-            if enough() or (deadline is None and leave()):
+            if enough():
                 return deadline is None
             follower.advance()
             self.output()
             if deadline is None and turn % max(_POLLS_A_LOOK, self._ranks // 10) == 0:
                 if not self.lost and (fate := self._held.lost()):
                     self.lost = fate
-                    self.find_directory(follower)
                     return True
                 grace = self._grace()
                 deadline = None if grace is None else time.monotonic() + grace
@@ -115,14 +108,6 @@ class RunningJob:
                 return False
             time.sleep(_POLL_SECONDS)
         raise AssertionError
-
-    def find_directory(self, follower: Follower) -> None:
-        """Go on with the directory where it is now, if it was moved."""
-        if fate := self._held.fate():
-            self.lost = self.lost or fate
-            if now := self._held.now():
-                self.directory = now
-                follower.move_to(now)
 
     def output(self) -> str:
         """The end of the launcher's own output so far."""
@@ -167,7 +152,7 @@ class RunningJob:
         if named not in self._foreign:
             self._foreign.add(named)
             self._notice(
-                f"warning: {self.directory.rank(record.rank)} names process {record.pid}, which is not one of this "
+                f"warning: {self._held.named.rank(record.rank)} names process {record.pid}, which is not one of this "
                 f"run's: nothing is concluded from what it says of rank {record.rank}"
             )
 
@@ -193,10 +178,12 @@ class RunningJob:
     def stop(self) -> None:
         """End every process that is alive; a further interrupt shortens the time that they have."""
         interrupted = len(self._interrupts.received)
-        # The directory is found by its descriptor, because it may have been moved just now.
         end_processes(
-            self.process, self._held.work, lambda: len(self._interrupts.received) > interrupted, poll=self.output
+            self.process, self.directory, lambda: len(self._interrupts.received) > interrupted, poll=self.output
         )
+        # What follows is told to the user, with names where the files are now.
+        self.lost = self.lost or self._held.fate()
+        self.directory = self._held.now() or self._held.named
 
 
 def end_processes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 
 from hpctrain.common.cluster.machine import Machine, same_host
@@ -14,7 +13,7 @@ from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.settings import HOST_INTERVAL, HOST_TIMEOUT
+from hpctrain.common.settings import HOST_TIMEOUT
 from hpctrain.control.horovod.check import require
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.command_line import torchrun_port
@@ -30,7 +29,7 @@ from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.run import LiveRun, RankRules, run_ranks
+from hpctrain.control.supervision.run import LiveRun, run_ranks
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
@@ -52,7 +51,6 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     require_mitigation(plan, launcher)
     # A wrong setting is refused before anything is started.
     HOST_TIMEOUT.read()
-    HOST_INTERVAL.read()
     # The packages of another interpreter cannot be seen from here.
     may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
     if may_be_missing and plan.start.container is None and plan.start.python is None:
@@ -155,12 +153,8 @@ def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audi
         return run_attempt(replace(ready, plan=plan), run)
 
 
-def run_attempt(ready: ReadyRun, run: LiveRun, leave: Callable[[], str | None] = lambda: None) -> Failure | None:
-    """Run the plan that a directory already holds, from where the attempt begins.
-
-    Args:
-        leave: says why the ranks are to save their state and leave; None while they are not.
-    """
+def run_attempt(ready: ReadyRun, run: LiveRun) -> Failure | None:
+    """Run the plan that a directory already holds, from where the attempt begins."""
     plan, launcher, attempt = ready.plan, ready.launcher, ready.attempt or Attempt()
     command = command_for(plan, run.directory, ready.machine, launcher, attempt=attempt.number)
     command.write_files()
@@ -170,4 +164,4 @@ def run_attempt(ready: ReadyRun, run: LiveRun, leave: Callable[[], str | None] =
             f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each"
         )
     start = attempt.start(plan, launcher.name if launcher else "none")
-    return run_ranks(command, run, RankRules.of(plan), start, leave)
+    return run_ranks(command, run, plan, start)

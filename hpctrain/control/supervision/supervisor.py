@@ -1,35 +1,28 @@
-"""Restarts a run from its newest checkpoint after a failure, or on other hosts."""
+"""Restarts a run from its newest checkpoint after a failure, on the hosts that there are then."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import CheckpointEvent, RecoveredFaultEvent, StallEvent, StartEvent, StepEvent
-from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.events.kinds import StallEvent, StartEvent, StepEvent
+from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.common.run.records import ranks_listen
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.hosts.membership import change, chosen_hosts, given_hosts
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
-from hpctrain.control.resuming.resume import plan_on, plan_without
+from hpctrain.control.resuming.resume import chosen_hosts, given_hosts, plan_on, plan_without
 from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.host_questions import silent_hosts
-from hpctrain.control.supervision.host_watch import HostWatch
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.start import available_launcher
-
-# Hosts that were found unfit are not tried again for this long.
-_REFUSED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +47,6 @@ class Supervisor:
         self, plan: Plan, attempt: Attempt, directory: RunDirectory, machine: Machine, notice: Callable[[str], None]
     ) -> None:
         self._plan = plan
-        self._attempt = attempt
         self._directory = directory
         self._machine = machine
         self._notice = notice
@@ -67,43 +59,9 @@ class Supervisor:
         self._begin = time.monotonic()
         # The plan of the attempt that runs, or ran last.
         self._now = plan
-        self._watch: HostWatch | None = None
-        # The hosts on which the run continues, once its ranks have saved their state.
-        self._wanted: dict[str, int] | None = None
-        self._refused: list[tuple[float, dict[str, int]]] = []
-        # For an attempt after a change of hosts: the plan before it, and the hosts wanted.
-        self._joined: tuple[Plan, dict[str, int]] | None = None
-        self._regrown = 0
-
-    @contextlib.contextmanager
-    def watching(self, plan: Plan, launcher: Launcher | None) -> Iterator[Callable[[], str | None]]:
-        """A context manager for an attempt: its function says why the ranks are to save their state and leave."""
-        self._now, self._wanted, self._watch = plan, None, None
-        if not plan.elastic or launcher is None:
-            yield lambda: None
-            return
-        with HostWatch(self._ready(plan, launcher), self._directory, self._notice) as self._watch:
-            yield self._change_asked
-
-    def _change_asked(self) -> str | None:
-        """Why the ranks are to save their state and leave now; None while they are not."""
-        if self._plan.script:
-            # A script is only known to save its state when it is asked to stop.
-            self._accept_hosts()
-        return change(self._now, self._wanted) if self._wanted else None
-
-    def _accept_hosts(self) -> None:
-        """Decide on the hosts that are wanted now; the decision is kept until the ranks have left."""
-        if self._watch and not self._wanted:
-            wanted = self._watch.wanted
-            self._wanted = wanted if wanted and self._is_acceptable(wanted) else None
 
     def record(self, event: Event) -> None:
         """Record the progress of an attempt."""
-        if isinstance(event, RecoveredFaultEvent) and self._watch:
-            self._watch.lost(event)
-        elif isinstance(event, CheckpointEvent):
-            self._accept_hosts()
         if isinstance(event, StartEvent):
             self._last_step = self._stalled = None
             self._begin = time.monotonic()
@@ -122,37 +80,10 @@ class Supervisor:
             message = f"{failure.message}; the run cannot be resumed: {error.message}"
             return replace(failure, message=message, hint=error.hint, exit_code=1)
         try:
-            if further and self._plan.script and not self._worked_for_long():
-                # The count of restarts goes on, or a script with changing hosts could fail for ever.
-                further = replace(further, restart=attempt.restart)
-            if further and failure.stopped and self._wanted and self._stopped_for(self._wanted):
-                return self._restart_on_other_hosts(further, launcher, self._wanted)
-            if further and self._joined and not failure.stopped:
-                before, wanted = self._joined
-                if self._new_hosts_failed(failure, attempt, further, before):
-                    return self._restart_on_previous_hosts(failure, further, launcher, before, wanted)
             return (self._restart(failure, attempt, further, launcher) if further else None) or failure
         except HpctrainError as error:
             self._notice(f"the run cannot continue by itself: {error.message}")
             return failure
-
-    def _stopped_for(self, wanted: dict[str, int]) -> bool:
-        """Whether ranks that stopped were asked to for these hosts, and not by the user."""
-        try:
-            return stopping.reason_in(self._directory.stop) == change(self._now, wanted)
-        except OSError:
-            return False
-
-    def _new_hosts_failed(self, failure: Failure, attempt: Attempt, further: Attempt, before: Plan) -> bool:
-        """Whether an attempt for which hosts joined got no further, and not because it lost hosts of before."""
-        lost, known = set(failure.lost_hosts), before.ranks_of_hosts.keys()
-        if lost and lost <= known:
-            return False
-        if self._plan.recipe:
-            return further.iteration <= attempt.iteration
-        # Whether a script saved anything is not known: if it lost only new hosts, its steps do not count.
-        lost_new_ones = bool(lost) and not lost & known
-        return not self._worked_for_long() and (lost_new_ones or not self._worked)
 
     @property
     def _worked(self) -> bool:
@@ -173,7 +104,6 @@ class Supervisor:
     def _restart(
         self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None
     ) -> Restart | None:
-        self._joined = None
         if self._plan.script and self._worked_for_long():
             self._step += 1
         before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
@@ -188,15 +118,24 @@ class Supervisor:
         )
         if number is None:
             return None
-        whole = self._whole_plan()
-        silent = silent_hosts(whole, launcher, self._machine, lost=failure.lost_hosts)
+        given = self._given_hosts()
+        asked = self._plan.model_copy(update={"hosts": tuple(Slots(host=host, slots=given[host]) for host in given)})
+        silent = silent_hosts(asked, launcher, self._machine, lost=failure.lost_hosts)
         # A lost host that answers is used in one further attempt.
-        plan, warnings = plan_without(whole, (*silent, *(failure.lost_hosts if number > 1 else ())), self._machine)
-        if plan.elastic:
-            plan = self._drop_unready_hosts(plan, launcher)
+        gone = (*silent, *(failure.lost_hosts if number > 1 else ()))
+        further = replace(further, restart=number)
+        if self._plan.elastic:
+            left = {host: given[host] for host in given if not any(same_host(host, name) for name in gone)}
+            chosen = chosen_hosts(self._plan, left, self._now.ranks_of_hosts)
+            plan, warnings = plan_on(self._plan, chosen, self._machine)
+            ready = ReadyRun(plan=plan, machine=self._machine, launcher=launcher, attempt=further)
+            plan = drop_unready_hosts(ready, self._directory.path, notice=self._notice)
+        else:
+            plan, warnings = plan_without(self._plan, gone, self._machine)
+        self._now = plan
         restart = Restart(
             plan=plan,
-            attempt=replace(further, restart=number),
+            attempt=further,
             launcher=available_launcher(plan, self._machine),
             seconds=wait_seconds(number),
         )
@@ -205,82 +144,22 @@ class Supervisor:
             self._notice(f"warning: {warning}")
         return restart
 
-    def _whole_plan(self) -> Plan:
-        """The plan on all hosts that were fit for it, whether they answer or not."""
-        if not self._plan.elastic:
-            return self._plan
-        fit = {host.host for plan in (self._plan, self._now) for host in plan.hosts}
-        try:
-            return plan_on(
-                self._plan,
-                chosen_hosts(self._plan, given_hosts(self._plan), fit, self._now.ranks_of_hosts),
-                self._machine,
-            )[0]
-        except HpctrainError as error:
-            self._notice(f"warning: the hosts stay as they were: {error.message}")
-            return self._now
-
-    def _drop_unready_hosts(self, plan: Plan, launcher: Launcher | None) -> Plan:
-        return drop_unready_hosts(self._ready(plan, launcher), self._directory.path, notice=self._notice)
-
-    def _ready(self, plan: Plan, launcher: Launcher | None) -> ReadyRun:
-        return ReadyRun(plan=plan, machine=self._machine, launcher=launcher, attempt=self._attempt)
-
-    def _is_acceptable(self, wanted: dict[str, int]) -> bool:
-        """Whether these hosts were not found unfit a short time ago."""
-        if wanted.keys() == self._now.ranks_of_hosts.keys() and self._regrown >= self._plan.restarts:
-            # Repeated losses on the same hosts have a cause that starting there again does not remove.
-            return False
-        now = time.monotonic()
-        return all(refused != wanted or now - since > _REFUSED_SECONDS for since, refused in self._refused)
-
-    def _restart_on_other_hosts(self, further: Attempt, launcher: Launcher | None, wanted: dict[str, int]) -> Restart:
-        """The attempt after ranks left for other hosts: there, or on the previous hosts where that is impossible."""
-        # The wanted hosts may have changed while the ranks were leaving.
-        newest = self._watch and self._watch.wanted
-        wanted = newest if newest and self._is_acceptable(newest) else wanted
-        before = self._now
-        self._regrown += wanted.keys() == before.ranks_of_hosts.keys()
-        # A host that was to join may have been withdrawn while the ranks saved their state.
-        with contextlib.suppress(HpctrainError):
-            wanted = chosen_hosts(self._plan, given_hosts(self._plan), wanted.keys(), wanted) or wanted
-        self._joined = before, wanted
-        try:
-            plan, warnings = plan_on(self._plan, wanted, self._machine)
-            plan = self._drop_unready_hosts(plan, launcher)
-            found = available_launcher(plan, self._machine)
-        except HpctrainError as error:
-            self._notice(f"warning: {change(before, wanted)} is not possible: {error.message}")
-            plan, warnings, found = before, (), launcher
-        if plan.hosts == before.hosts and wanted != before.ranks_of_hosts:
-            self._refused.append((time.monotonic(), wanted))
-        hosts = fold_hosts([host.host for host in plan.hosts])
-        numbers = f"{before.ranks} ranks until now, {plan.ranks} from now on"
-        self._notice(f"{self._resume_text(further)} on {hosts}: {numbers}")
-        for warning in warnings:
-            self._notice(f"warning: {warning}")
-        return Restart(plan=plan, attempt=further, launcher=found, seconds=0.0)
-
-    def _restart_on_previous_hosts(
-        self, failure: Failure, further: Attempt, launcher: Launcher | None, before: Plan, wanted: dict[str, int]
-    ) -> Restart:
-        """The attempt after one without progress on new hosts: on the previous hosts, as far as they answer."""
-        self._joined = None
-        self._refused.append((time.monotonic(), wanted))
-        plan = self._drop_unready_hosts(before, launcher)
-        hosts = fold_hosts([host.host for host in plan.hosts])
-        self._notice(f"{failure.message}; {self._resume_text(further)} as before, on {hosts}")
-        return Restart(plan=plan, attempt=further, launcher=available_launcher(plan, self._machine), seconds=1.0)
-
-    def _resume_text(self, attempt: Attempt) -> str:
-        return f"resuming from step {attempt.iteration}" if self._plan.recipe else "starting it again"
+    def _given_hosts(self) -> dict[str, int]:
+        """The hosts that the run may use, whether they answer or not; of an elastic run those that are given now."""
+        if self._plan.elastic:
+            try:
+                return given_hosts(self._plan)
+            except HpctrainError as error:
+                self._notice(f"warning: the hosts stay as they were: {error.message}")
+        return self._now.ranks_of_hosts if self._plan.elastic else self._plan.ranks_of_hosts
 
     def _announce(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         hosts = fold_hosts([host.host for host in restart.plan.hosts])
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
+        resumed = f"resuming from step {restart.attempt.iteration}" if self._plan.recipe else "starting it again"
         unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
         self._notice(
-            f"{failure.message}{unanswered}; {self._resume_text(restart.attempt)} with {restart.plan.ranks} of "
+            f"{failure.message}{unanswered}; {resumed} with {restart.plan.ranks} of "
             f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
             f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
         )

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from hpctrain.common.extras import require_server
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import Event, EventsFile
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.supervision.trackers import require_server
 from hpctrain.report.tracking.curves import Curves
 from hpctrain.report.tracking.parameters import facts, parameters, run_id, texts, title
 from hpctrain.report.tracking.sending import parts

@@ -15,7 +15,7 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import RunEvent, StartEvent
-from hpctrain.common.run.events.lines import LONGEST_LINE
+from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.extras import missing_extra
+from hpctrain.common.extras import missing_extra, require_trackers
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.recipes.tracking import Tracker, parse_trackers
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, kept
-from hpctrain.control.supervision.trackers import require_trackers
 
 _PAUSE_SECONDS = 2.0
 # How long trackers may take at the end of a run. The import of a library alone takes seconds where all cores are busy.

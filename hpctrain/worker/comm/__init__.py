@@ -95,9 +95,8 @@ def should_stop() -> bool:
 
     Collective, with the cost of a small reduction: all ranks call it at the same place, once a step or an epoch, and
     all get the same answer. A script that gets True saves its state and ends with ``sys.exit(ht.RESUMABLE)`` on all
-    ranks, after which ``hpctrain run --resume`` starts it again. An elastic run asks for a stop when its hosts change,
-    and starts the script again by itself. From the first call on, SIGTERM asks for a stop too, and so does any signal
-    to ``hpctrain run`` that would end it.
+    ranks, after which ``hpctrain run --resume`` starts it again. From the first call on, SIGTERM asks for a stop too,
+    and so does any signal to ``hpctrain run`` that would end it.
     """
     comm = current()
     stopping.this_process.listen("TERM")

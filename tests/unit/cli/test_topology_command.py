@@ -287,7 +287,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
         monkeypatch.setattr("hpctrain.control.programs.links.measure_links", made)
         return made
 
-    monkeypatch.setattr("hpctrain.control.hosts.fabric_sources.program_output", lambda *command: "")
+    monkeypatch.setattr("hpctrain.control.hosts.arrange.program_output", lambda *command: "")
     return make
 
 

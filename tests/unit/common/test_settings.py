@@ -18,7 +18,6 @@ from support.refusals import refused
 _DECLARED = {each.name: each for each in vars(settings).values() if isinstance(each, Setting)}
 _VARIABLE = re.compile(r"\b(?<!_)HPCTRAIN_[A-Z]\w*")
 _WRONG = {
-    "HPCTRAIN_HOST_INTERVAL": ("", "0", "3601", "1.5"),
     "HPCTRAIN_HOST_TIMEOUT": ("", "4", "3601", "1e2", "\u0665\u0660", "9" * 5000),
     "HPCTRAIN_OBJECT_TIMEOUT": ("", "0", "soon"),
     "HPCTRAIN_PARAMETER_SERVERS": ("", "0", "-1", "none"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.files.printable import json_text
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.verify.verdict import Verdict
 from hpctrain.report.page import render

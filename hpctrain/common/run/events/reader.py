@@ -1,29 +1,131 @@
-"""Reads the events of a run, and selects those that count."""
+"""Converts events to lines of a file and back, reads those of a run, and selects those that count."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import re
+import reprlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, get_args, overload
 
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
+from hpctrain.common.files.printable import dotted, json_text
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.events.kinds import (
     AfterStepEvent,
     ContinuedEvent,
     Event,
+    FaultEvent,
+    KnownEvent,
     LogEvent,
+    OtherEvent,
+    RecoveredFaultEvent,
     RunEvent,
     StartEvent,
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.events.lines import LONGEST_LINE, kind_of, parse_event, parse_known
+
+LONGEST_LINE = 2**24
+"""Bytes of an event; the longest that was seen, a stall with a deep stack, has some thousands."""
+
+CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
+
+_RECOVERED = RecoveredFaultEvent.model_fields.keys() - FaultEvent.model_fields.keys()
+# Without faults, for which there are two classes.
+_KNOWN = {name.encode(): kind for name, kind in CLASSES.items() if not issubclass(kind, FaultEvent)}
+
+
+def class_of(values: Mapping[str, Any]) -> type[Event]:
+    """The class of an event, by its line's keys and values."""
+    kind = values["event"]
+    if kind == "fault":
+        # One that lost a key is refused, and not taken for a fault that ended the run.
+        return RecoveredFaultEvent if _RECOVERED & values.keys() else FaultEvent
+    return CLASSES.get(kind, OtherEvent)
+
+
+def line_of(event: Event) -> bytes:
+    """The line of an event, with its end."""
+    return json_text(event.record()).encode() + b"\n"
+
+
+# How EventWriter begins a line.
+_BEGINNING = re.compile(rb'\{"time": [\d.e+-]+, "event": "(\w+)", ')
+
+
+def kind_of(line: bytes) -> bytes:
+    """The kind of an event, nearly always by the beginning of its line alone; empty for what is no event.
+
+    Of a line with a known kind the rest may still be damaged.
+    """
+    begun = _BEGINNING.match(line)
+    # A crash can glue two lines together, and a key that is there twice has its last value.
+    if begun and line.rfind(b'"event": "') < begun.end():
+        return begun[1]
+    try:
+        kind = str(from_json(line)["event"]).encode()
+    except (ValueError, LookupError, TypeError):
+        return b""
+    return b"" if begun and begun[1] != kind else kind
+
+
+def parse_known(line: bytes) -> Event | None:
+    """The same as :func:`parse_event` in a third of the time; None for a line that is to be looked at closely."""
+    known = _KNOWN.get(kind_of(line))
+    try:
+        return known.model_validate_json(line) if known else None
+    except ValidationError:
+        return None
+
+
+def parse_event(line: bytes, where: str) -> Event:
+    """Parse one line of an events file.
+
+    Args:
+        line: one line of the file, with or without its newline.
+        where: the file, and the line's number where it is known.
+
+    Raises:
+        HpctrainError: it is no event, lacks a key of its kind, or has a value that its kind cannot have; says which.
+    """
+    if known := parse_known(line):
+        return known
+    keys: list[str] = []
+    try:
+        return _parse_closely(line)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False)
+        # Where a script logs values, names are its own.
+        places = [[part if part.isprintable() else repr(part) for part in map(str, fault["loc"])] for fault in faults]
+        keys = [*map(dotted, places)]
+        problems = [
+            f"no {key}" if fault["type"] == "missing" else f"{key} = {reprlib.repr(fault['input'])}: {fault['msg']}"
+            for key, fault in zip(keys, faults, strict=True)
+        ]
+        problem = f"{kind_of(line).decode()!r} has {'; '.join(problems)}"
+    except ValueError as error:
+        problem = str(error)
+    raise HpctrainError("HT-event-invalid", "{where}: not an event: {problem}", where=where, problem=problem, keys=keys)
+
+
+def _parse_closely(line: bytes) -> Event:
+    values = from_json(line)
+    if not isinstance(values, dict) or not isinstance(values.get("event"), str) or "time" not in values:
+        raise ValueError("it lacks 'event' or 'time'")
+    if (begun := _BEGINNING.match(line)) and begun[1].decode() != values["event"]:
+        raise ValueError(f"it is {begun[1].decode()!r}, and {values['event']!r} too")
+    return class_of(values).model_validate(values)
+
 
 _BLOCK_BYTES = 2**18
 # Steps and logs at the end that are known: enough for a calm mean, few enough to follow a change.
@@ -166,8 +268,6 @@ class EventsFile:
         return parse_known(line) or parse_event(line, f"{self._path}:{number}")
 
 
-Events = EventsFile | Sequence[Event]
-
 # By which it is known what was lost and done again.
 BOUNDS = (StartEvent, RunEvent, StoppedEvent, ContinuedEvent)
 
@@ -199,80 +299,60 @@ def attempts(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def kept(events: EventsFile | Iterable[Event]) -> Iterator[Event]:
-    """The events of a run without steps, epochs and checkpoints that were lost and repeated."""
-    again = events if isinstance(events, EventsFile) else [*events]
-    return filter(Kept(again).keeps, again)
-
-
-class Kept:
-    """Tells of the events of a run, in order, which are not lost and repeated.
+    """The events of a run without those that were lost and repeated, such as steps, epochs and checkpoints.
 
     A run has one start an attempt. What lies after the checkpoint that an attempt goes on from was lost, although its
     events are in the file. A script has loaded its state by an attempt's first step, and then says where it goes on.
-
-    Args:
-        events: all attempts of the run that have begun. Attempts that begin later are not known to lose anything.
+    Attempts that begin later than the events are not known to lose anything.
     """
-
-    def __init__(self, events: Events) -> None:
-        few = events.few(*BOUNDS) if isinstance(events, EventsFile) else events
-        # A number undoes earlier events down to that iteration; None makes sure that earlier events stay.
-        marks: list[int | None] = []
-        saves, told = ScriptSaves(), 0
-        # What a script logs after the step behind which it goes on is not logged again.
-        self._logs_stay = False
-        for event in few:
-            if isinstance(event, StartEvent):
-                marks.append(event.iteration)
-            if saves.at(event):
-                marks.append(None)
-            if isinstance(event, ContinuedEvent):
-                # Better known than what was taken for true of a script until then.
-                marks[told:] = [event.iteration] * (len(marks) - told)
-                told = len(marks)
-                self._logs_stay = True
-        self._limits: list[int | None] = []
-        limit: int | None = None
-        for mark in reversed(marks):
-            self._limits.append(limit)
-            limit = mark if mark is None or limit is None else min(limit, mark)
-        self._limit = limit
-        self._saves = ScriptSaves()
-        self._done = 0
-
-    def keeps(self, event: Event) -> bool:
-        """Whether the next event counts."""
+    again = events if isinstance(events, EventsFile) else [*events]
+    limits, logs_stay = _limits(again.few(*BOUNDS) if isinstance(again, EventsFile) else again)
+    limit, done, recipe = limits.pop(), 0, False
+    for event in again:
         if isinstance(event, StepEvent):
             # The most frequent kind, for which all of the rest comes to this.
-            self._done = event.iteration
-            return self._limit is None or self._done <= self._limit
+            done = event.iteration
+            if limit is None or done <= limit:
+                yield event
+            continue
         if isinstance(event, StartEvent):
-            self._next()
-            self._done = event.iteration
-        elif isinstance(event, ContinuedEvent):
-            self._done = event.iteration
-        needed = event.last_step_needed(self._done) - (self._logs_stay and isinstance(event, LogEvent))
-        kept = self._limit is None or needed <= self._limit
-        if self._saves.at(event):
-            self._next()
-            self._done = 0
-        return kept
-
-    def _next(self) -> None:
-        self._limit = self._limits.pop() if self._limits else None
+            limit = limits.pop() if limits else None
+        if isinstance(event, StartEvent | ContinuedEvent):
+            done = event.iteration
+        elif isinstance(event, RunEvent):
+            recipe = event.recipe is not None
+        needed = event.last_step_needed(done) - (logs_stay and isinstance(event, LogEvent))
+        if limit is None or needed <= limit:
+            yield event
+        if isinstance(event, StoppedEvent) and not recipe:
+            limit, done = limits.pop() if limits else None, 0
 
 
-class ScriptSaves:
-    """Finds, in the events of a run in their order, where a script is known to have saved its state.
+def _limits(events: Iterable[Event]) -> tuple[list[int | None], bool]:
+    """Up to which iteration events count, the last part of the run first; and whether what a script logs after the step
+    behind which it goes on is not logged again.
 
-    A script does so by itself, and where it was stopped it has. What came before is never lost.
+    A part ends at each start, and where a script has stopped: then it has saved its state, and what came before is
+    never lost.
     """
-
-    def __init__(self) -> None:
-        self._recipe = False
-
-    def at(self, event: Event) -> bool:
-        """Whether that is the next event of the run."""
-        if isinstance(event, RunEvent):
-            self._recipe = event.recipe is not None
-        return isinstance(event, StoppedEvent) and not self._recipe
+    # A number undoes earlier events down to that iteration; None makes sure that earlier events stay.
+    marks: list[int | None] = []
+    told, logs_stay, recipe = 0, False, False
+    for event in events:
+        if isinstance(event, StartEvent):
+            marks.append(event.iteration)
+        elif isinstance(event, RunEvent):
+            recipe = event.recipe is not None
+        elif isinstance(event, StoppedEvent) and not recipe:
+            marks.append(None)
+        elif isinstance(event, ContinuedEvent):
+            # Better known than what was taken for true of a script until then.
+            marks[told:] = [event.iteration] * (len(marks) - told)
+            told = len(marks)
+            logs_stay = True
+    limits: list[int | None] = []
+    limit: int | None = None
+    for mark in reversed(marks):
+        limits.append(limit)
+        limit = mark if mark is None or limit is None else min(limit, mark)
+    return [*limits, limit], logs_stay

@@ -13,8 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import open_regular, private
 from hpctrain.common.run.events.kinds import CheckpointEvent, Event, LogEvent, OtherEvent, StepEvent
-from hpctrain.common.run.events.lines import LONGEST_LINE, line_of
-from hpctrain.common.run.events.reader import EventsFile, attempts, intact_length
+from hpctrain.common.run.events.reader import LONGEST_LINE, EventsFile, attempts, intact_length, line_of
 
 # How far ranks can be ahead of the one that writes, and more: it takes part in each step.
 _RECENT = 16

@@ -16,8 +16,8 @@ from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import dump_all
+from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.regular import read_text
-from hpctrain.common.files.utf8 import encodable
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RUNS, RunDirectory, default_directory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots

@@ -18,7 +18,8 @@ from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.machine import as_if_installed, installed_frameworks
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.utf8 import encodable
+from hpctrain.common.extras import require_trackers
+from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
@@ -30,7 +31,6 @@ from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 from hpctrain.control.schedulers.submission import made_run, record, run_path
-from hpctrain.control.supervision.trackers import require_trackers
 
 # Without a controller sbatch tries about this long before it fails.
 _SECONDS = 120.0

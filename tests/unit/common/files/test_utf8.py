@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from hpctrain.common.files.utf8 import encodable, json_text
+from hpctrain.common.files.printable import encodable, json_text
 
 ANY_CHARACTER = st.text(st.characters(exclude_categories=()) | st.sampled_from('\\u"d89abcf\udcff\ud83d\ude00\0'))
 

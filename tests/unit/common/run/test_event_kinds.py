@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.utf8 import json_text
+from hpctrain.common.files.printable import json_text
 from hpctrain.common.run.events import Event, EventWriter, line_of, parse_event, read_events
 from hpctrain.common.run.events.kinds import (
     BaseEvent,

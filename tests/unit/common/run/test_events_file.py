@@ -27,7 +27,7 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.common.run.events.lines import class_of
+from hpctrain.common.run.events.reader import class_of
 from hpctrain.report.record import Record
 from support.refusals import refused
 

@@ -14,8 +14,7 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.common.run.processes import works_in
-from hpctrain.common.run.records import RankRecord, write_record
+from hpctrain.common.run.records import RankRecord, works_in, write_record
 from hpctrain.control.resuming.attempts import require_attempt_ended
 from hpctrain.control.schedulers.cancel import stop_launcher
 from support.refusals import refused

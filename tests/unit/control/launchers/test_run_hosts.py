@@ -8,8 +8,7 @@ import pytest
 
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.control.hosts import arrange as arranging
-from hpctrain.control.hosts.arrange import arrange
-from hpctrain.control.hosts.fabric_sources import FLAT, find_fabric
+from hpctrain.control.hosts.arrange import FLAT, arrange, find_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from support.golden import check_text
 from support.refusals import refused

@@ -12,8 +12,14 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import EndEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
-from hpctrain.control.resuming.attempts import Attempt, run_events
-from hpctrain.control.resuming.proof import changed_script, replace_plan, require_own_plan, script_sha256
+from hpctrain.control.resuming.attempts import (
+    Attempt,
+    changed_script,
+    replace_plan,
+    require_own_plan,
+    run_events,
+    script_sha256,
+)
 from support.refusals import refused
 
 PLAN = Plan(recipe=load_recipe("digits"), framework="torch", ranks=1, hosts=(), threads_per_rank=1)

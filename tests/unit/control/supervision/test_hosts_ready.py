@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots, Start
 from hpctrain.control.launchers.command import Srun
 from hpctrain.control.resuming.resume import plan_without
 from hpctrain.control.supervision import host_questions, hosts_ready
-from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.host_questions import Answer, own_addresses
-from hpctrain.control.supervision.hosts_ready import joinable_hosts, ready_hosts
+from hpctrain.control.supervision.hosts_ready import ready_hosts
 from support.refusals import check, refused
 
 MPIRUN = MpiInstallation(flavour="open-mpi-5", version="5", mpirun=Path("mpirun"), mpicxx=None)
@@ -219,33 +217,6 @@ def test_variables_that_a_user_set_for_one_library_stay(monkeypatch: pytest.Monk
     made, _ = ready(plan("n1", "n2"), NCCL_SOCKET_IFNAME="ib0")
     assert "NCCL_SOCKET_IFNAME" not in made.environment
     assert made.environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
-
-
-def joinable(names: list[str], **variables: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    environment = {"PATH": os.environ["PATH"], **variables}
-    machine = Machine(host="n1", cores=2, frameworks=frozenset(), versions={})
-    run = ReadyRun(plan=plan("n1", "n2"), machine=machine, launcher=MPIRUN)
-    return joinable_hosts(run, names, Path("run"), threading.Event(), environment)
-
-
-def test_hosts_that_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, n3={"reached": False}, n4={"program": False})
-    found, wrong = joinable(["n2", "n3", "n4"])
-    assert found == ("n2",)
-    # One that is silent may only be off.
-    assert list(wrong) == ["n4"]
-
-
-def test_in_a_slurm_job_srun_asks(tmp_path: Path) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text('#!/bin/sh\ncase "$*" in *nodelist=n3*) exit 1 ;; esac\n')
-    srun.chmod(0o700)
-    assert joinable(["n2", "n3"], SLURM_JOB_ID="17") == (("n2",), {})
-
-
-def test_nobody_joins_who_cannot_be_asked() -> None:
-    assert joinable(["n2"], PBS_JOBID="17") == ((), {})
-    assert asked() == []
 
 
 @pytest.mark.slow

@@ -15,10 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hpctrain.common.recipes.load import load_recipe
+from hpctrain.common.recipes.reliability import FaultTolerance
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.open_directory import HeldDirectory
-from hpctrain.common.run.plan import Stop
+from hpctrain.common.run.plan import Plan, Script, Stop
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Command
@@ -27,7 +30,7 @@ from hpctrain.control.supervision.audience import Audience
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.run import LiveRun, RankRules, run_ranks
+from hpctrain.control.supervision.run import LiveRun, run_ranks
 from support.refusals import refused
 from support.script_runs import script_run
 
@@ -62,15 +65,19 @@ def start(
     ranks: int = 1,
     *,
     fault_tolerant: bool = False,
-    meet_seconds: float | None = None,
+    recipe: Recipe | None = None,
     stop_seconds: float = 60.0,
     notice: Callable[[str], None] = lambda text: None,
-    leave: Callable[[], str | None] = lambda: None,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     printed: list[str] = []
-    rules = RankRules(
-        ranks=ranks, stop=Stop(seconds=stop_seconds), fault_tolerant=fault_tolerant, meet_seconds=meet_seconds
+    faults = FaultTolerance(lost_rank="shrink" if fault_tolerant else "stop")
+    plan = Plan(
+        recipe=recipe and recipe.model_copy(update={"fault_tolerance": faults}),
+        script=None if recipe else Script(path=Path("train.py"), fault_tolerance=faults),
+        ranks=ranks,
+        stop=Stop(seconds=stop_seconds),
+        threads_per_rank=1,
     )
     audience = Audience(
         show=lambda event: shown.append(event.event),
@@ -78,20 +85,19 @@ def start(
         notice=notice,
     )
     command = Command(program=(sys.executable, "-c", RECORD + program))
-    failure = run(command, directory, rules, audience, leave)
+    failure = run(command, directory, plan, audience)
     return failure, shown, "".join(printed).splitlines()
 
 
 def run(
     command: Command,
     directory: RunDirectory,
-    rules: RankRules,
+    plan: Plan,
     audience: Audience = Audience(),
-    leave: Callable[[], str | None] = lambda: None,
 ) -> Failure | None:
     with Interrupts() as interrupts, HeldDirectory(directory) as held:
         live = LiveRun(held=held, interrupts=interrupts, audience=audience)
-        return run_ranks(command, live, rules, StartEvent(attempt=1, iteration=0), leave)
+        return run_ranks(command, live, plan, StartEvent(attempt=1, iteration=0))
 
 
 def test_what_is_written_is_passed_on(directory: RunDirectory) -> None:
@@ -166,21 +172,6 @@ def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch:
     assert str(tmp_path / "moved") in failure.message
     assert (tmp_path / "moved" / "checkpoint").exists()
     assert not any(made.path.iterdir())
-
-
-def test_a_directory_that_is_moved_while_ranks_leave_for_other_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ranks are asked again, at the place where they look now."""
-    made = script_run(tmp_path / "run")
-    monkeypatch.chdir(made.path)
-    said: list[str] = []
-    move = "began = time.time()\nwhile not os.path.exists('stop'): time.sleep(0.01)\nos.remove('stop')"
-    program = f"{move}\nos.rename('../run', '../moved')\n{_HOLDS}"
-    failure, _, _ = start(made, program, notice=said.append, leave=lambda: "hosts have come")
-    assert failure is not None
-    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
-    assert [line.partition(": waiting ")[2][:8] for line in said] == ["for the ", "up to 60"]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -295,25 +286,27 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
-    directory: RunDirectory, program: str, message: str, *, fault_tolerant: bool
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, program: str, message: str, *, fault_tolerant: bool
 ) -> None:
     """As in MPI_Init, which waits for a host that is cut off for ever."""
     program += "\nopen('go', 'w').close(); time.sleep(600)"
-    failure, _, _ = start(directory, program, ranks=2, fault_tolerant=fault_tolerant, meet_seconds=1)
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "1")
+    failure, _, _ = start(directory, program, ranks=2, fault_tolerant=fault_tolerant, recipe=load_recipe("digits"))
     assert failure is not None
     assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_clock")
-def test_ranks_that_have_met_may_take_their_time(directory: RunDirectory) -> None:
+def test_ranks_that_have_met_may_take_their_time(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "0.5")
     program = """
 record(0, "running", joined=True); record(1, "running")
 open("go", "w").close()
 time.sleep(2.5)
 record(0, "done"); record(1, "done")
 """
-    failure, _, _ = start(directory, program, ranks=2, meet_seconds=0.5)
+    failure, _, _ = start(directory, program, ranks=2, recipe=load_recipe("digits"))
     assert failure is None
 
 
@@ -493,7 +486,8 @@ def test_a_signal_before_the_ranks_is_raised() -> None:
 
 def test_a_program_that_is_not_there(directory: RunDirectory) -> None:
     with refused("HT-launcher-not-started", program="/nope/python"):
-        run(Command(program=("/nope/python",)), directory, RankRules(ranks=1))
+        plan = Plan(script=Script(path=Path("train.py")), ranks=1, threads_per_rank=1)
+        run(Command(program=("/nope/python",)), directory, plan)
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cli.main import main
+from hpctrain.common.extras import require_trackers
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.supervision.trackers import require_trackers
 from support.refusals import codes
 
 SCRIPT = "import hpctrain as ht\nht.init()\nht.log(loss=0.5, step=1)\n"
@@ -60,7 +60,7 @@ def test_a_missing_package_is_named(
 
 
 def test_a_server_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("hpctrain.control.supervision.trackers.require", lambda *names: None)
+    monkeypatch.setattr("hpctrain.common.extras.require", lambda *names: None)
     assert run("--tracking", "mlflow") == 2
     assert "export MLFLOW_TRACKING_URI=http://HOST:PORT" in capsys.readouterr().err
     assert not Path("run").exists()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.plan import HostOptions, Plan, Slots
-from hpctrain.control.hosts.membership import chosen_hosts, given_hosts
+from hpctrain.control.resuming.resume import chosen_hosts, given_hosts
 from support.refusals import refused
 
 NAMES = [f"n{number}" for number in range(1, 8)]
@@ -30,34 +30,33 @@ def plan(options: HostOptions, *, most: int | None = None, begun: int | None = N
 
 @pytest.mark.slow
 @given(
-    st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4), min_size=1),
-    st.sets(st.sampled_from(NAMES)),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4)),
     st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4)),
     st.none() | st.integers(1, 12),
     st.none() | st.integers(1, 5),
 )
-def test_what_is_chosen(given, usable, now, most, nodes):
+def test_what_is_chosen(given, now, most, nodes):
     run = plan(HostOptions(hostfile=Path("hosts.txt"), nodes=nodes), most=most, n1=1)
-    chosen = chosen_hosts(run, given, usable, now)
-    assert chosen.keys() <= given.keys() & usable
+    chosen = chosen_hosts(run, given, now)
+    assert chosen.keys() <= given.keys()
     assert all(0 < ranks <= given[name] for name, ranks in chosen.items())
     assert len(chosen) <= (nodes or len(given))
-    fit = [given[name] for name in given if name in usable]
+    fit = [*given.values()]
     if nodes is None:
         assert sum(chosen.values()) == (sum(fit) if most is None else min(most, sum(fit)))
     # Nobody makes room for a newcomer.
     if any(name not in now for name in chosen):
-        assert all(chosen[name] >= min(given[name], now[name]) for name in now if name in given and name in usable)
+        assert all(chosen[name] >= min(given[name], now[name]) for name in now if name in given)
     # What it has then is what it is to have.
-    assert chosen_hosts(run, given, usable, chosen) == chosen
+    assert chosen_hosts(run, given, chosen) == chosen
 
 
 def test_a_list_of_hosts_does_not_grow_beyond_the_ranks_that_were_asked_for():
     options = HostOptions(hosts="n1:4,n2:4")
     run = plan(options, n1=4, n2=2)
-    assert chosen_hosts(run, given_hosts(run), NAMES, {"n1": 4, "n2": 2}) == {"n1": 4, "n2": 2}
+    assert chosen_hosts(run, given_hosts(run), {"n1": 4, "n2": 2}) == {"n1": 4, "n2": 2}
     left = plan(options, begun=6, n1=4)
-    assert chosen_hosts(left, given_hosts(left), NAMES, {"n1": 4}) == {"n1": 4, "n2": 2}
+    assert chosen_hosts(left, given_hosts(left), {"n1": 4}) == {"n1": 4, "n2": 2}
 
 
 def test_a_hostfile_is_read_as_it_is_now(tmp_path):
