@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from hpctrain.control.resuming.attempts import Attempt
 
 if TYPE_CHECKING:
     from hpctrain.common.cluster.machine import Machine
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from hpctrain.common.run.events import Event
     from hpctrain.common.run.plan import Plan
     from hpctrain.control.launchers.command import Launcher
-    from hpctrain.control.resuming.attempts import Attempt
     from hpctrain.control.supervision.failure import Failure
     from hpctrain.control.supervision.interrupts import Interrupts
 
@@ -27,13 +28,13 @@ class ReadyRun:
 
     Attributes:
         launcher: starts the ranks; None for a backend that needs none.
-        attempt: where a resumed run continues; None for a new run.
+        attempt: where it begins, or goes on.
     """
 
     plan: Plan
     machine: Machine
     launcher: Launcher | None
-    attempt: Attempt | None = None
+    attempt: Attempt = field(default_factory=Attempt)
 
 
 def _ignore(*news: object) -> None:

@@ -21,7 +21,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
-from hpctrain.control.resuming.attempts import Attempt, hold_run, job_id
+from hpctrain.control.resuming.attempts import hold_run, job_id
 from hpctrain.control.supervision.audience import Output, ReadyRun
 from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
@@ -100,7 +100,8 @@ def begin_run(request: TrainingRequest, machine: Machine, output: Output) -> int
         _require_no_checkpoints(RunDirectory(request.run_dir))
     with Interrupts(request.stop.signal) as interrupts:
         with interrupts.raised():
-            run = ready(*new_plan(request, machine, output.notice))
+            plan, machine = new_plan(request, machine, output.notice)
+            run = ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine))
         default = default_directory(run.plan.title)
         if request.dry_run:
             output.would_start(run, RunDirectory(request.run_dir or default))
@@ -135,11 +136,6 @@ def new_plan(request: TrainingRequest, machine: Machine, notice: Callable[[str],
     return plan, machine
 
 
-def ready(plan: Plan, machine: Machine, attempt: Attempt | None = None) -> ReadyRun:
-    """The plan with its launcher, after a check that nothing it needs is missing."""
-    return ReadyRun(plan=plan, machine=machine, launcher=available_launcher(plan, machine), attempt=attempt)
-
-
 def resume_run(request: TrainingRequest, directory: RunDirectory, output: Output) -> int:
     """Resume the run of a directory; returns the exit code, which is 0 if it is already done.
 
@@ -162,11 +158,13 @@ def _go_on(request: TrainingRequest, directory: RunDirectory, interrupts: Interr
         further = resumption(directory, request)
         if further is None:
             return _is_done(directory, output)
+        plan, machine = further.plan, further.machine
         # A number of ranks that the run already had was checked when it began.
         if request.ranks is not None:
-            _require_processors(further.plan, further.machine)
-        _warn(further.plan, further.machine, further.warnings, output.notice)
-        run = ready(further.plan, further.machine, further.attempt)
+            _require_processors(plan, machine)
+        _warn(plan, machine, further.warnings, output.notice)
+        launcher = available_launcher(plan, machine)
+        run = ReadyRun(plan=plan, machine=machine, launcher=launcher, attempt=further.attempt)
     if request.dry_run:
         output.would_start(run, directory)
         return 0
@@ -185,7 +183,7 @@ def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     try:
         return replace(run, plan=drop_unready_hosts(run, folder, notice=output.notice))
     except HpctrainError as error:
-        if run.attempt and error.exit_code == 1:
+        if run.attempt.number > 1 and error.exit_code == 1:
             # The hosts took part before, so they may come back.
             raise error.but(exit_code=RESUMABLE) from error
         raise
@@ -205,14 +203,8 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
 
     with HeldDirectory(directory) as held:
         with output.follow(run.plan, directory, interrupts) as audience:
-            execution = Execution(
-                held=held,
-                interrupts=interrupts,
-                audience=audience,
-                machine=run.machine,
-                summarise=output.summarise,
-            )
-            failure, summary = execution.run(run.plan, run.attempt or Attempt(), run.launcher)
+            execution = Execution(held=held, interrupts=interrupts, audience=audience, summarise=output.summarise)
+            failure, summary = execution.run(run)
         place = held.now()
     if place:
         output.ended(run.plan, place, failure, summary)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.checkpoints.reconcile import GONE, missing_text
-from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import Event, EventWriter
@@ -16,7 +15,6 @@ from hpctrain.common.run.events.kinds import DamagedEvent, EndEvent, FaultEvent,
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import choose_launcher, needs_proof
 from hpctrain.control.resuming.attempts import Attempt, is_done, replace_plan, run_events, script_sha256
 from hpctrain.control.supervision.audience import ReadyRun, Summary
@@ -40,10 +38,9 @@ class Execution(LiveRun):
         summarise: makes the content of ``summary.json`` from the events and the run's status.
     """
 
-    machine: Machine
     summarise: Summarise
 
-    def run(self, plan: Plan, attempt: Attempt, found: Launcher | None) -> tuple[Failure | None, Summary]:
+    def run(self, run: ReadyRun) -> tuple[Failure | None, Summary]:
         """Execute the run to its end.
 
         Returns:
@@ -53,43 +50,41 @@ class Execution(LiveRun):
             HpctrainError: the ranks cannot be started, which is recorded as the end of the attempt; with the exit code
                 of a resumable run where no launcher works, because a host may just have died.
         """
-        supervisor = Supervisor(plan, attempt, self.directory, self.machine, self.audience.notice)
+        supervisor = Supervisor(run, self.directory, self.audience.notice)
         while True:
-            script = script_sha256(plan)
-            failure = self._attempt(plan, attempt, found, supervisor)
+            script = script_sha256(run.plan)
+            failure = self._attempt(run, supervisor)
             # After a directory was moved or deleted, the user has to say what comes next.
             if failure is None or self.interrupts.received or self.held.fate():
                 break
-            further = self._after_failure(supervisor, plan, failure, attempt, found)
+            further = self._after_failure(supervisor, run, failure)
             if isinstance(further, Failure):
                 failure = further
                 break
             with EventWriter(self.directory.events) as events:
                 events.emit(FaultEvent(**failure.cause))
-            replace_plan(self.directory, further.plan)
-            plan, attempt, found = further.plan, further.attempt, further.launcher
-            if script_sha256(plan) != script:
-                self.audience.notice(f"warning: {plan.title} is not what it was in the last attempt")
+            run = further.run
+            replace_plan(self.directory, run.plan)
+            if script_sha256(run.plan) != script:
+                self.audience.notice(f"warning: {run.plan.title} is not what it was in the last attempt")
         if failure:
             self.audience.failed(failure, self.held.now() or self.directory)
-        return failure, self._record_end(plan, failure)
+        return failure, self._record_end(run.plan, failure)
 
-    def _after_failure(
-        self, supervisor: Supervisor, plan: Plan, failure: Failure, attempt: Attempt, found: Launcher | None
-    ) -> Restart | Failure:
+    def _after_failure(self, supervisor: Supervisor, run: ReadyRun, failure: Failure) -> Restart | Failure:
         """Wait for the restart after a failed attempt, or return the failure that ends the run."""
         try:
             with self.interrupts.raised():
-                further = supervisor.next_step(failure, attempt, found)
+                further = supervisor.next_step(failure, run)
         except Interrupted:
             further = None
         if isinstance(further, Failure) or (further and self.interrupts.wait(further.seconds)):
             return further
         message = f"{failure.message}; interrupted by {self.interrupts.received[0].name} before it was started again"
-        again = plan.restarts and not failure.refused
+        again = run.plan.restarts and not failure.refused
         return replace(failure, message=message, exit_code=RESUMABLE if again else failure.exit_code)
 
-    def _attempt(self, plan: Plan, attempt: Attempt, found: Launcher | None, supervisor: Supervisor) -> Failure | None:
+    def _attempt(self, run: ReadyRun, supervisor: Supervisor) -> Failure | None:
         """Run one attempt; see :meth:`run` for what is raised."""
 
         def show(event: Event) -> None:
@@ -103,18 +98,15 @@ class Execution(LiveRun):
 
         try:
             with self.interrupts.raised():
-                launcher = (
-                    choose_launcher(plan, self.machine, self.directory.path) if found and needs_proof(plan) else found
-                )
+                run = self._with_launcher(run)
         except HpctrainError as error:
-            self._record_error(plan, attempt, error, RESUMABLE)
+            self._record_error(run, error, RESUMABLE)
             raise error.but(exit_code=RESUMABLE) from error
         if fate := self.held.fate():
             return lost_directory(self.held, fate)
         try:
-            self._record_begin(attempt)
-            ready = ReadyRun(plan=plan, machine=self.machine, launcher=launcher, attempt=attempt)
-            failure = run_attempt(ready, replace(self, audience=replace(self.audience, show=show)))
+            self._record_begin(run.attempt)
+            failure = run_attempt(run, replace(self, audience=replace(self.audience, show=show)))
         except Exception as error:
             if isinstance(error, HpctrainError) and (fate := self.held.fate()):
                 return lost_directory(self.held, fate)
@@ -126,15 +118,21 @@ class Execution(LiveRun):
                 reason=error,
             )
             known = error if isinstance(error, HpctrainError) else fault
-            self._record_error(plan, attempt, known, known.exit_code)
+            self._record_error(run, known, known.exit_code)
             raise
         if failure and failure.exit_code == RESUMABLE and self._is_done():
             # A host or a rank was lost after all work was done, but before each rank had recorded it.
             return None
-        if failure and attempt.number > 1 and not self.interrupts.received and not read_records(self.directory):
+        if failure and run.attempt.number > 1 and not self.interrupts.received and not read_records(self.directory):
             # Ranks could be started in an earlier attempt, so a host may be gone.
             return replace(failure, exit_code=RESUMABLE)
         return failure
+
+    def _with_launcher(self, run: ReadyRun) -> ReadyRun:
+        """The run with the first launcher that works here, where only a trial start tells."""
+        if run.launcher is None or not needs_proof(run.plan):
+            return run
+        return replace(run, launcher=choose_launcher(run.plan, run.machine, self.directory.path))
 
     def _is_done(self) -> bool:
         try:
@@ -154,14 +152,14 @@ class Execution(LiveRun):
                 events.emit(DamagedEvent(path=path.name, fault=GONE, kept_as=None))
                 self.audience.notice(f"warning: {missing_text(path, attempt.iteration)}")
 
-    def _record_error(self, plan: Plan, attempt: Attempt, error: HpctrainError, exit_code: int) -> None:
+    def _record_error(self, run: ReadyRun, error: HpctrainError, exit_code: int) -> None:
         """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""
         with contextlib.suppress(HpctrainError):
             starts = [event for event in run_events(self.directory) if isinstance(event, StartEvent)]
-            if all(start.attempt != attempt.number for start in starts):
+            if all(start.attempt != run.attempt.number for start in starts):
                 with EventWriter(self.directory.events) as events:
-                    events.emit(attempt.start(plan, "none"))
-            self._record_end(plan, Failure(code=error.code, message=error.message, exit_code=exit_code))
+                    events.emit(run.attempt.start(run.plan, "none"))
+            self._record_end(run.plan, Failure(code=error.code, message=error.message, exit_code=exit_code))
 
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""

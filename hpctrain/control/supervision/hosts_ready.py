@@ -126,7 +126,7 @@ def drop_unready_hosts(run: ReadyRun, folder: Path, *, notice: Callable[[str], N
             return ready_hosts(plan, run.launcher, folder, notice=notice)
         except UnfitHostsError as error:
             # In a run that has begun, a fault of a host is new since the user named it.
-            if not (plan.elastic and (run.attempt or error.exit_code == 1)):
+            if not (plan.elastic and (run.attempt.number > 1 or error.exit_code == 1)):
                 raise
             plan, warnings = plan_without(plan, error.values["hosts"], run.machine)
             hosts = fold_hosts([host.host for host in plan.hosts])

@@ -24,7 +24,6 @@ from hpctrain.control.launchers.launcher_choice import (
     require_image,
     require_mitigation,
 )
-from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.audience import Audience, ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.hosts_ready import ready_hosts
@@ -155,7 +154,7 @@ def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audi
 
 def run_attempt(ready: ReadyRun, run: LiveRun) -> Failure | None:
     """Run the plan that a directory already holds, from where the attempt begins."""
-    plan, launcher, attempt = ready.plan, ready.launcher, ready.attempt or Attempt()
+    plan, launcher, attempt = ready.plan, ready.launcher, ready.attempt
     command = command_for(plan, run.directory, ready.machine, launcher, attempt=attempt.number)
     command.write_files()
     if isinstance(launcher, Torchrun) and len(plan.hosts) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hpctrain.common.cluster.host_list import fold_hosts
-from hpctrain.common.cluster.machine import Machine, same_host
+from hpctrain.common.cluster.machine import same_host
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
@@ -15,7 +15,6 @@ from hpctrain.common.run.events.kinds import StallEvent, StartEvent, StepEvent
 from hpctrain.common.run.plan import Plan, Slots
 from hpctrain.common.run.records import ranks_listen
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
 from hpctrain.control.resuming.resume import chosen_hosts, given_hosts, plan_on, plan_without
 from hpctrain.control.supervision.audience import ReadyRun
@@ -29,9 +28,7 @@ from hpctrain.control.supervision.start import available_launcher
 class Restart:
     """The next attempt, and the wait before it."""
 
-    plan: Plan
-    attempt: Attempt
-    launcher: Launcher | None
+    run: ReadyRun
     seconds: float
 
 
@@ -39,26 +36,19 @@ class Supervisor:
     """Decides what follows each attempt of a run that is not done.
 
     Args:
-        plan: of the first attempt; later ones can have fewer of its hosts, and in an elastic run others.
+        run: as the first attempt has it; later ones can have fewer of its hosts, and in an elastic run others.
         notice: gets what the user has to know now.
     """
 
-    def __init__(
-        self, plan: Plan, attempt: Attempt, directory: RunDirectory, machine: Machine, notice: Callable[[str], None]
-    ) -> None:
-        self._plan = plan
-        self._directory = directory
-        self._machine = machine
-        self._notice = notice
+    def __init__(self, run: ReadyRun, directory: RunDirectory, notice: Callable[[str], None]) -> None:
+        self._plan, self._machine, self._directory, self._notice = run.plan, run.machine, directory, notice
         # How far a script's saved state reaches is not known, so its progress is the number of long attempts.
-        self._step = attempt.iteration or int(plan.script is not None)
-        self._before = Reach(checkpoint=attempt.iteration, step=self._step)
+        self._step = run.attempt.iteration or int(run.plan.script is not None)
+        self._before = Reach(checkpoint=run.attempt.iteration, step=self._step)
         # When this attempt did its last known step, and since when its ranks have waited for one that hangs.
         self._last_step: float | None = None
         self._stalled: float | None = None
         self._begin = time.monotonic()
-        # The plan of the attempt that runs, or ran last.
-        self._now = plan
 
     def record(self, event: Event) -> None:
         """Record the progress of an attempt."""
@@ -72,7 +62,7 @@ class Supervisor:
         elif isinstance(event, StallEvent):
             self._stalled = time.monotonic() - event.seconds
 
-    def next_step(self, failure: Failure, attempt: Attempt, launcher: Launcher | None) -> Restart | Failure:
+    def next_step(self, failure: Failure, run: ReadyRun) -> Restart | Failure:
         """The restart after an attempt that ended without an interrupt, or the failure that ends the run."""
         try:
             further = attempt_from_here(self._directory, run_events(self._directory))
@@ -80,7 +70,7 @@ class Supervisor:
             message = f"{failure.message}; the run cannot be resumed: {error.message}"
             return replace(failure, message=message, hint=error.hint, exit_code=1)
         try:
-            return (self._restart(failure, attempt, further, launcher) if further else None) or failure
+            return (self._restart(failure, run, further) if further else None) or failure
         except HpctrainError as error:
             self._notice(f"the run cannot continue by itself: {error.message}")
             return failure
@@ -101,9 +91,7 @@ class Supervisor:
         # A script is restarted if the user asked for it; an elastic one must have shown that it can be stopped.
         return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
 
-    def _restart(
-        self, failure: Failure, attempt: Attempt, further: Attempt, launcher: Launcher | None
-    ) -> Restart | None:
+    def _restart(self, failure: Failure, run: ReadyRun, further: Attempt) -> Restart | None:
         if self._plan.script and self._worked_for_long():
             self._step += 1
         before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
@@ -112,56 +100,52 @@ class Supervisor:
             before,
             self._before,
             stepped=self._may_retry(),
-            idle=attempt.restart,
+            idle=run.attempt.restart,
             limit=self._plan.restarts,
             hosts=len(self._plan.hosts),
         )
         if number is None:
             return None
-        given = self._given_hosts()
+        given = self._given_hosts(run.plan)
         asked = self._plan.model_copy(update={"hosts": tuple(Slots(host=host, slots=given[host]) for host in given)})
-        silent = silent_hosts(asked, launcher, self._machine, lost=failure.lost_hosts)
+        silent = silent_hosts(asked, run.launcher, self._machine, lost=failure.lost_hosts)
         # A lost host that answers is used in one further attempt.
         gone = (*silent, *(failure.lost_hosts if number > 1 else ()))
         further = replace(further, restart=number)
         if self._plan.elastic:
             left = {host: given[host] for host in given if not any(same_host(host, name) for name in gone)}
-            chosen = chosen_hosts(self._plan, left, self._now.ranks_of_hosts)
+            chosen = chosen_hosts(self._plan, left, run.plan.ranks_of_hosts)
             plan, warnings = plan_on(self._plan, chosen, self._machine)
-            ready = ReadyRun(plan=plan, machine=self._machine, launcher=launcher, attempt=further)
+            ready = replace(run, plan=plan, attempt=further)
             plan = drop_unready_hosts(ready, self._directory.path, notice=self._notice)
         else:
             plan, warnings = plan_without(self._plan, gone, self._machine)
-        self._now = plan
-        restart = Restart(
-            plan=plan,
-            attempt=further,
-            launcher=available_launcher(plan, self._machine),
-            seconds=wait_seconds(number),
-        )
+        launcher = available_launcher(plan, self._machine)
+        restart = Restart(run=replace(run, plan=plan, launcher=launcher, attempt=further), seconds=wait_seconds(number))
         self._announce(failure, restart, silent)
         for warning in warnings:
             self._notice(f"warning: {warning}")
         return restart
 
-    def _given_hosts(self) -> dict[str, int]:
+    def _given_hosts(self, now: Plan) -> dict[str, int]:
         """The hosts that the run may use, whether they answer or not; of an elastic run those that are given now."""
         if self._plan.elastic:
             try:
                 return given_hosts(self._plan)
             except HpctrainError as error:
                 self._notice(f"warning: the hosts stay as they were: {error.message}")
-        return self._now.ranks_of_hosts if self._plan.elastic else self._plan.ranks_of_hosts
+        return now.ranks_of_hosts if self._plan.elastic else self._plan.ranks_of_hosts
 
     def _announce(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
-        hosts = fold_hosts([host.host for host in restart.plan.hosts])
+        plan, attempt = restart.run.plan, restart.run.attempt
+        hosts = fold_hosts([host.host for host in plan.hosts])
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
-        resumed = f"resuming from step {restart.attempt.iteration}" if self._plan.recipe else "starting it again"
+        resumed = f"resuming from step {attempt.iteration}" if self._plan.recipe else "starting it again"
         unanswered = f"; no answer from {fold_hosts(others)}" if others else ""
         self._notice(
-            f"{failure.message}{unanswered}; {resumed} with {restart.plan.ranks} of "
-            f"{max(self._plan.ranks, restart.plan.ranks)} ranks on {hosts} "
-            f"in {restart.seconds:g} s (restart {restart.attempt.restart} of {self._plan.restarts})"
+            f"{failure.message}{unanswered}; {resumed} with {plan.ranks} of "
+            f"{max(self._plan.ranks, plan.ranks)} ranks on {hosts} "
+            f"in {restart.seconds:g} s (restart {attempt.restart} of {self._plan.restarts})"
         )
 
 

@@ -1,9 +1,10 @@
-"""What others wrote cannot control the terminal on which it is shown."""
+"""What others wrote cannot control the terminal on which it is shown, and is written where only UTF-8 can be read."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from pydantic_core import from_json
 from rich.table import Table
 from rich.text import Text
 
-from hpctrain.common.files.printable import dotted, printable
+from hpctrain.common.files.printable import dotted, encodable, json_text, printable
 from hpctrain.report.output import answer, answer_json, tell, terminal
 
 _HOSTILE = "a\x1b]0;title\x07b\x9b2J\u202ec\r"
@@ -55,3 +56,34 @@ def test_an_answer_for_programs_is_read_by_strict_readers(capsys: pytest.Capture
 def test_keys_of_others_are_not_repeated_at_any_length() -> None:
     assert dotted(["recipe", 3, "batch"]) == "recipe.3.batch"
     assert len(dotted(["x" * 10**6, "batch"])) < 200
+
+
+ANY_CHARACTER = st.text(st.characters(exclude_categories=()) | st.sampled_from('\\u"d89abcf\udcff\ud83d\ude00\0'))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("train\udcff.py", "train\\udcff.py"),
+        ("\ud83d", "\\ud83d"),
+        ("\udcff\ud83d\\\udcff", "\\udcff\\ud83d\\\\udcff"),
+        ("a \\udcff that was typed", "a \\udcff that was typed"),
+        ("naïve 😀", "naïve 😀"),
+    ],
+)
+def test_lone_surrogates_are_written_out(text: str, shown: str) -> None:
+    assert encodable(text) == shown
+    assert from_json(json_text([text])) == [shown]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_has_no_number_that_is_not_finite(indent: int | None) -> None:
+    text = json_text({"a": math.nan, "b": [math.inf, (-math.inf, 1.5)], "c": "NaN"}, indent=indent)
+    assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [None, [None, 1.5]], "c": "NaN"}
+
+
+@given(st.dictionaries(ANY_CHARACTER, ANY_CHARACTER, max_size=3))
+def test_a_strict_reader_gets_the_encodable_text(values: dict[str, str]) -> None:
+    # What json.dumps writes as a pair is one character to every reader, two surrogates in Python.
+    paired = json.loads(json.dumps(values))
+    assert from_json(json_text(values)) == {encodable(key): encodable(value) for key, value in paired.items()}

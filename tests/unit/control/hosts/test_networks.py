@@ -1,13 +1,16 @@
-"""Which networks the ranks of several hosts connect over, by the interfaces of each."""
+"""Which networks the ranks of several hosts connect over, by the interfaces of each, and when a silent host is lost."""
 
 from __future__ import annotations
 
 import ipaddress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpctrain.common.cluster.interfaces import Interface
-from hpctrain.control.hosts.networks import choose_networks, require_interface
+from hpctrain.common.settings import HOST_TIMEOUT
+from hpctrain.control.hosts.networks import choose_networks, keepalive_options, require_interface
 from support.refusals import refused
 
 LOOPBACK = Interface(name="lo", up=True, host_only=True, addresses=("127.0.0.1", "::1"))
@@ -106,3 +109,23 @@ def test_a_chosen_interface_has_to_be_on_each_host() -> None:
     with refused("HT-interface-not-usable", interface="eth0", host="h2") as caught:
         require_interface("eth0", found)
     assert caught.value.hint.endswith(" eno1")
+
+
+@given(st.integers(5, 3600))
+def test_idle_time_and_probes_take_that_long_together(seconds):
+    options = keepalive_options(HOST_TIMEOUT.read({"HPCTRAIN_HOST_TIMEOUT": str(seconds)}))
+    assert options[::3] == ["--prtemca"] * 3
+    assert options[1::3] == [f"oob_tcp_keepalive_{name}" for name in ("time", "intvl", "probes")]
+    idle, interval, probes = map(int, options[2::3])
+    assert min(idle, interval) >= 1
+    assert idle + interval * probes == seconds
+
+
+@pytest.mark.parametrize("text", ["", "4", "3601", "-5", "7.5", "1e2", "\u0665\u0660", "9" * 5000])
+def test_what_is_no_number_of_seconds_is_refused(text):
+    with refused("HT-variable-invalid", name="HPCTRAIN_HOST_TIMEOUT"):
+        HOST_TIMEOUT.read({"HPCTRAIN_HOST_TIMEOUT": text})
+
+
+def test_within_a_minute_by_default():
+    assert HOST_TIMEOUT.read({}) <= 60

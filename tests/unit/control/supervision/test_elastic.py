@@ -13,6 +13,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.events import read_events
+from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.command_line import TRAIN
 from hpctrain.control.supervision import host_questions, supervisor
 from support import needs
@@ -112,12 +113,12 @@ def script(*options: str) -> int:
 
 def at_a_restart(monkeypatch: pytest.MonkeyPatch, *changes: Callable[[], object]) -> None:
     """Before the hosts are chosen for a further attempt, the next of the changes is made."""
-    left, silent_hosts = list(changes), supervisor.Supervisor._given_hosts
+    left, given_hosts = list(changes), supervisor.Supervisor._given_hosts
 
-    def changed(self: supervisor.Supervisor) -> dict[str, int]:
+    def changed(self: supervisor.Supervisor, now: Plan) -> dict[str, int]:
         if left:
             left.pop(0)()
-        return silent_hosts(self)
+        return given_hosts(self, now)
 
     monkeypatch.setattr(supervisor.Supervisor, "_given_hosts", changed)
 

@@ -25,6 +25,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.resuming.attempts import Attempt
+from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.supervisor import Reach, Restart, Supervisor, next_restart, wait_seconds
@@ -273,7 +274,7 @@ STEP = StepEvent(
 
 
 @pytest.fixture
-def supervised() -> tuple[Supervisor, Attempt]:
+def supervised() -> tuple[Supervisor, ReadyRun]:
     """A second attempt that began at a checkpoint."""
     directory, machine = RunDirectory(Path("run")), this_machine()
     begun = make_plan(TrainingRequest(work=load_recipe("digits"), ranks=1, backend="single"), machine)
@@ -281,22 +282,22 @@ def supervised() -> tuple[Supervisor, Attempt]:
     with EventWriter(directory.events) as writer:
         writer.emit(StartEvent(attempt=1, iteration=0))
     write_checkpoint(directory.checkpoints, progress_of(10), {}, plan=begun.model_dump(mode="json"))
-    attempt = Attempt(number=2, iteration=10)
-    supervisor = Supervisor(begun, attempt, directory, machine, lambda text: None)
+    run = ReadyRun(plan=begun, machine=machine, launcher=None, attempt=Attempt(number=2, iteration=10))
+    supervisor = Supervisor(run, directory, lambda text: None)
     supervisor.record(StartEvent(attempt=2, iteration=10))
-    return supervisor, attempt
+    return supervisor, run
 
 
 @needs.pytorch
-def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, Attempt]) -> None:
+def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, ReadyRun]) -> None:
     """In an attempt that goes on: as an import that fails, which it will do again."""
-    supervisor, attempt = supervised
-    assert supervisor.next_step(RAISED, attempt, None) == RAISED
-    assert isinstance(supervisor.next_step(KILLED, attempt, None), Restart)
+    supervisor, run = supervised
+    assert supervisor.next_step(RAISED, run) == RAISED
+    assert isinstance(supervisor.next_step(KILLED, run), Restart)
     supervisor.record(STEP)
-    assert isinstance(supervisor.next_step(RAISED, attempt, None), Restart)
+    assert isinstance(supervisor.next_step(RAISED, run), Restart)
     supervisor.record(StartEvent(attempt=2, iteration=10))
-    assert supervisor.next_step(RAISED, attempt, None) == RAISED
+    assert supervisor.next_step(RAISED, run) == RAISED
 
 
 def test_interrupts_end_a_wait() -> None:
