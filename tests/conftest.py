@@ -40,7 +40,7 @@ _UNIT = Path(__file__).with_name("unit")
 # Modules go to pytest's workers in an order in which none begins late that takes long.
 _LONGEST = (
     *("test_starting.py", "test_requeued_training.py", "test_training.py", "test_local_hosts.py"),
-    *("test_elastic.py", "test_local_slurm.py", "test_odd_names.py"),
+    *("test_local_slurm.py", "test_odd_names.py"),
     *("test_campaign.py", "test_parallel.py", "test_keras_patterns.py", "test_gpt_on_meshes.py", "test_notebooks.py"),
     *("test_saves_without_a_rank.py", "test_frameworks.py", "test_imagenet.py", "test_pod_ranks.py"),
     *("test_process_group.py", "test_whole_batches.py"),

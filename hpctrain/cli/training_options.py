@@ -32,8 +32,8 @@ Restarts = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Restarts in a row without progress after a run fails; 3 by default, 0 for scripts that are not "
-        "elastic: a script with some counts as resumable whenever it is interrupted.",
+        help="Restarts in a row without progress after a run fails; 3 by default, 0 for scripts: one with some counts "
+        "as resumable whenever it is interrupted.",
     ),
 ]
 
@@ -51,7 +51,7 @@ class TrainingOptions:
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a value of the recipe, or fault_tolerance of a script; repeatable.",
+            help="Change a value of the recipe; repeatable.",
         ),
     ] = None
     mesh: Annotated[

@@ -12,9 +12,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.recipes.entries import find
-from hpctrain.common.recipes.load import load_recipe, override_recipe, script_fault_tolerance
+from hpctrain.common.recipes.load import load_recipe, override_recipe, require_no_overrides
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
-from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.common.run.plan import Script
@@ -75,8 +74,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
 
     Args:
         work: a recipe's name or file, or a script's file.
-        training: a smoke run shrinks the recipe before ``--set`` changes it; of a script ``--set`` can only change
-            ``fault_tolerance``.
+        training: a smoke run shrinks the recipe before ``--set`` changes it.
 
     Raises:
         HpctrainError: it cannot be read, or an option is for the other kind.
@@ -92,7 +90,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
             "its arguments go after --",
             script=work,
         )
-    faults = script_fault_tolerance(work, training.overrides or (), FaultTolerance())
+    require_no_overrides(work, training.overrides or ())
     path = _require_script(work)
     for text in (str(path), *arguments):
         if encodable(text) != text:
@@ -101,9 +99,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
                 "HT-plan-not-utf8", "{text!r} is not UTF-8, and plan.json can hold no other text", hint, text=text
             )
     divided = parse_mesh(training.mesh) if training.mesh is not None else Mesh()
-    return training.tracked(
-        Script(path=path, name=work, arguments=tuple(arguments), mesh=divided, fault_tolerance=faults)
-    )
+    return training.tracked(Script(path=path, name=work, arguments=tuple(arguments), mesh=divided))
 
 
 def _refuse_arguments(recipe: str, arguments: Sequence[str]) -> None:

@@ -159,7 +159,7 @@ def _of_axes(recipe: RecipeKeys) -> Iterator[str]:
 
 def _of_mesh(recipe: RecipeKeys) -> Iterator[str]:
     mesh, faults, compression = recipe.mesh, recipe.fault_tolerance, recipe.communication.compression
-    changes = "fault_tolerance: shrink" if faults.fault_tolerant else "fault_tolerance.grow" if faults.grow else None
+    changes = "fault_tolerance: shrink" if faults.fault_tolerant else None
     if changes and not mesh.replicates_only:
         yield (
             f"{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run has to "

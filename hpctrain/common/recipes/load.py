@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.checked_yaml import Location, Section, parse_value, validate
+from hpctrain.common.files.checked_yaml import Location, parse_value, validate
 from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.entries import HINT, load_entry
 from hpctrain.common.recipes.mesh import parse_mesh
-from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 
 # Short forms of a section: a single word sets one of its keys.
 _WORDS: dict[tuple[str, Any], tuple[str, Any]] = {
     ("fault_tolerance", "shrink"): ("fault_tolerance.lost_rank", "shrink"),
-    ("fault_tolerance", "elastic"): ("fault_tolerance.grow", True),
     ("sync", "async"): ("sync.mode", "async"),
 }
 
@@ -45,7 +43,7 @@ def mesh_overrides(mesh: str | None) -> list[str]:
 def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """Override values of a recipe; arguments and errors are those of :func:`load_recipe`.
 
-    ``fault_tolerance=shrink`` or ``elastic`` and ``sync=async`` leave the rest of their sections as they are, or as
+    ``fault_tolerance=shrink`` and ``sync=async`` leave the rest of their sections as they are, or as
     other overrides have it. A run of fewer epochs clips the warm-up, which ``notes`` then says. Reported results are of
     other values once one is changed that decides them.
     """
@@ -54,47 +52,20 @@ def override_recipe(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return _of_other_values(found) if deciding_differences(recipe, found) else found
 
 
-def script_fault_tolerance(script: str, overrides: Sequence[str], before: FaultTolerance) -> FaultTolerance:
-    """The fault tolerance of a script, with ``key=value`` overrides: the one part of a recipe that a script has.
-
-    Args:
-        overrides: texts of the form ``fault_tolerance=elastic``.
+def require_no_overrides(script: str, overrides: Sequence[str]) -> None:
+    """Refuse ``--set`` for a script.
 
     Raises:
-        HpctrainError: another key, or a value that a script cannot have.
+        HpctrainError: there is one.
     """
-    keys = [each.partition("=")[0] for each in overrides]
-    if others := [key for key in keys if key.partition(".")[0] != "fault_tolerance"]:
+    if overrides:
         raise HpctrainError(
             "HT-option-not-usable-here",
             "--set {key} is for recipes, and {script} is a script",
-            "its arguments go after --; for a script only fault_tolerance can be set",
-            key=others[0],
+            "its arguments go after --",
+            key=overrides[0].partition("=")[0],
             script=script,
         )
-    values = {"fault_tolerance": before.model_dump(mode="json")}
-    given = _set(values, overrides)
-    found = validate(
-        values,
-        _OfScript,
-        lambda location: f"--set {_blamed(given, location)}",
-        "script",
-        "for example --set fault_tolerance=elastic",
-    ).fault_tolerance
-    if found.fault_tolerant:
-        raise HpctrainError(
-            "HT-shrink-not-possible",
-            "fault_tolerance: shrink is for recipes: the remaining ranks cannot rebuild the state of {script}",
-            "--set fault_tolerance=elastic starts it again on the remaining hosts",
-            script=script,
-        )
-    return found
-
-
-class _OfScript(Section):
-    """The keys that can be set for a script."""
-
-    fault_tolerance: FaultTolerance
 
 
 def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ class GuardSettings(Section):
 
 
 class FaultTolerance(Section):
-    """What the run does when a rank dies, and when hosts come or come back."""
+    """What the run does when a rank dies."""
 
     lost_rank: Literal["stop", "shrink"] = Field(
         "stop",
@@ -31,15 +31,7 @@ class FaultTolerance(Section):
         description="keep the global batch by larger shares, or shrink it with the ranks, and the learning rate with "
         "it",
     )
-    grow: bool = Field(
-        False,
-        description="begin each attempt with all hosts that answer: those that were lost and are back, and those that "
-        "were added to the hostfile",
-    )
     min_ranks: Count = Field(1, description="with fewer left, the run saves its state and ends resumably")
-    max_ranks: Count | None = Field(
-        None, description="with grow: the run never has more; null for as many as there are"
-    )
 
     @property
     def fault_tolerant(self) -> bool:
@@ -49,14 +41,10 @@ class FaultTolerance(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_word(cls, value: object) -> object:
-        """``fault_tolerance: shrink`` and ``elastic`` say it all in one word."""
-        if value == "elastic":
-            return {"grow": True}
+        """``fault_tolerance: shrink`` says it all in one word."""
         if isinstance(value, str) and value not in ("stop", "shrink"):
             raise InvalidValueError(
-                "HT-value-not-valid",
-                "input should be 'stop', 'shrink', 'elastic' or a section, not {value!r}",
-                value=value,
+                "HT-value-not-valid", "input should be 'stop', 'shrink' or a section, not {value!r}", value=value
             )
         return {"lost_rank": value} if isinstance(value, str) else value
 
@@ -70,14 +58,8 @@ class FaultTolerance(Section):
         ends = "the run ends with its first dead rank"
         if not self.fault_tolerant and self.batch == "shrink":
             yield f"batch: shrink needs lost_rank: shrink; with lost_rank: stop {ends}"
-        if not (self.fault_tolerant or self.grow) and self.min_ranks > 1:
-            yield f"min_ranks: {self.min_ranks} needs lost_rank: shrink or grow: true; with neither {ends}"
-        if self.grow and self.batch == "shrink":
-            yield "batch: shrink would also grow the batch beyond the recipe's where ranks are added (grow)"
-        if self.max_ranks is not None and not self.grow:
-            yield f"max_ranks: {self.max_ranks} needs grow: true; without it no rank is added"
-        if self.max_ranks is not None and self.max_ranks < self.min_ranks:
-            yield f"max_ranks: {self.max_ranks} is below min_ranks: {self.min_ranks}"
+        if not self.fault_tolerant and self.min_ranks > 1:
+            yield f"min_ranks: {self.min_ranks} needs lost_rank: shrink; with lost_rank: stop {ends}"
 
 
 class Checkpointing(Section):

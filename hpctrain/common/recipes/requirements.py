@@ -9,7 +9,6 @@ from typing import Literal
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.objects import is_url
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 
 _ONE_STAGE_A_RANK = ("gpipe", "1f1b")
@@ -33,9 +32,9 @@ def require_recipe(recipe: Recipe, ranks: int, *, with_data: bool = True) -> Non
 
     Raises:
         HpctrainError: a mesh that is not of so many ranks, or that divides a model's heads unevenly or into more stages
-            than it has blocks, no ``data.path``; see also :func:`require_between` and :func:`require_parts`.
+            than it has blocks, no ``data.path``; see also :func:`require_parts`.
     """
-    require_between(recipe.fault_tolerance, ranks)
+    _require_least(recipe.fault_tolerance.min_ranks, ranks)
     _require_divisible(recipe, recipe.mesh.at(ranks))
     require_parts(recipe, ranks)
     if with_data and has_folder(recipe):
@@ -54,27 +53,17 @@ def require_parts(recipe: Recipe, ranks: int) -> None:
     require_micro_batches(recipe, mesh)
 
 
-def require_between(faults: FaultTolerance, ranks: int) -> None:
-    """Refuse fewer ranks than ``fault_tolerance.min_ranks``, and more than ``max_ranks``.
-
-    Raises:
-        HpctrainError: there are.
-    """
-    if faults.min_ranks > ranks:
-        raise _beyond("HT-ranks-too-few", "min_ranks", faults.min_ranks, ranks)
-    if faults.max_ranks and ranks > faults.max_ranks:
-        raise _beyond("HT-ranks-too-many", "max_ranks", faults.max_ranks, ranks)
-
-
-def _beyond(code: str, key: str, bound: int, ranks: int) -> HpctrainError:
-    return HpctrainError(
-        code,
-        "fault_tolerance.{key} is {bound}, and the run has {ranks} ranks",
-        f"-np {bound}, or --set fault_tolerance.{key}={ranks}",
-        key=key,
-        bound=bound,
-        ranks=ranks,
-    )
+def _require_least(least: int, ranks: int) -> None:
+    """Refuse fewer ranks than ``fault_tolerance.min_ranks``."""
+    if ranks < least:
+        raise HpctrainError(
+            "HT-ranks-too-few",
+            "fault_tolerance.{key} is {bound}, and the run has {ranks} ranks",
+            f"-np {least}, or --set fault_tolerance.min_ranks={ranks}",
+            key="min_ranks",
+            bound=least,
+            ranks=ranks,
+        )
 
 
 def _require_divisible(recipe: Recipe, mesh: Mesh) -> None:

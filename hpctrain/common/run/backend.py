@@ -109,8 +109,7 @@ def _choose(plan: Plan, hosts: Sequence[Slots], machine: Machine) -> tuple[str, 
         return plan.asked_backend, ""
     if _is_async(plan):
         return "mpi", "sync: async"
-    # A single rank of an elastic run may be the rest of several, and others may join it.
-    if plan.ranks == 1 and same_host(hosts[0].host, machine.host) and not plan.elastic:
+    if plan.ranks == 1 and same_host(hosts[0].host, machine.host):
         return "single", f"one rank on {machine.host}"
     if plan.start.launcher == TORCHRUN:
         return _without_mpi(plan, hosts, machine)

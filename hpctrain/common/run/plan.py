@@ -17,7 +17,6 @@ from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshTraffic
-from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import DEFAULT, Tracker, Trackers
 from hpctrain.common.run.stopping import STOP_SIGNALS
@@ -35,9 +34,6 @@ class Script(FrozenModel):
     name: str = Field("", description="as it was given, which is its own sys.argv[0]")
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
-    fault_tolerance: FaultTolerance = Field(
-        FaultTolerance.defaults(), description="as a recipe's, without lost_rank: shrink"
-    )
     tracking: Trackers | None = Field(None, description="as a recipe's")
 
 
@@ -135,7 +131,7 @@ class Stop(FrozenModel):
             rank, to end the step, write a checkpoint and leave.
         seconds: how long that may take before every process is ended.
         restarts: how often in a row the launcher starts a run again that failed and got no further than the time
-            before; None for 3, and for none where it is a script that is not elastic.
+            before; None for 3, and for none where it is a script.
         idle_restarts: how often a run may be resumed without having got further than the time before.
     """
 
@@ -231,14 +227,9 @@ class Plan(FrozenModel):
         return 1 if self.capabilities and self.capabilities.replicates else self.ranks
 
     @property
-    def fault_tolerance(self) -> FaultTolerance:
-        """What it does when a rank dies, and when hosts come or come back."""
-        return self.work.fault_tolerance
-
-    @property
     def fault_tolerant(self) -> bool:
         """Whether the ranks continue without one that died, from the first step on."""
-        return self.fault_tolerance.fault_tolerant
+        return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
 
     @property
     def ranks_of_hosts(self) -> dict[str, int]:
@@ -246,13 +237,8 @@ class Plan(FrozenModel):
         return {host.host: host.slots for host in self.hosts}
 
     @property
-    def elastic(self) -> bool:
-        """Whether the run takes in hosts that come, or come back, and begins without those that do not answer."""
-        return self.fault_tolerance.grow
-
-    @property
     def restarts(self) -> int:
         """How often in a row, without progress, the launcher restarts the run after a failure."""
         if self.stop.restarts is not None:
             return self.stop.restarts
-        return _RESTARTS if self.recipe or self.elastic else 0
+        return _RESTARTS if self.recipe else 0

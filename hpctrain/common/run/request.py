@@ -8,7 +8,7 @@ from typing import Any
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.families import Framework
-from hpctrain.common.recipes.requirements import require_between, require_ranks, require_recipe
+from hpctrain.common.recipes.requirements import require_ranks, require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.backend import require_backend
@@ -133,8 +133,6 @@ def require_possible(plan: Plan, *, with_data: bool = True) -> None:
     require_backend(plan.asked_backend, plan)
     if plan.recipe:
         require_recipe(plan.recipe, plan.ranks, with_data=with_data)
-    else:
-        require_between(plan.fault_tolerance, plan.ranks)
 
 
 def _require_framework(plan: Plan) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from hpctrain.common.cluster.machine import Machine, same_host, this_machine
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.recipes.difference import differences, flat, settings
 from hpctrain.common.recipes.gpt import GptSettings
-from hpctrain.common.recipes.load import mesh_overrides, override_recipe, script_fault_tolerance
+from hpctrain.common.recipes.load import mesh_overrides, override_recipe, require_no_overrides
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.requirements import has_folder, require_ranks, shard_folder
 from hpctrain.common.recipes.schema import Recipe
@@ -25,7 +24,7 @@ from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.hosts.arrange import are_given, arrange, full_slots, named_hosts
+from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.planning.planner import place_plan, sized
 from hpctrain.control.resuming.attempts import (
     Attempt,
@@ -128,9 +127,8 @@ def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:
     if plan.recipe:
         return override_recipe(plan.recipe, [*overrides, *mesh_overrides(mesh)])
     assert plan.script is not None
-    faults = script_fault_tolerance(plan.title, overrides, plan.script.fault_tolerance)
-    divided = plan.script.mesh if mesh is None else parse_mesh(mesh)
-    return plan.script.model_copy(update={"mesh": divided, "fault_tolerance": faults})
+    require_no_overrides(plan.title, overrides)
+    return plan.script.model_copy(update={"mesh": parse_mesh(mesh)})
 
 
 def changed_work(
@@ -254,8 +252,7 @@ def _fixed_keys(
 def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tuple[Plan, tuple[str, ...]]:
     """The plan on the current hosts, and warnings.
 
-    Without ranks in the request it gets those that the run began with, and in an elastic run the sum of its hosts'
-    slots.
+    Without ranks in the request it gets those that the run began with.
 
     Raises:
         HpctrainError: another framework, or hosts and ranks that do not fit.
@@ -280,16 +277,9 @@ def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tupl
             "begun_ranks": None,
         }
     )
-    if unplaced.elastic and unplaced.hosts and ranks is None and are_given(unplaced.host_options):
-        given = given_hosts(unplaced)
-        placed, warnings = plan_on(unplaced, chosen_hosts(unplaced, given, {}), machine)
-    else:
-        arranged, warnings = arrange(
-            unplaced.host_options, machine.host, unplaced.ranks, work=plan.recipe or plan.script
-        )
-        placed = place_plan(unplaced, arranged, machine)
+    arranged, warnings = arrange(unplaced.host_options, machine.host, unplaced.ranks, work=plan.work)
     # A job's plan gets its micro-batch on the job's hosts, and keeps it.
-    placed = sized(placed, machine)
+    placed = sized(place_plan(unplaced, arranged, machine), machine)
     return placed, (*warnings, *_other_versions(plan, placed))
 
 
@@ -312,7 +302,7 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     Raises:
         HpctrainError: the hosts are too few, or see :func:`hpctrain.control.hosts.arrange.arrange`.
     """
-    ranks, least = sum(slots.values()), plan.fault_tolerance.min_ranks
+    ranks, least = sum(slots.values()), plan.recipe.fault_tolerance.min_ranks if plan.recipe else 1
     if ranks < least:
         gone = [host.host for host in plan.hosts if host.host not in slots]
         raise HpctrainError(
@@ -330,43 +320,6 @@ def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Pla
     begun = plan.begun_ranks or plan.ranks
     other = plan.model_copy(update={"ranks": ranks, "begun_ranks": None if ranks == begun else begun})
     return place_plan(other, arranged, machine), warnings
-
-
-def given_hosts(plan: Plan, environment: Mapping[str, str] = os.environ) -> dict[str, int]:
-    """The hosts that a run may use now, with the slots of each, in the order in which they are named.
-
-    The hostfile is read again, since it may have changed. Where no slots are given, a new host gets as many as the
-    plan's largest host has.
-
-    Raises:
-        HpctrainError: the hostfile cannot be read.
-    """
-    named, known = named_hosts(plan.host_options, environment), plan.ranks_of_hosts
-    if named is None:
-        return known
-    return full_slots(named.hosts) or {name: known.get(name, max(known.values())) for name in named.hosts}
-
-
-def chosen_hosts(plan: Plan, given: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """The hosts that an elastic run should use, with the ranks of each, in the order given.
-
-    Args:
-        given: the hosts that may be used, with their slots.
-        now: the present hosts with their ranks, which keep them.
-    """
-    order = sorted(given, key=lambda name: name not in now)[: plan.host_options.nodes]
-    most = plan.fault_tolerance.max_ranks
-    if most is None and plan.host_options.hostfile is None:
-        # A list of hosts and -np fix the number of ranks; a hostfile can grow.
-        most = max(plan.begun_ranks or plan.ranks, len(order))
-    chosen = dict.fromkeys(order, 0)
-    # Present ranks are counted first, so that none is moved to make room for a new host.
-    for slots in (now, given):
-        for name in order:
-            free = sum(given.values()) if most is None else most - sum(chosen.values())
-            wanted = min(given[name], slots.get(name, 0)) - chosen[name]
-            chosen[name] += max(0, min(wanted, free))
-    return {name: chosen[name] for name in given if chosen.get(name)}
 
 
 def _one_host_source(changes: Mapping[str, Any]) -> dict[str, Any]:

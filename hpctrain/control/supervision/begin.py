@@ -23,7 +23,7 @@ from hpctrain.control.hosts.arrange import are_given, arrange
 from hpctrain.control.planning.planner import make_plan, oversubscription, require_processors
 from hpctrain.control.resuming.attempts import hold_run, job_id
 from hpctrain.control.supervision.audience import Output, ReadyRun
-from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
+from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.supervision.pods import take_part
 from hpctrain.control.supervision.start import available_launcher, require_packages, require_weights
@@ -181,7 +181,7 @@ def _go_on(request: TrainingRequest, directory: RunDirectory, interrupts: Interr
 def _on_ready_hosts(run: ReadyRun, folder: Path, output: Output) -> ReadyRun:
     """The run on hosts that were asked, if there are others than this machine."""
     try:
-        return replace(run, plan=drop_unready_hosts(run, folder, notice=output.notice))
+        return replace(run, plan=ready_hosts(run.plan, run.launcher, folder, notice=output.notice))
     except HpctrainError as error:
         if run.attempt.number > 1 and error.exit_code == 1:
             # The hosts took part before, so they may come back.

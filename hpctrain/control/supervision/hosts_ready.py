@@ -24,8 +24,6 @@ from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.hosts.networks import CHOICES, Networks, choose_networks, require_interface
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.launcher_choice import in_allocation
-from hpctrain.control.resuming.resume import plan_without
-from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.host_questions import (
     Answer,
     addresses_of,
@@ -47,10 +45,6 @@ _POLL_SECONDS = 0.5
 _OTHER_SCHEDULERS = ("PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE")
 # What ssh prints before its reason: its own name and that of the host.
 _TO_HOST = re.compile(r"^(ssh: )?(connect to host \S+ |\S+@\S+: )?")
-
-
-class UnfitHostsError(HpctrainError):
-    """Ranks cannot start on some ``hosts``; the exit code is 1 where every fault may be temporary."""
 
 
 def await_names(
@@ -113,28 +107,6 @@ def ready_hosts(
     return plan.model_copy(update={"environment": {**plan.environment, **networks.variables}})
 
 
-def drop_unready_hosts(run: ReadyRun, folder: Path, *, notice: Callable[[str], None]) -> Plan:
-    """See :func:`ready_hosts`; an elastic plan also drops the hosts that are not ready.
-
-    Raises:
-        UnfitHostsError: the plan is not elastic, or the fault was there when the run began.
-        HpctrainError: the hosts that answer are too few.
-    """
-    plan = run.plan
-    while True:
-        try:
-            return ready_hosts(plan, run.launcher, folder, notice=notice)
-        except UnfitHostsError as error:
-            # In a run that has begun, a fault of a host is new since the user named it.
-            if not (plan.elastic and (run.attempt.number > 1 or error.exit_code == 1)):
-                raise
-            plan, warnings = plan_without(plan, error.values["hosts"], run.machine)
-            hosts = fold_hosts([host.host for host in plan.hosts])
-            notice(f"warning: {error.message}; the run continues with {plan.ranks} ranks on {hosts}")
-            for warning in warnings:
-                notice(f"warning: {warning}")
-
-
 def _answers(plan: Plan, launcher: Launcher | None, folder: Path, environment: Mapping[str, str]) -> dict[str, Answer]:
     """The answers of a plan's hosts, on all of which ranks can start; empty where they cannot or need not be asked."""
     if not _reached_by_ssh(plan, launcher, environment):
@@ -180,7 +152,7 @@ def _require_no_fault(faults: Mapping[str, HpctrainError]) -> None:
         (fold_hosts([host for host, other in faults.items() if str(other) == text]), fault)
         for text, fault in alike.items()
     ]
-    raise UnfitHostsError(
+    raise HpctrainError(
         "HT-hosts-unfit",
         "{lines}",
         "\n  ".join(dict.fromkeys(fault.hint for fault in alike.values())),

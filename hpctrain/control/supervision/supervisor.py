@@ -12,15 +12,12 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import StallEvent, StartEvent, StepEvent
-from hpctrain.common.run.plan import Plan, Slots
-from hpctrain.common.run.records import ranks_listen
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.resuming.attempts import WORK_SECONDS, Attempt, attempt_from_here, run_events
-from hpctrain.control.resuming.resume import chosen_hosts, given_hosts, plan_on, plan_without
+from hpctrain.control.resuming.resume import plan_without
 from hpctrain.control.supervision.audience import ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.host_questions import silent_hosts
-from hpctrain.control.supervision.hosts_ready import drop_unready_hosts
 from hpctrain.control.supervision.start import available_launcher
 
 
@@ -36,7 +33,7 @@ class Supervisor:
     """Decides what follows each attempt of a run that is not done.
 
     Args:
-        run: as the first attempt has it; later ones can have fewer of its hosts, and in an elastic run others.
+        run: as the first attempt has it; later ones can have fewer of its hosts.
         notice: gets what the user has to know now.
     """
 
@@ -75,21 +72,9 @@ class Supervisor:
             self._notice(f"the run cannot continue by itself: {error.message}")
             return failure
 
-    @property
-    def _worked(self) -> bool:
-        """Whether the attempt did a step that is known."""
-        return self._last_step is not None
-
     def _worked_for_long(self) -> bool:
         """Whether an attempt of a script counts as progress. Time spent hanging does not count."""
         return (self._last_step or self._stalled or time.monotonic()) - self._begin > WORK_SECONDS
-
-    def _may_retry(self) -> bool:
-        """Whether the attempt got far enough for another one to be worthwhile."""
-        if self._worked or self._plan.recipe:
-            return self._worked
-        # A script is restarted if the user asked for it; an elastic one must have shown that it can be stopped.
-        return self._plan.stop.restarts is not None or self._worked_for_long() or ranks_listen(self._directory)
 
     def _restart(self, failure: Failure, run: ReadyRun, further: Attempt) -> Restart | None:
         if self._plan.script and self._worked_for_long():
@@ -99,42 +84,27 @@ class Supervisor:
             failure,
             before,
             self._before,
-            stepped=self._may_retry(),
+            # A script is restarted because the user asked for it.
+            stepped=self._last_step is not None or self._plan.script is not None,
             idle=run.attempt.restart,
             limit=self._plan.restarts,
             hosts=len(self._plan.hosts),
         )
         if number is None:
             return None
-        given = self._given_hosts(run.plan)
-        asked = self._plan.model_copy(update={"hosts": tuple(Slots(host=host, slots=given[host]) for host in given)})
-        silent = silent_hosts(asked, run.launcher, self._machine, lost=failure.lost_hosts)
+        silent = silent_hosts(self._plan, run.launcher, self._machine, lost=failure.lost_hosts)
         # A lost host that answers is used in one further attempt.
         gone = (*silent, *(failure.lost_hosts if number > 1 else ()))
-        further = replace(further, restart=number)
-        if self._plan.elastic:
-            left = {host: given[host] for host in given if not any(same_host(host, name) for name in gone)}
-            chosen = chosen_hosts(self._plan, left, run.plan.ranks_of_hosts)
-            plan, warnings = plan_on(self._plan, chosen, self._machine)
-            ready = replace(run, plan=plan, attempt=further)
-            plan = drop_unready_hosts(ready, self._directory.path, notice=self._notice)
-        else:
-            plan, warnings = plan_without(self._plan, gone, self._machine)
+        plan, warnings = plan_without(self._plan, gone, self._machine)
         launcher = available_launcher(plan, self._machine)
-        restart = Restart(run=replace(run, plan=plan, launcher=launcher, attempt=further), seconds=wait_seconds(number))
+        restart = Restart(
+            run=replace(run, plan=plan, launcher=launcher, attempt=replace(further, restart=number)),
+            seconds=wait_seconds(number),
+        )
         self._announce(failure, restart, silent)
         for warning in warnings:
             self._notice(f"warning: {warning}")
         return restart
-
-    def _given_hosts(self, now: Plan) -> dict[str, int]:
-        """The hosts that the run may use, whether they answer or not; of an elastic run those that are given now."""
-        if self._plan.elastic:
-            try:
-                return given_hosts(self._plan)
-            except HpctrainError as error:
-                self._notice(f"warning: the hosts stay as they were: {error.message}")
-        return now.ranks_of_hosts if self._plan.elastic else self._plan.ranks_of_hosts
 
     def _announce(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
         plan, attempt = restart.run.plan, restart.run.attempt

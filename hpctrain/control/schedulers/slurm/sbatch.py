@@ -89,7 +89,7 @@ def prepare(order: Order) -> PreparedJob:
             )
         if not look_only:
             require_trackers(plan.trackers, {**os.environ, **profile.environment})
-    no_kill = any(plan.fault_tolerant or plan.elastic for plan in plans.values())
+    no_kill = any(plan.fault_tolerant for plan in plans.values())
     script = partial(
         job_script, request, profile, folder=Path.cwd(), virtual_environment=_virtual_environment(), no_kill=no_kill
     )

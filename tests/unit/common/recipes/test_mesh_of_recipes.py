@@ -68,7 +68,6 @@ def test_shared_statistics_are_over_data_parallel_ranks():
             "HT-keys-not-together",
             "shrink with mesh dp_shard 2",
         ),
-        (["mesh.dp_shard=-1", "fault_tolerance=elastic"], "HT-keys-not-together", "fault_tolerance.grow with mesh"),
         (["mesh.dp_replicate=2", "fault_tolerance=shrink"], "HT-keys-not-together", "mesh.dp_replicate fixes it"),
         (
             ["mesh.dp_shard=2", "communication.compression=bf16"],
@@ -87,7 +86,7 @@ def test_what_does_not_go_together(overrides: list[str], code: str, values: dict
 
 
 def test_a_replicating_mesh_changes_nothing_else():
-    for more in ("fault_tolerance=shrink", "fault_tolerance=elastic", "communication.compression=bf16"):
+    for more in ("fault_tolerance=shrink", "communication.compression=bf16"):
         assert digits("mesh.dp_replicate=-1", more).mesh.replicates_only
 
 

@@ -20,8 +20,8 @@ from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import EventWriter, read_events
-from hpctrain.common.run.events.kinds import StartEvent, StepEvent
-from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.events.kinds import StallEvent, StartEvent, StepEvent
+from hpctrain.common.run.plan import Plan, Script, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.resuming.attempts import Attempt
@@ -298,6 +298,47 @@ def test_what_fails_ahead_of_its_first_step(supervised: tuple[Supervisor, ReadyR
     assert isinstance(supervisor.next_step(RAISED, run), Restart)
     supervisor.record(StartEvent(attempt=2, iteration=10))
     assert supervisor.next_step(RAISED, run) == RAISED
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("stalled", "expected"), [(None, 1), (700.0, None)])
+def test_a_script_that_worked_for_long_made_progress_and_one_that_hung_did_not(
+    stalled: float | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt of 1,000 s, after as many restarts as are allowed in a row."""
+    clock = Clock()
+    monkeypatch.setattr("hpctrain.control.supervision.supervisor.time", clock)
+    directory, plan = RunDirectory(Path("run")), script_plan(restarts=1)
+    directory.create(plan)
+    with EventWriter(directory.events) as writer:
+        writer.emit(StartEvent(attempt=1, iteration=0))
+    attempt = Attempt(number=2, restart=1)
+    run = ReadyRun(plan=plan, machine=this_machine(), launcher=None, attempt=attempt)
+    supervisor = Supervisor(run, directory, lambda text: None)
+    supervisor.record(StartEvent(attempt=2, iteration=0))
+    clock.now = 1000.0
+    if stalled:
+        supervisor.record(StallEvent(rank=1, host="n2", waiting_for="step 1", seconds=stalled))
+    further = supervisor.next_step(KILLED, run)
+    assert (further.run.attempt.restart if isinstance(further, Restart) else None) == expected
+
+
+def script_plan(restarts: int) -> Plan:
+    Path("train.py").touch()
+    return Plan(
+        script=Script(path=Path("train.py")),
+        backend="single",
+        ranks=1,
+        stop=Stop(restarts=restarts),
+        threads_per_rank=1,
+    )
 
 
 def test_interrupts_end_a_wait() -> None:

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.reliability import FaultTolerance
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
@@ -64,17 +63,15 @@ def start(
     program: str,
     ranks: int = 1,
     *,
-    fault_tolerant: bool = False,
     recipe: Recipe | None = None,
     stop_seconds: float = 60.0,
     notice: Callable[[str], None] = lambda text: None,
 ) -> tuple[Failure | None, list[str], list[str]]:
     shown: list[str] = []
     printed: list[str] = []
-    faults = FaultTolerance(lost_rank="shrink" if fault_tolerant else "stop")
     plan = Plan(
-        recipe=recipe and recipe.model_copy(update={"fault_tolerance": faults}),
-        script=None if recipe else Script(path=Path("train.py"), fault_tolerance=faults),
+        recipe=recipe,
+        script=None if recipe else Script(path=Path("train.py")),
         ranks=ranks,
         stop=Stop(seconds=stop_seconds),
         threads_per_rank=1,
@@ -255,6 +252,10 @@ def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None
         other.wait()
 
 
+def digits(lost_rank: str) -> Recipe:
+    return load_recipe("digits", [f"fault_tolerance={lost_rank}"])
+
+
 class Clock:
     """The launcher's time: it stands still until the program makes the file ``go``, and then each look takes 0.6 s."""
 
@@ -276,7 +277,7 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_clock")
-@pytest.mark.parametrize("fault_tolerant", [False, True])
+@pytest.mark.parametrize("lost_rank", ["stop", "shrink"])
 @pytest.mark.parametrize(
     ("program", "message"),
     [
@@ -286,12 +287,12 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, program: str, message: str, *, fault_tolerant: bool
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, program: str, message: str, lost_rank: str
 ) -> None:
     """As in MPI_Init, which waits for a host that is cut off for ever."""
     program += "\nopen('go', 'w').close(); time.sleep(600)"
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "1")
-    failure, _, _ = start(directory, program, ranks=2, fault_tolerant=fault_tolerant, recipe=load_recipe("digits"))
+    failure, _, _ = start(directory, program, ranks=2, recipe=digits(lost_rank))
     assert failure is not None
     assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
 
@@ -306,7 +307,7 @@ open("go", "w").close()
 time.sleep(2.5)
 record(0, "done"); record(1, "done")
 """
-    failure, _, _ = start(directory, program, ranks=2, recipe=load_recipe("digits"))
+    failure, _, _ = start(directory, program, ranks=2, recipe=digits("stop"))
     assert failure is None
 
 
@@ -398,7 +399,7 @@ record(0, "done")
 sys.exit(137)
 """,
         ranks=2,
-        fault_tolerant=True,
+        recipe=digits("shrink"),
     )
     assert failure is None
 

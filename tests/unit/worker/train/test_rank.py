@@ -208,6 +208,6 @@ def test_the_record_says_that_a_script_listens(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_had_listened(tmp_path: Path) -> None:
-    """So that it may be started again where it is elastic."""
+    """So that it can be resumed."""
     _, record, _ = run_rank(tmp_path, "import hpctrain as ht; ht.should_stop(); 1 / 0")
     assert (record["status"], record["listens"]) == ("failed", True)
