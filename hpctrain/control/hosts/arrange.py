@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
@@ -56,11 +56,11 @@ def arrange(
         HpctrainError: files or lists that cannot be read, hosts that are not there, or ranks that do not fit, also
             the mesh.
     """
-    named = named_hosts(options, environment)
-    given = given_fabric(options, tuple(named.hosts) if named else ())
+    named, source = _named_hosts(options, environment)
+    given = given_fabric(options, tuple(named))
     if given and not whole_fabric:
         _require_named(options, given, environment)
-    hosts_slots, warnings = _hosts(options, named, given, this_host)
+    hosts_slots, warnings = _hosts(options, named, source, given, this_host)
     names = tuple(hosts_slots)
     node_map = _node_map(options)
     known = _fabric(options, given, names)
@@ -127,40 +127,28 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
     return options.hosts is None and options.hostfile is None and bool(environment.get(_ALLOCATED))
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundHosts:
-    """Hosts with their slots, and the source that names them."""
-
-    hosts: HostSlots
-    where: str
-
-
-def named_hosts(options: HostOptions, environment: Mapping[str, str]) -> FoundHosts | None:
-    """The hosts that the options or the allocation name; None where neither names any.
-
-    Raises:
-        HpctrainError: both options, or a list or file that cannot be read.
-    """
+def _named_hosts(options: HostOptions, environment: Mapping[str, str]) -> tuple[HostSlots, str]:
+    """The hosts that the options or the allocation name, with their slots, and what names them."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError(
             "HT-options-exclude-each-other", "--hosts and --hostfile both say which hosts", "give one of them"
         )
     if options.hosts is not None:
-        return FoundHosts(hosts=expand_slots(options.hosts, "--hosts"), where="--hosts")
+        return expand_slots(options.hosts, "--hosts"), "--hosts"
     if options.hostfile is not None:
-        return FoundHosts(hosts=read_hostfile(options.hostfile), where=str(options.hostfile))
+        return read_hostfile(options.hostfile), str(options.hostfile)
     if allocated := environment.get(_ALLOCATED):
-        return FoundHosts(hosts=dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), where="the allocation")
-    return None
+        return dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), "the allocation"
+    return {}, ""
 
 
 def _hosts(
-    options: HostOptions, named: FoundHosts | None, given: Fabric | None, this_host: str
+    options: HostOptions, named: HostSlots, source: str, given: Fabric | None, this_host: str
 ) -> tuple[HostSlots, tuple[str, ...]]:
     """The run's hosts in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
     if named:
-        hosts, where = named.hosts, named.where
+        hosts, where = named, source
     elif given:
         where = str(options.fabric)
         idle = managers(given.hosts)
@@ -196,18 +184,14 @@ def _slots(hosts: HostSlots, ranks: int | None, allocation: Mapping[str, str]) -
     Args:
         allocation: Slurm's variables where the hosts are those of its job, else empty.
     """
-    if given := full_slots(hosts):
-        return given
+    if any(hosts.values()):
+        # Hosts without slots beside others have one.
+        return {name: slots or 1 for name, slots in hosts.items()}
     tasks = _tasks(allocation)[: len(hosts)]
     # Slurm counts the tasks of all hosts of the job, and the user may ask for another number of ranks.
     if len(tasks) < len(hosts) or ranks not in (None, sum(tasks)):
         return None
     return dict(zip(hosts, tasks, strict=True))
-
-
-def full_slots(hosts: HostSlots) -> dict[str, int]:
-    """The slots of each host, one for hosts without slots beside others; empty where no host has any."""
-    return {name: slots or 1 for name, slots in hosts.items()} if any(hosts.values()) else {}
 
 
 def _tasks(allocation: Mapping[str, str]) -> list[int]:

@@ -284,42 +284,31 @@ def resumed_plan(plan: Plan, request: TrainingRequest, machine: Machine) -> tupl
 
 
 def plan_without(plan: Plan, gone: Sequence[str], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
-    """The plan without the hosts that are gone, on the others in their best order, and warnings."""
-    left = [host for host in plan.hosts if not any(same_host(host.host, name) for name in gone)]
-    if len(left) == len(plan.hosts):
-        return plan, ()
-    fewer, warnings = plan_on(plan, {host.host: host.slots for host in left}, machine)
-    # The network settings found for all hosts hold for the remaining ones.
-    return fewer.model_copy(update={"environment": {**plan.environment, **fewer.environment}}), warnings
-
-
-def plan_on(plan: Plan, slots: Mapping[str, int], machine: Machine) -> tuple[Plan, tuple[str, ...]]:
-    """The plan on other hosts in their best order, for one attempt, and warnings.
-
-    Args:
-        slots: the new hosts with the ranks of each.
+    """The plan without the hosts that are gone, on the others in their best order, for one attempt; and warnings.
 
     Raises:
         HpctrainError: the hosts are too few, or see :func:`hpctrain.control.hosts.arrange.arrange`.
     """
+    slots = {host.host: host.slots for host in plan.hosts if not any(same_host(host.host, name) for name in gone)}
+    if len(slots) == len(plan.hosts):
+        return plan, ()
     ranks, least = sum(slots.values()), plan.recipe.fault_tolerance.min_ranks if plan.recipe else 1
     if ranks < least:
-        gone = [host.host for host in plan.hosts if host.host not in slots]
         raise HpctrainError(
             "HT-hosts-too-few",
             "without {hosts} it has hosts for {ranks} ranks, and it needs {least}",
-            hosts=fold_hosts(gone),
+            hosts=fold_hosts([host.host for host in plan.hosts if host.host not in slots]),
             ranks=ranks,
             least=least,
         )
     # The plan keeps the user's own host options, with which a later attempt looks for hosts again.
     named = {"hosts": ",".join(f"{name}:{count}" for name, count in slots.items()), "hostfile": None, "nodes": None}
-    arranged, warnings = arrange(
-        plan.host_options.model_copy(update=named), machine.host, ranks, work=plan.recipe or plan.script
-    )
+    arranged, warnings = arrange(plan.host_options.model_copy(update=named), machine.host, ranks, work=plan.work)
     begun = plan.begun_ranks or plan.ranks
     other = plan.model_copy(update={"ranks": ranks, "begun_ranks": None if ranks == begun else begun})
-    return place_plan(other, arranged, machine), warnings
+    fewer = place_plan(other, arranged, machine)
+    # The network settings found for all hosts hold for the remaining ones.
+    return fewer.model_copy(update={"environment": {**plan.environment, **fewer.environment}}), warnings
 
 
 def _one_host_source(changes: Mapping[str, Any]) -> dict[str, Any]:
