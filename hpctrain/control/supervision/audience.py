@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hpctrain.common.cluster.machine import Machine
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.common.run.events import Event
+    from hpctrain.common.run.open_directory import HeldDirectory
     from hpctrain.common.run.plan import Plan
     from hpctrain.control.launchers.command import Launcher
     from hpctrain.control.supervision.failure import Failure
@@ -59,6 +60,20 @@ class Audience:
     errors: Callable[[str], None] = _ignore
     notice: Callable[[str], None] = _ignore
     failed: Callable[[Failure, RunDirectory], None] = _ignore
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRun:
+    """A run that this process carries out: its directory, held; where its signals are collected; and who is told."""
+
+    held: HeldDirectory
+    interrupts: Interrupts
+    audience: Audience
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The directory, under the name that it had at first."""
+        return self.held.named
 
 
 class Output(Protocol):

@@ -17,10 +17,10 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.launcher_choice import choose_launcher, needs_proof
 from hpctrain.control.resuming.attempts import Attempt, is_done, replace_plan, run_events, script_sha256
-from hpctrain.control.supervision.audience import ReadyRun, Summary
+from hpctrain.control.supervision.audience import LiveRun, ReadyRun, Summary
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted
-from hpctrain.control.supervision.run import LiveRun, lost_directory
+from hpctrain.control.supervision.run import lost_directory
 from hpctrain.control.supervision.start import run_attempt
 from hpctrain.control.supervision.supervisor import Restart, Supervisor
 

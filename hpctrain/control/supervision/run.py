@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
@@ -14,28 +14,12 @@ from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import ranks_listen, read_records
 from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, reason_in
-from hpctrain.common.settings import TIMEOUT
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.shortages import shortages
-from hpctrain.control.supervision.audience import Audience
+from hpctrain.control.supervision.audience import LiveRun
 from hpctrain.control.supervision.failure import Failure, find_failure, signal_name
 from hpctrain.control.supervision.follow import Follower
-from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.control.supervision.running_job import RunningJob
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveRun:
-    """A run that this process carries out: its directory, held; where its signals are collected; and who is told."""
-
-    held: HeldDirectory
-    interrupts: Interrupts
-    audience: Audience
-
-    @property
-    def directory(self) -> RunDirectory:
-        """The directory, under the name that it had at first."""
-        return self.held.named
 
 
 def run_ranks(command: Command, run: LiveRun, plan: Plan, start: StartEvent) -> Failure | None:
@@ -53,16 +37,7 @@ def run_ranks(command: Command, run: LiveRun, plan: Plan, start: StartEvent) -> 
     with EventWriter(run.directory.events) as events:
         follower = Follower(run.held.work, run.audience, run.directory)
         events.emit(start)
-    job = RunningJob(
-        command.start(),
-        run.held,
-        run.interrupts,
-        ranks=plan.processes,
-        fault_tolerant=plan.fault_tolerant,
-        # A script may do anything before its ranks meet, so only recipes have a limit.
-        meet_seconds=TIMEOUT.read() if plan.recipe and plan.processes > 1 else None,
-        notice=run.audience.notice,
-    )
+    job = RunningJob(command.start(), run, plan)
     attempt = _Attempt(job, run, plan, follower)
     try:
         attempt.follow()

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.open_directory import HeldDirectory
+from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records, works_in
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.common.settings import TIMEOUT_HINT
+from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
+from hpctrain.control.supervision.audience import LiveRun
 from hpctrain.control.supervision.failure import LOG_LINES, Failure
 from hpctrain.control.supervision.follow import Follower
-from hpctrain.control.supervision.interrupts import Interrupts
 
 _POLL_SECONDS = 0.1
 # Each rank has a record file, perhaps on a shared file system: at most a hundred of them are read each second.
@@ -39,10 +39,6 @@ _OUTPUT_BYTES = 65536
 class RunningJob:
     """The processes of one attempt, in a session of their own.
 
-    Args:
-        meet_seconds: how long ranks may wait until all are there; None for no limit.
-        notice: gets what the user has to know now.
-
     Attributes:
         directory: of the run, by its descriptor while the processes run, which a rename does not change.
         lost: what became of the directory, once it is not where it was.
@@ -51,24 +47,16 @@ class RunningJob:
         never_met: the failure of ranks that have waited for too long until all were there.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        held: HeldDirectory,
-        interrupts: Interrupts,
-        *,
-        ranks: int,
-        fault_tolerant: bool,
-        meet_seconds: float | None,
-        notice: Callable[[str], None],
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], run: LiveRun, plan: Plan) -> None:
         self.process = process
-        self.directory = held.work
+        self.directory = run.held.work
         self.lost: str | None = None
         self.first_dead: int | None = None
         self.never_met: Failure | None = None
-        self._held, self._interrupts, self._notice = held, interrupts, notice
-        self._ranks, self._fault_tolerant, self._meet_seconds = ranks, fault_tolerant, meet_seconds
+        self._held, self._interrupts, self._notice = run.held, run.interrupts, run.audience.notice
+        self._ranks, self._fault_tolerant = plan.processes, plan.fault_tolerant
+        # How long ranks may wait until all are there. A script may do anything before, so only recipes have a limit.
+        self._meet_seconds = TIMEOUT.read() if plan.recipe and plan.processes > 1 else None
         self._output = b""
         # Of each rank the process that proved to be its own, and the others that its record has named.
         self._own: dict[int, int] = {}

@@ -24,11 +24,11 @@ from hpctrain.control.launchers.launcher_choice import (
     require_image,
     require_mitigation,
 )
-from hpctrain.control.supervision.audience import Audience, ReadyRun
+from hpctrain.control.supervision.audience import Audience, LiveRun, ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.run import LiveRun, run_ranks
+from hpctrain.control.supervision.run import run_ranks
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:

@@ -25,11 +25,11 @@ from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.supervision import running_job
-from hpctrain.control.supervision.audience import Audience
+from hpctrain.control.supervision.audience import Audience, LiveRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.run import LiveRun, run_ranks
+from hpctrain.control.supervision.run import run_ranks
 from support.refusals import refused
 from support.script_runs import script_run
 
