@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -86,6 +87,13 @@ def start(
     return failure, shown, "".join(printed).splitlines()
 
 
+def failed(directory: RunDirectory, program: str, ranks: int = 1, **more: Any) -> Failure:
+    """How a program fails."""
+    failure, _, _ = start(directory, program, ranks, **more)
+    assert failure is not None
+    return failure
+
+
 def run(
     command: Command,
     directory: RunDirectory,
@@ -131,7 +139,7 @@ def test_tail_gives_each_line_once(tmp_path: Path) -> None:
 def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
     monkeypatch.setattr(running_job, "_TERMINATE_SECONDS", 0.5)
-    failure, _, _ = start(
+    failed(
         directory,
         """
 stubborn = "import os, signal, time; held = os.open('.', os.O_RDONLY); "
@@ -144,7 +152,6 @@ os._exit(0)
 """,
         ranks=2,
     )
-    assert failure is not None
     records = read_records(directory)
     assert len(records) == 2
     assert [record.process() for record in records.values()] == [None, None]
@@ -163,8 +170,7 @@ def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch:
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
     move = "began = time.time()\nos.rename('../run', '../moved')\nos.mkdir('../run')"
-    failure, _, _ = start(made, f"{move}\n{_HOLDS}")
-    assert failure is not None
+    failure = failed(made, f"{move}\n{_HOLDS}")
     assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
     assert str(tmp_path / "moved") in failure.message
     assert (tmp_path / "moved" / "checkpoint").exists()
@@ -178,7 +184,7 @@ def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
     """Ranks that are no descendants of the launcher, and in another session, as those of a daemon."""
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
-    failure, _, _ = start(
+    failure = failed(
         made,
         f"""
 rank = "import os, time; held = os.open('.', os.O_RDONLY); print(flush=True); time.sleep(600)"
@@ -190,7 +196,6 @@ if {replaced}: os.mkdir("../run")
 os._exit(0)
 """,
     )
-    assert failure is not None
     assert failure.exit_code == RESUMABLE
     (record,) = read_records(RunDirectory(tmp_path / "moved")).values()
     assert record.process() is None
@@ -200,8 +205,7 @@ def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, mon
     made = script_run(tmp_path / "run", ranks=1)
     monkeypatch.chdir(made.path)
     program = _HOLDS.replace("while", "os.rename('../run', '../moved'); os.kill(os.getppid(), signal.SIGINT)\nwhile", 1)
-    failure, _, _ = start(made, f"began = time.time()\n{program}")
-    assert failure is not None
+    failure = failed(made, f"began = time.time()\n{program}")
     assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
     assert (tmp_path / "moved" / "checkpoint").exists()
 
@@ -209,8 +213,7 @@ def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, mon
 def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
-    failure, _, _ = start(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)", stop_seconds=0.2)
-    assert failure is not None
+    failure = failed(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)", stop_seconds=0.2)
     assert (failure.stopped, failure.exit_code) == (False, 1)
     assert not made.path.exists()
 
@@ -243,8 +246,7 @@ def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None
     try:
         error = {"type": "E", "message": "x"}
         program = f"record(0, 'failed', error={error}, exit_code=1)\nrecord(1, 'running', {other.pid})"
-        failure, _, _ = start(directory, program, ranks=2)
-        assert failure is not None
+        failed(directory, program, ranks=2)
         assert read_records(directory)[1].process() is not None
         assert other.poll() is None
     finally:
@@ -292,8 +294,7 @@ def test_ranks_that_wait_for_others_at_their_start_have_a_limit(
     """As in MPI_Init, which waits for a host that is cut off for ever."""
     program += "\nopen('go', 'w').close(); time.sleep(600)"
     monkeypatch.setenv("HPCTRAIN_TIMEOUT", "1")
-    failure, _, _ = start(directory, program, ranks=2, recipe=digits(lost_rank))
-    assert failure is not None
+    failure = failed(directory, program, ranks=2, recipe=digits(lost_rank))
     assert (failure.message, failure.exit_code, failure.passing) == (message, 4, True)
 
 
@@ -346,39 +347,27 @@ time.sleep(1.5)
         assert failure is None
 
 
-@pytest.mark.slow
-def test_ranks_that_wait_for_a_failed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.2)
-    failure, _, _ = start(
-        directory,
-        """
+FAILED = """
 record(1, "failed", ended=time.time(), exit_code=1, error={"type": "ValueError", "message": "boom"})
 record(0, "running")
-time.sleep(600)
-""",
-        ranks=2,
-    )
-    assert failure is not None
-    assert (failure.code, failure.rank, failure.host) == ("HT-rank-exception", 1, socket.gethostname())
-
-
-@pytest.mark.slow
-def test_ranks_that_wait_for_a_killed_one_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the launcher itself takes no notice."""
-    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.2)
-    failure, _, _ = start(
-        directory,
-        """
+"""
+KILLED = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 record(1, "running", child.pid)
 record(0, "running")
 child.kill()
-time.sleep(600)
-""",
-        ranks=2,
-    )
-    assert failure is not None
-    assert failure.rank == 1
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "code"), [(FAILED, "HT-rank-exception"), (KILLED, "HT-rank-died")])
+def test_ranks_that_wait_for_one_that_failed_or_died_are_ended(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, program: str, code: str
+) -> None:
+    """Where the launcher itself takes no notice."""
+    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.2)
+    failure = failed(directory, f"{program}time.sleep(600)", ranks=2)
+    assert (failure.code, failure.rank, failure.host) == (code, 1, socket.gethostname())
 
 
 @pytest.mark.slow
@@ -502,7 +491,7 @@ def test_ranks_that_do_not_leave_mpi(directory: RunDirectory, monkeypatch: pytes
 @pytest.mark.slow
 def test_ranks_stop_because_their_launcher_was_killed(directory: RunDirectory) -> None:
     """Nobody asked for that, so it is a failure, and the run is started again."""
-    failure, _, _ = start(
+    failure = failed(
         directory,
         """
 def leave(*_):
@@ -516,7 +505,6 @@ while not os.path.exists("ranks/rank-0.json"): time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """,
     )
-    assert failure is not None
     assert (failure.stopped, failure.exit_code) == (False, 4)
     assert failure.code == "HT-launcher-killed" and "(SIGKILL)" in failure.message
 
@@ -528,7 +516,7 @@ def test_sigterm_waits_for_a_script_that_listens(
 ) -> None:
     """It saves its state, and then hangs; one that does not listen is ended."""
     monkeypatch.setattr(running_job, "_FINALIZE_SECONDS", 0.2)
-    failure, _, _ = start(
+    failure = failed(
         directory,
         f"""
 record(0, "running", listens={listens})
@@ -538,7 +526,6 @@ record(0, "resumable", exit_code=4)
 time.sleep(600)
 """,
     )
-    assert failure is not None
     assert (failure.code, failure.stopped, failure.exit_code) == (
         ("HT-run-interrupted", True, 4) if listens else ("HT-run-interrupted", False, 1)
     )
@@ -547,7 +534,7 @@ time.sleep(600)
 
 @pytest.mark.slow
 def test_a_cancelled_script(directory: RunDirectory) -> None:
-    failure, _, _ = start(
+    failure = failed(
         directory,
         """
 record(0, "running")
@@ -556,7 +543,6 @@ os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(600)
 """,
     )
-    assert failure is not None
     assert (failure.code, failure.exit_code) == ("HT-run-interrupted", 1) and failure.message.startswith("cancelled; ")
 
 
@@ -572,7 +558,7 @@ def test_a_second_signal_ends_ranks_that_do_not_stop(
     # Of jobs in the background a shell has it ignored, and an ignored one stays so.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    failure, _, _ = start(
+    failure = failed(
         directory,
         f"""
 record(0, "running", listens=True)
@@ -589,6 +575,5 @@ time.sleep(600)
 """,
     )
     assert Path("asked twice").exists()
-    assert failure is not None
     assert (failure.code, failure.exit_code) == ("HT-run-interrupted", 4) and f"SIG{first}" in failure.message
     assert read_records(directory)[0].process() is None
