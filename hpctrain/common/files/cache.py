@@ -33,12 +33,12 @@ def node_folder(kind: str, elsewhere: str, *, code: bool = False) -> Path:
     folder = Path(temporary) / f"hpctrain-{kind}-{os.getuid()}"
     try:
         make_folder(folder)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise disk_error(error, folder, elsewhere) from error
-    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
         raise HpctrainError("HT-cache-not-safe", "{root} belongs to another user", elsewhere, root=folder)
-    if code and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if code and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise HpctrainError(
             "HT-cache-not-safe",
             "others can write into {folder}, whose files ranks run",

@@ -176,7 +176,7 @@ _ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]
 
 def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
     """Write the manifests of Kubernetes as YAML, one document each."""
-    written = [yaml.dump(each, Dumper=_ManifestDumper, sort_keys=False, width=2**16) for each in documents]
+    written = [yaml.dump(document, Dumper=_ManifestDumper, sort_keys=False, width=2**16) for document in documents]
     return "---\n".join(written)
 
 
@@ -206,9 +206,9 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
         # Validated as JSON, because only then does pydantic's strict mode accept a list for a tuple.
         return model.model_validate_json(json.dumps(values, default=repr))
     except ValidationError as error:
-        found = error.errors()
-        faults = [_fault(each, model, where(each["loc"]), kind) for each in found[:_MOST_FAULTS]]
-        raise joined(faults, hint, more=len(found) - len(faults)) from error
+        errors = error.errors()
+        faults = [_fault(fault, model, where(fault["loc"]), kind) for fault in errors[:_MOST_FAULTS]]
+        raise joined(faults, hint, more=len(errors) - len(faults)) from error
 
 
 def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
@@ -263,10 +263,10 @@ def _line(node: yaml.Node, location: Location) -> int:
     line = node.start_mark.line
     for part in location:
         if isinstance(node, yaml.MappingNode):
-            found = [pair for pair in node.value if pair[0].value == part]
-            if not found:
+            pairs = [pair for pair in node.value if pair[0].value == part]
+            if not pairs:
                 break
-            line, node = found[0][0].start_mark.line, found[0][1]
+            line, node = pairs[0][0].start_mark.line, pairs[0][1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
             node = node.value[part]
             line = node.start_mark.line
@@ -278,9 +278,9 @@ def _line(node: yaml.Node, location: Location) -> int:
 def _fault(fault: ErrorDetails, model: type[BaseModel], where: str, kind: str) -> HpctrainError:
     *parents, last = fault["loc"] or (f"the {kind}",)
     key = ".".join(map(str, (*parents, last)))
-    own = fault.get("ctx", {}).get("error")
-    if isinstance(own, InvalidValueError):
-        return own.at(where=where, key=key).but(before=f"{where}: {key}: ")
+    refusal = fault.get("ctx", {}).get("error")
+    if isinstance(refusal, InvalidValueError):
+        return refusal.at(where=where, key=key).but(before=f"{where}: {key}: ")
     values: dict[str, Any] = {"where": where, "key": key, "value": reprlib.repr(fault["input"])}
     match fault["type"]:
         case "extra_forbidden":
@@ -298,7 +298,9 @@ def _fault(fault: ErrorDetails, model: type[BaseModel], where: str, kind: str) -
             return HpctrainError("HT-file-missing-key", "{where}: the key {key!r} is missing", where=where, key=key)
         case "value_error":
             # The value may be a secret, which is why it was refused.
-            return HpctrainError("HT-file-value", "{where}: {key}: {problem}", where=where, key=key, problem=str(own))
+            return HpctrainError(
+                "HT-file-value", "{where}: {key}: {problem}", where=where, key=key, problem=str(refusal)
+            )
         case "string_type" if isinstance(fault["input"], (bool, int, float)):
             return HpctrainError(
                 "HT-file-value", "{where}: {key}: input should be a string, not {value}: put it in quotes", **values

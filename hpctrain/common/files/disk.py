@@ -109,10 +109,10 @@ def temporary_folder(
 
 def nearest_existing(folder: Path) -> Path:
     """A folder, or the nearest one above it that exists."""
-    found = folder.absolute()
-    while not found.is_dir() and found != found.parent:
-        found = found.parent
-    return found
+    nearest = folder.absolute()
+    while not nearest.is_dir() and nearest != nearest.parent:
+        nearest = nearest.parent
+    return nearest
 
 
 def synchronise_folder(folder: Path) -> None:

@@ -201,9 +201,9 @@ def _options(protocol: str) -> dict[str, Any]:
 
     configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
     seconds = OBJECT_TIMEOUT.read()
-    own = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
+    limits = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"total_max_attempts": 1}}
     # Parts that are fetched side by side would be a request each: several objects are fetched at a time anyway.
-    return {"config_kwargs": {**configured, **own}, "max_concurrency": 1}
+    return {"config_kwargs": {**configured, **limits}, "max_concurrency": 1}
 
 
 def _connect(filesystem: AbstractFileSystem, seconds: float) -> None:
@@ -230,10 +230,10 @@ def _get(filesystem: AbstractFileSystem, url: str, to: Path, limit: int, seconds
         sync(filesystem.loop, filesystem._get_file, path, str(to), callback=callback, timeout=seconds)
         return
     # Some file systems, the local one too, never call the callback of get_file.
-    found = filesystem.info(path)
-    if found["type"] != "file":
+    info = filesystem.info(path)
+    if info["type"] != "file":
         raise IsADirectoryError(errno.EINVAL, "it is not a file")
-    callback.set_size(found["size"])
+    callback.set_size(info["size"])
     with filesystem.open(path, "rb") as source, to.open("wb") as file:
         while block := source.read(_BLOCK_BYTES):
             file.write(block)

@@ -47,10 +47,10 @@ def open_descriptor(path: Path, flags: int, mode: int = 0o600, *, links: bool = 
         if error.errno == errno.ENXIO:
             raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from error
         raise
-    found = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(found):
+    file_mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(file_mode):
         os.close(descriptor)
-        if stat.S_ISDIR(found):
+        if stat.S_ISDIR(file_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return descriptor

@@ -271,17 +271,17 @@ def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, link
 
 def model_error(error: ValidationError, path: str | Path, hint: str) -> HpctrainError:
     """What a model refuses in a JSON file, by its keys."""
-    found = error.errors(include_url=False)
-    faults = [_fault(each, str(path)) for each in found[:_MOST_FAULTS]]
-    return joined(faults, hint, more=len(found) - len(faults))
+    errors = error.errors(include_url=False)
+    faults = [_fault(fault, str(path)) for fault in errors[:_MOST_FAULTS]]
+    return joined(faults, hint, more=len(errors) - len(faults))
 
 
 def _fault(fault: ErrorDetails, where: str) -> HpctrainError:
     key = dotted(fault["loc"])
-    own = fault.get("ctx", {}).get("error")
+    raised = fault.get("ctx", {}).get("error")
     # A file that is no JSON has no key to name.
-    place = f"{where}: {key}: " if key else f"{where}: "
-    if isinstance(own, InvalidValueError):
-        return own.at(where=where, key=key).but(before=place)
+    before = f"{where}: {key}: " if key else f"{where}: "
+    if isinstance(raised, InvalidValueError):
+        return raised.at(where=where, key=key).but(before=before)
     code = _CODES.get(fault["type"], "HT-file-value")
-    return HpctrainError(code, "{problem}", where=where, key=key, problem=fault["msg"]).but(before=place)
+    return HpctrainError(code, "{problem}", where=where, key=key, problem=fault["msg"]).but(before=before)

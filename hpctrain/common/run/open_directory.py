@@ -56,9 +56,9 @@ class HeldDirectory:
 
     def lost(self) -> str | None:
         """What became of the directory, in words, once two looks in a row have found that; None while it is there."""
-        what = self.fate()
-        self._in_vain = self._in_vain + 1 if what else 0
-        return what if self._in_vain >= _LOOKS else None
+        fate = self.fate()
+        self._in_vain = self._in_vain + 1 if fate else 0
+        return fate if self._in_vain >= _LOOKS else None
 
     def fate(self) -> str | None:
         """What became of the directory by a single look."""
@@ -95,8 +95,8 @@ class HeldDirectory:
         if self._is_at(self._path, otherwise=True):
             return self.named
         # After a rename on another host, the kernel here may not know the new name.
-        place = self.work.path.readlink()
-        return RunDirectory(place) if self._is_at(place, otherwise=False) else self.work
+        path = self.work.path.readlink()
+        return RunDirectory(path) if self._is_at(path, otherwise=False) else self.work
 
     def _is_at(self, path: Path, *, otherwise: bool) -> bool:
         """Whether it is at a path; ``otherwise`` where that cannot be seen."""
@@ -108,5 +108,5 @@ class HeldDirectory:
             return otherwise
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

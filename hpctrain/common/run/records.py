@@ -108,11 +108,11 @@ def works_in(process: psutil.Process, path: Path) -> bool:
 
 def _is(descriptor: Path, wanted: os.stat_result) -> bool:
     try:
-        found = descriptor.stat()
+        status = descriptor.stat()
     except OSError:
         # The descriptor was closed meanwhile.
         return False
-    return (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
+    return (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino)
 
 
 def living_process(host: str, pid: int, at: float) -> psutil.Process | None:
@@ -139,15 +139,15 @@ def read_records(directory: RunDirectory, unread: list[HpctrainError] | None = N
     Args:
         unread: gets why others cannot be read, which a crash of the machine can damage.
     """
-    found: list[RankRecord] = []
+    records: list[RankRecord] = []
     problems = [] if unread is None else unread
     paths: list[Path] = []
     with _collected(problems):
         paths = matching(directory.ranks, "rank-*.json")
     for path in paths:
         with _collected(problems):
-            found.append(_read_record(directory, path))
-    return {record.rank: record for record in sorted(found, key=lambda record: record.rank)}
+            records.append(_read_record(directory, path))
+    return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
 
 
 @contextlib.contextmanager
@@ -172,10 +172,10 @@ def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[
         if number:
             time.sleep(_PAUSE_SECONDS)
         unread: list[HpctrainError] = []
-        found = read_records(directory, unread)
+        records = read_records(directory, unread)
         if not unread:
             break
-    return found, [error.message for error in unread]
+    return records, [error.message for error in unread]
 
 
 def is_own_record(directory: RunDirectory, rank: int) -> bool:

@@ -35,8 +35,8 @@ _MOST_FACTS = 2**24
 
 @functools.cache
 def _signs() -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.random.default_rng(0).integers(0, 2, _CHUNK).astype(np.float64) * 2 - 1
-    return found
+    signs: NDArray[np.float64] = np.random.default_rng(0).integers(0, 2, _CHUNK).astype(np.float64) * 2 - 1
+    return signs
 
 
 def projection(flat: Any, numbers: Callable[[Any], NDArray[Any]]) -> tuple[float, NDArray[np.float64]]:
@@ -151,9 +151,9 @@ class StepFiles:
             "optimizer": step.optimizer,
             "losses": list(step.losses),
             "samples": len(step.samples),
-            "kept": [[each.kind, each.name, list(each.shape), each.dtype, each.norm] for each in step.kept],
+            "kept": [[tensor.kind, tensor.name, list(tensor.shape), tensor.dtype, tensor.norm] for tensor in step.kept],
         }
-        numbers = np.concatenate([step.samples, *(each.values.reshape(-1) for each in step.kept)])
+        numbers = np.concatenate([step.samples, *(tensor.values.reshape(-1) for tensor in step.kept)])
         content = json.dumps(head).encode() + b"\n" + numbers.astype("<f8").tobytes()
         write_whole(self._folder / f"step-{self._count:05}", content, private=True)
         self._count += 1

@@ -31,7 +31,9 @@ class Streams:
         self._is_stderr = False
         # The first byte of a mark whose second one is still to come.
         self._held = b""
-        self._decoders = {each: codecs.getincrementaldecoder("utf-8")(errors="replace") for each in (False, True)}
+        self._decoders = {
+            is_stderr: codecs.getincrementaldecoder("utf-8")(errors="replace") for is_stderr in (False, True)
+        }
 
     def divide(self, piece: bytes) -> Iterator[tuple[bool, str]]:
         """Each part of the next piece: whether it is of stderr, and its text."""

@@ -203,8 +203,8 @@ def _tasks(allocation: Mapping[str, str]) -> list[int]:
     asked = "SLURM_NTASKS" in allocation or "SLURM_NTASKS_PER_NODE" in allocation
     if not asked or "SLURM_STEP_ID" in allocation:
         return []
-    found = _TASKS.findall(allocation.get("SLURM_TASKS_PER_NODE", ""))
-    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+    groups = _TASKS.findall(allocation.get("SLURM_TASKS_PER_NODE", ""))
+    return [int(tasks) for tasks, times in groups for _ in range(int(times or 1))]
 
 
 def find_fabric(options: HostOptions, hosts: Sequence[str]) -> KnownFabric:

@@ -346,10 +346,10 @@ def _pyxis(plan: Plan, run_directory: Path) -> list[str]:
 
 
 def _mounts(plan: Plan, container: Container, run_directory: Path) -> list[str]:
-    own = [run_directory]
+    folders = [run_directory]
     if plan.script:
-        own.append(plan.script.path.parent)
-    for path in own:
+        folders.append(plan.script.path.parent)
+    for path in folders:
         if ":" in str(path) or "," in str(path):
             raise HpctrainError(
                 "HT-container-path-not-mountable",
@@ -357,4 +357,4 @@ def _mounts(plan: Plan, container: Container, run_directory: Path) -> list[str]:
                 "choose another directory",
                 path=path,
             )
-    return [*dict.fromkeys(str(path) for path in own), *container.mounts]
+    return [*dict.fromkeys(str(path) for path in folders), *container.mounts]

@@ -42,17 +42,17 @@ def shortages(
     Args:
         run: the run's directory, without room in which ranks cannot say what ended them.
     """
-    if run and (found := fault(run, _RECORD_BYTES)):
-        yield Shortage(fault=f"{run} {found}", remedy=f"free some space there, or {ANOTHER_RUN}")
+    if run and (problem := fault(run, _RECORD_BYTES)):
+        yield Shortage(fault=f"{run} {problem}", remedy=f"free some space there, or {ANOTHER_RUN}")
     folder = mpirun_folder(environment)
-    if found := fault(folder, TEMPORARY_BYTES):
+    if problem := fault(folder, TEMPORARY_BYTES):
         yield Shortage(
-            fault=f"mpirun's temporary folder {folder} {found}",
+            fault=f"mpirun's temporary folder {folder} {problem}",
             remedy="free some space there, or name another with TMPDIR=DIR",
         )
-    if found := fault(shared, SEGMENT_BYTES):
+    if problem := fault(shared, SEGMENT_BYTES):
         yield Shortage(
-            fault=f"{shared}, through which the ranks of a host talk, {found}",
+            fault=f"{shared}, through which the ranks of a host talk, {problem}",
             remedy="give a container more with --shm-size=1g",
         )
 

@@ -67,7 +67,7 @@ def measure_links(
         HpctrainError: nothing to start ranks with, no folder for what is measured, or a rank failed.
     """
     machine = this_machine()
-    names = [each.host for each in hosts.slots] if hosts else [machine.host]
+    names = [host.host for host in hosts.slots] if hosts else [machine.host]
     slots = [Slots(host=name, slots=ranks) for name in names]
     schedule = rounds(len(names), ranks) if hosts else rounds(ranks)
     with working_folder(shared=hosts is not None or start.container is not None) as name:
@@ -97,7 +97,7 @@ def measure_links(
 def _remedy(hosts: PlacedHosts | None) -> str:
     if hosts is None:
         return "`hpctrain doctor -np 2` looks further"
-    names = fold_hosts([each.host for each in hosts.slots])
+    names = fold_hosts([host.host for host in hosts.slots])
     return f"`hpctrain doctor -H {names}` looks further; all hosts have to share the current directory, {Path.cwd()}"
 
 

@@ -204,8 +204,8 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     if not newest.iteration:
         _require_none_written(directory, events, newest.damaged)
     # An older checkpoint that is gone does not matter to this attempt.
-    newer = [each for each in missing(directory.checkpoints, events) if each > newest.iteration]
-    gone = tuple(checkpoint_path(directory.checkpoints, each) for each in newer)
+    newer = [iteration for iteration in missing(directory.checkpoints, events) if iteration > newest.iteration]
+    gone = tuple(checkpoint_path(directory.checkpoints, iteration) for iteration in newer)
     return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged, missing=gone)
 
 
@@ -271,8 +271,8 @@ def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
         HpctrainError: the file is damaged; names the line.
     """
     kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
-    found = EventsFile(directory.events).few(*kinds)
-    return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), found))
+    events = EventsFile(directory.events).few(*kinds)
+    return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), events))
 
 
 def _start(attempt: Sequence[Event]) -> StartEvent:

@@ -319,5 +319,5 @@ def _one_host_source(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _other_versions(before: Plan, now: Plan) -> Iterator[str]:
     for package, version in before.versions.items():
-        if (found := now.versions.get(package)) != version:
-            yield f"{package} was {version} and is now {found}: numbers may differ from an uninterrupted run's"
+        if (installed := now.versions.get(package)) != version:
+            yield f"{package} was {version} and is now {installed}: numbers may differ from an uninterrupted run's"

@@ -205,9 +205,9 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
         with output.follow(run.plan, directory, interrupts) as audience:
             execution = Execution(held=held, interrupts=interrupts, audience=audience, summarise=output.summarise)
             failure, summary = execution.run(run)
-        place = held.now()
-    if place:
-        output.ended(run.plan, place, failure, summary)
+        directory_now = held.now()
+    if directory_now:
+        output.ended(run.plan, directory_now, failure, summary)
     return failure.exit_code if failure else 0
 
 

@@ -189,8 +189,8 @@ def _statuses_left(records: Mapping[int, RankRecord], *, fault_tolerant: bool) -
 
 def _lost_failure(hosts: tuple[str, ...]) -> Failure:
     names = ", ".join(hosts)
-    what = "host {} was lost, and its ranks with it" if len(hosts) == 1 else "hosts {} were lost, and their ranks"
-    return Failure(code="HT-host-lost", message=what.format(names), host=names, exit_code=RESUMABLE, lost_hosts=hosts)
+    words = "host {} was lost, and its ranks with it" if len(hosts) == 1 else "hosts {} were lost, and their ranks"
+    return Failure(code="HT-host-lost", message=words.format(names), host=names, exit_code=RESUMABLE, lost_hosts=hosts)
 
 
 def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> str:
@@ -226,17 +226,17 @@ def _missed(directory: RunDirectory, first: RankRecord, silent: Sequence[RankRec
         return None
     if len(silent) > 1:
         return replace(_raised(directory, first), exit_code=RESUMABLE)
-    what = f"ended before its work was done, without an error, and rank {first.rank} lost its connection to it"
-    return _rank_failure(directory, silent[0], "HT-rank-silent", what, exit_code=RESUMABLE)
+    ending = f"ended before its work was done, without an error, and rank {first.rank} lost its connection to it"
+    return _rank_failure(directory, silent[0], "HT-rank-silent", ending, exit_code=RESUMABLE)
 
 
 def _aborted(directory: RunDirectory, records: Mapping[int, RankRecord], output: str) -> Failure | None:
     """The failure where a rank called MPI_Abort."""
     for match in filter(None, (words.search(output) for words in _ABORTED)):
         if record := records.get(int(match["rank"])):
-            what = f"ended the run by MPI_Abort, with error code {match['code']}"
+            ending = f"ended the run by MPI_Abort, with error code {match['code']}"
             exit_code = RESUMABLE if int(match["code"]) == RESUMABLE else 1
-            return _rank_failure(directory, record, "HT-rank-exit", what, exit_code=exit_code)
+            return _rank_failure(directory, record, "HT-rank-exit", ending, exit_code=exit_code)
     return None
 
 
@@ -249,17 +249,15 @@ def _silent(
     silent = [rank for rank in range(ranks) if rank not in records or records[rank].status == "running"]
     if len(silent) == 1 and silent[0] in records and not lines:
         record = records[silent[0]]
-        what = "ended before its work was done, without an error"
-        return _rank_failure(directory, record, "HT-rank-silent", what, exit_code=exit_code)
+        end = "ended before its work was done, without an error"
+        return _rank_failure(directory, record, "HT-rank-silent", end, exit_code=exit_code)
     names = ", ".join(f"{rank} on {records[rank].host}" if rank in records else str(rank) for rank in silent)
     no_daemon = None if records else _NO_DAEMON.search(output)
-    what = (
-        f"mpirun's daemon on {no_daemon['host']} did not report back" if no_daemon else f"rank {names} did not finish"
-    )
+    end = f"mpirun's daemon on {no_daemon['host']} did not report back" if no_daemon else f"rank {names} did not finish"
     how = f"exit status {exit_status}" if exit_status >= 0 else f"ended by {signal_name(-exit_status)}"
     return Failure(
         code="HT-host-no-daemon" if no_daemon else "HT-rank-silent",
-        message=f"{what}; {how}",
+        message=f"{end}; {how}",
         host=no_daemon["host"] if no_daemon else None,
         lines=lines,
         exit_code=exit_code,
@@ -307,21 +305,21 @@ def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_sta
 
 def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], killed: _Killed) -> Failure:
     rank, by = killed.rank, killed.signal
-    what = f"was killed by signal {by} ({signal_name(by)})"
+    ending = f"was killed by signal {by} ({signal_name(by)})"
     if by == signal.SIGKILL:
-        what += ", which is also what the system sends to a process when memory runs out"
+        ending += ", which is also what the system sends to a process when memory runs out"
     # SIGKILL and SIGTERM come from outside; any other signal is an error of the run itself.
     exit_code = RESUMABLE if by in (signal.SIGKILL, signal.SIGTERM) else 1
     if rank in records:
-        return _rank_failure(directory, records[rank], "HT-rank-killed", what, exit_code=exit_code)
-    return Failure(code="HT-rank-killed", message=f"rank {rank} {what}", rank=rank, exit_code=exit_code)
+        return _rank_failure(directory, records[rank], "HT-rank-killed", ending, exit_code=exit_code)
+    return Failure(code="HT-rank-killed", message=f"rank {rank} {ending}", rank=rank, exit_code=exit_code)
 
 
-def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, what: str, *, exit_code: int) -> Failure:
+def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, ending: str, *, exit_code: int) -> Failure:
     log = directory.log(record.rank)
     return Failure(
         code=code,
-        message=f"rank {record.rank} on {record.host} {what}",
+        message=f"rank {record.rank} on {record.host} {ending}",
         rank=record.rank,
         host=record.host,
         log=log,

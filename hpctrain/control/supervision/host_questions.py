@@ -189,9 +189,9 @@ def silent_hosts(
 
     def answers(host: str) -> bool:
         question = (*_SRUN, f"--nodelist={host}") if by_srun else ("ssh", *_SSH_OPTIONS, host)
-        own = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
+        inherited = {name: value for name, value in environment.items() if name not in JOB_SETTINGS}
         try:
-            return run_program(*question, "true", seconds=_SECONDS, environment=own).returncode == 0
+            return run_program(*question, "true", seconds=_SECONDS, environment=inherited).returncode == 0
         except HpctrainError:
             return False
 

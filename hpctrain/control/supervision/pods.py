@@ -181,8 +181,8 @@ class _Pod:
         launcher = first_launcher(plan)
         assert isinstance(launcher, Torchrun)
         first = sum(host.slots for host in plan.hosts[: launcher.node])
-        own = range(first, first + plan.hosts[launcher.node].slots)
-        return not any(self._directory.rank(rank).exists() for rank in own)
+        ranks = range(first, first + plan.hosts[launcher.node].slots)
+        return not any(self._directory.rank(rank).exists() for rank in ranks)
 
     def _plan(self) -> Plan:
         return read_model(self._directory.plan, Plan)

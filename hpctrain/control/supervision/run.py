@@ -130,11 +130,11 @@ class _Attempt:
 
         MPI itself reports a shortage as an internal error, or not at all.
         """
-        found = list(shortages(run=self._job.directory.path))
-        if not found:
+        lacking = list(shortages(run=self._job.directory.path))
+        if not lacking:
             return failure
-        faults = "; ".join(shortage.fault for shortage in found)
-        remedies = "\n  ".join(shortage.remedy for shortage in found)
+        faults = "; ".join(shortage.fault for shortage in lacking)
+        remedies = "\n  ".join(shortage.remedy for shortage in lacking)
         if self._plan.processes == 1 or any(record.joined for record in read_records(self._job.directory).values()):
             return replace(failure, hint=f"{faults}\n  {remedies}")
         return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)

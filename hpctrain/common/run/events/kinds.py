@@ -151,12 +151,12 @@ class RunEvent(BaseEvent):
         """The throughput in tokens and the model FLOPs utilisation where they are known, by the keys of an epoch."""
         if samples_per_s is None or self.tokens is None:
             return {}
-        found = {"tokens_per_s": samples_per_s * self.tokens}
+        speeds = {"tokens_per_s": samples_per_s * self.tokens}
         peak = None if self.peak_flops is None else self.peak_flops * self.ranks
         done = None if self.flops is None else samples_per_s * self.flops
         if (utilisation := ratio(done, peak)) is not None:
-            found["flops_utilisation"] = utilisation
-        return found
+            speeds["flops_utilisation"] = utilisation
+        return speeds
 
 
 class StepEvent(_OfStep):

@@ -210,7 +210,7 @@ class EventsFile:
                 newest[b"step"].clear()
                 newest[b"log"].clear()
             self._few.append(_Line(self.lines, line, kind, _Line(*steps[-1], b"step") if steps else None))
-        self._newest = {kind: [_Line(*place, kind) for place in places] for kind, places in newest.items()}
+        self._newest = {kind: [_Line(*line, kind) for line in lines] for kind, lines in newest.items()}
         self.has_steps = self.has_steps or bool(steps)
         self._last = _Line(self.lines, line, kind) if line else None
 
