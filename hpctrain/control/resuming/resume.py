@@ -126,8 +126,8 @@ def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:
         return None
     if plan.recipe:
         return override_recipe(plan.recipe, [*overrides, *mesh_overrides(mesh)])
-    assert plan.script is not None
     require_no_overrides(plan.title, overrides)
+    assert plan.script is not None and mesh is not None
     return plan.script.model_copy(update={"mesh": parse_mesh(mesh)})
 
 

@@ -51,7 +51,7 @@ def record(directory: RunDirectory, rank: int, status: str, error: str = "", **m
     directory.rank(rank).write_text(json.dumps(values))
 
 
-def cause(directory: RunDirectory, ranks: int, **ended: Any) -> Failure:
+def failure_of(directory: RunDirectory, ranks: int, **ended: Any) -> Failure:
     """What :func:`find_failure` finds, where that is a failure."""
     failure = find_failure(directory, ranks, **ended)
     assert failure is not None
@@ -64,7 +64,7 @@ def test_wrong_use_that_a_rank_found_is_told_apart(directory: RunDirectory) -> N
         record(directory, 0, "failed", ended=2.0, exit_code=exit_code)
         values = json.loads(directory.rank(0).read_text())
         directory.rank(0).write_text(json.dumps({**values, "error": error}))
-        failure = cause(directory, 1, output="", exit_status=exit_code)
+        failure = failure_of(directory, 1, output="", exit_status=exit_code)
         assert failure.exit_code == told
 
 
@@ -81,7 +81,7 @@ def test_exit_status_0_is_not_believed(directory: RunDirectory, ranks: int) -> N
     """mpirun exits 0 when a whole node is lost; then a record says 'running', or was never written."""
     record(directory, 0, "done")
     record(directory, 1, "running")
-    failure = cause(directory, ranks, output="", exit_status=0)
+    failure = failure_of(directory, ranks, output="", exit_status=0)
     assert "rank 1" in failure.message
 
 
@@ -89,7 +89,7 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
     record(directory, 0, "failed", "a consequence", ended=20.0)
     record(directory, 1, "failed", "the cause", ended=10.0)
     directory.log(1).write_text("".join(f"line {number}\n" for number in range(50)))
-    failure = cause(directory, 2, output="", exit_status=1)
+    failure = failure_of(directory, 2, output="", exit_status=1)
     assert (failure.code, failure.rank, failure.host) == ("HT-rank-exception", 1, "n2")
     assert failure.message.endswith("the cause")
     assert failure.lines == tuple(f"line {number}" for number in range(30, 50))
@@ -103,10 +103,10 @@ def test_the_first_rank_that_failed_is_the_cause(directory: RunDirectory) -> Non
 def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirectory, text: str) -> None:
     record(directory, 0, "failed", "lost the others", ended=5.0)
     record(directory, 1, "running")
-    failure = cause(directory, 2, output=text.format(signal=9), exit_status=137)
+    failure = failure_of(directory, 2, output=text.format(signal=9), exit_status=137)
     assert (failure.code, failure.rank, failure.host) == ("HT-rank-killed", 1, "n2")
     assert "(SIGKILL), " in failure.message
-    crash = cause(directory, 2, output=text.format(signal=11), exit_status=139)
+    crash = failure_of(directory, 2, output=text.format(signal=11), exit_status=139)
     assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
 
 
@@ -121,10 +121,10 @@ def test_what_srun_kills_behind_an_error_is_not_the_cause(directory: RunDirector
         record(directory, 1, "running")
         lines = SRUN.format(status=1 if error else 14, name="Killed").splitlines()
         output = "\n".join(lines[::-1] if killed_first else lines)
-        failure = cause(directory, 2, output=output, exit_status=1, first_dead=first)
+        failure = failure_of(directory, 2, output=output, exit_status=1, first_dead=first)
         assert (failure.code, failure.rank, failure.exit_code) == cause
     record(directory, 0, "failed", "mine", ended=5.0, exit_code=1)
-    crash = cause(directory, 2, output=SRUN.format(status=14, name="Segmentation fault"), exit_status=139)
+    crash = failure_of(directory, 2, output=SRUN.format(status=14, name="Segmentation fault"), exit_status=139)
     assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
 
 
@@ -145,14 +145,14 @@ def test_a_connection_to_another_rank_that_was_lost(
     record(directory, 0, "failed", error, ended=5.0, exit_code=1)
     for rank in range(1, 3):
         record(directory, rank, "running" if rank <= silent else "done")
-    failure = cause(directory, 3, output="", exit_status=1)
+    failure = failure_of(directory, 3, output="", exit_status=1)
     assert (failure.code, failure.rank, failure.exit_code) == cause
 
 
 def test_the_launchers_own_sigterm_is_no_cause(directory: RunDirectory) -> None:
     record(directory, 0, "failed", "the cause", ended=5.0)
     record(directory, 1, "running")
-    failure = cause(directory, 2, output=OPEN_MPI.format(signal=15), exit_status=1)
+    failure = failure_of(directory, 2, output=OPEN_MPI.format(signal=15), exit_status=1)
     assert (failure.code, failure.rank, failure.host) == ("HT-rank-exception", 0, "n1")
 
 
@@ -171,7 +171,7 @@ def test_a_rank_that_aborts_the_run_is_the_cause(directory: RunDirectory, words:
         record(directory, rank, "running")
     directory.log(1).write_text("ValueError: boom\n")
     for code, status in ((0, 1), (4, 4)):
-        failure = cause(directory, 2, output=words.format(code), exit_status=code, first_dead=first_dead)
+        failure = failure_of(directory, 2, output=words.format(code), exit_status=code, first_dead=first_dead)
         if first_dead == 0:
             assert (failure.code, failure.rank) == ("HT-rank-died", 0)
         else:
@@ -181,12 +181,12 @@ def test_a_rank_that_aborts_the_run_is_the_cause(directory: RunDirectory, words:
 
 def test_a_single_process_that_was_killed(directory: RunDirectory) -> None:
     record(directory, 0, "running")
-    failure = cause(directory, 1, output="", exit_status=-11)
+    failure = failure_of(directory, 1, output="", exit_status=-11)
     assert (failure.code, failure.rank, failure.host) == ("HT-rank-killed", 0, "n1")
 
 
 def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> None:
-    failure = cause(directory, 2, output="\nno such host: n7\n", exit_status=3)
+    failure = failure_of(directory, 2, output="\nno such host: n7\n", exit_status=3)
     assert (failure.code, failure.rank, failure.log) == ("HT-rank-silent", None, None)
     check_text("failure-silent", str(failure))
 
@@ -240,7 +240,7 @@ def test_a_rank_that_was_seen_dead_goes_before_its_consequences(directory: RunDi
     record(directory, 0, "failed", "a consequence", ended=5.0)
     record(directory, 1, "running")
     for output in ("", OPEN_MPI.format(signal=15)):
-        failure = cause(directory, 2, output=output, exit_status=1, first_dead=1)
+        failure = failure_of(directory, 2, output=output, exit_status=1, first_dead=1)
         assert (failure.code, failure.rank, failure.host) == ("HT-rank-died", 1, "n2")
 
 
@@ -259,10 +259,10 @@ def test_ranks_whose_loss_the_others_survived(directory: RunDirectory) -> None:
     record(directory, 1, "lost")
     assert find_failure(directory, 2, output=killed, exit_status=137, fault_tolerant=True) is None
     record(directory, 0, "running")
-    failure = cause(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
+    failure = failure_of(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
     assert failure.code == "HT-rank-silent" and {"0", "n1"} <= {*failure.message.split()}
     record(directory, 0, "failed", "boom", ended=5.0, exit_code=1)
-    failure = cause(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
+    failure = failure_of(directory, 2, output=killed, exit_status=137, fault_tolerant=True)
     assert (failure.code, failure.rank, failure.exit_code) == ("HT-rank-exception", 0, 1)
 
 
@@ -285,7 +285,7 @@ def test_too_few_ranks_are_a_stop(directory: RunDirectory) -> None:
     record(directory, 1, "lost")
     reason = "1 rank left of 2"
     directory.events.write_text(f'{{"time": 1, "event": "stopped", "iteration": 7, "reason": "{reason}"}}\n')
-    failure = cause(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
+    failure = failure_of(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
     assert (failure.code, failure.status, failure.stopped) == ("HT-run-stopped", "resumable", True)
     assert failure.message.endswith(f": {reason}")
 
@@ -296,7 +296,7 @@ def test_a_rank_that_gave_up_makes_the_run_resumable(directory: RunDirectory) ->
     error = {"type": "RanksLostError", "message": "rank 1 died"}
     directory.rank(0).write_text(json.dumps({**values, "error": error}))
     record(directory, 1, "running")
-    failure = cause(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
+    failure = failure_of(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137, fault_tolerant=True)
     assert (failure.code, failure.rank, failure.status) == ("HT-rank-exception", 0, "resumable")
     assert "RanksLostError: " in failure.message
 
@@ -306,9 +306,9 @@ def test_a_lost_host_is_the_cause_of_all_else(directory: RunDirectory, fault_tol
     record(directory, 0, "failed", "a consequence", ended=5.0)
     record(directory, 1, "lost" if fault_tolerant else "running")
     output = OPEN_MPI.format(signal=9) + LOST_DAEMON
-    failure = cause(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
+    failure = failure_of(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
     assert (failure.lost_hosts, failure.status) == (("n2",), "resumable")
     # The others saved their state at the launcher's SIGTERM.
     record(directory, 0, "resumable")
-    failure = cause(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
+    failure = failure_of(directory, 2, output=output, exit_status=0, fault_tolerant=fault_tolerant)
     assert (failure.lost_hosts, failure.stopped) == (("n2",), False)
