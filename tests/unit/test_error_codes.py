@@ -17,7 +17,6 @@ from error_codes import hint, kinds
 from hpctrain.cli.program import OutputError
 from hpctrain.common.checkpoints.manifest import OtherVersionError
 from hpctrain.common.errors import HpctrainError, InvalidValueError, TransientError, joined
-from hpctrain.control.supervision.hosts_ready import UnfitHostsError
 from hpctrain.worker.comm.base import RanksLostError
 from support.refusals import codes
 
@@ -100,7 +99,7 @@ def test_a_copy_is_the_same(copied):
     assert (type(made), str(made), made.record()) == (TransientError, str(error()), error().record())
 
 
-@pytest.mark.parametrize("kind", [OutputError, OtherVersionError, UnfitHostsError, RanksLostError])
+@pytest.mark.parametrize("kind", [OutputError, OtherVersionError, RanksLostError])
 def test_one_with_its_own_constructor_is_pickled_too(kind):
     made = kind.from_record(error().record())
     assert (type(pickled(made)), pickled(made).record()) == (kind, error().record())
