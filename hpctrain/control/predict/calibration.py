@@ -17,7 +17,7 @@ from hpctrain.common.workloads.workload import load_workload
 from hpctrain.control.predict.compute import CPU, Device, compute
 from hpctrain.control.predict.constants import Constant
 from hpctrain.control.predict.measurements import Curve, LoadedRow, ReducedRow, Sweep, bench_curves
-from hpctrain.control.predict.values import Values, perturbed
+from hpctrain.control.predict.values import DRAWS, Values, drawn, perturbed
 from hpctrain.control.topology.fabric import Floats
 
 _HOW = "hpctrain bench step --sweep --json > sweep.json; hpctrain bench allreduce --json > curves.json"
@@ -28,19 +28,6 @@ _NARROWED = 0.7
 _DEVICE_FIELDS = ("pace", "memory_bytes_per_s", "vector_flops", "conv32_flops", "half_flops")
 _MOST_BYTES = 2**26
 _EFFICIENCIES = ("memory_efficiency", "matmul_efficiency", "conv_efficiency")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The constants after a calibration.
-
-    Attributes:
-        constants: all of them; those that the measurements narrowed are measured, with the spread that is left.
-        columns: the fitted ones' draws, for :func:`hpctrain.control.predict.values.drawn`.
-    """
-
-    constants: Mapping[str, Constant]
-    columns: Callable[[int], dict[str, Floats]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +69,13 @@ class Calibration:
                         wanted=wanted,
                     )
 
-    def fit(self, constants: Mapping[str, Constant]) -> Fitted:
-        """The constants after those of the roofline were fitted to the sweeps."""
+    def values(self, constants: Mapping[str, Constant]) -> Values:
+        """The constants in many draws, after those of the roofline were fitted to the sweeps.
+
+        Those that the measurements narrowed are measured, with the spread that is left.
+        """
         if not self.sweeps:
-            return Fitted(constants=constants, columns=lambda count: {})
+            return drawn(constants)
         rows = [(sweep, row) for sweep in self.sweeps for row in sweep.rows]
         names = _fitted_names(self.sweeps[0].device, constants)
         found = fit(
@@ -109,12 +99,9 @@ class Calibration:
             update={"spread": max(off, _LEAST_ERROR), "kind": "measured", "source": source}
         )
 
-        def columns(count: int) -> dict[str, Floats]:
-            # The constants' values have moved to their means.
-            moved = {name: np.log(after[name].value / constants[name].value) for name in names}
-            return {name: logs - moved[name] for name, logs in found.columns(count).items()}
-
-        return Fitted(constants=after, columns=columns)
+        # The constants' values have moved to their means.
+        moved = {name: np.log(after[name].value / constants[name].value) for name in names}
+        return drawn(after, fitted={name: logs - moved[name] for name, logs in found.columns(DRAWS).items()})
 
 
 def _modelled_seconds(sweep: Sweep, batch: float, values: Values) -> Floats:

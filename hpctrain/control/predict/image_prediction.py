@@ -21,7 +21,7 @@ from hpctrain.control.predict.memory import fewer, most_samples
 from hpctrain.control.predict.node_energy import Site
 from hpctrain.control.predict.prediction import Length, Node, Prediction, Run, idle_warnings, nodes_text, worthwhile
 from hpctrain.control.predict.training import Course, Training
-from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn
+from hpctrain.control.predict.values import Estimate, Values
 from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def predict(
         gpu(node.gpu)
     device = _device(training, node, calibration)
     calibration.require_fits(training.workload.name, device.name, device.precision)
-    fitted = calibration.fit(constants())
-    values = drawn(fitted.constants, fitted=fitted.columns(DRAWS))
+    values = calibration.values(constants())
     predictor = _Predictor(training=training, node=node, device=device, values=values, calibration=calibration)
     steps = [predictor.step(network) for network in networks]
     first, *runs = (predictor.run(step) for step in (predictor.step(replace(networks[0], hosts=1)), *steps))
@@ -62,7 +61,7 @@ def predict(
         node=node,
         rows=tuple(run.row(first.samples_per_s, values, site) for run in runs),
         worthwhile=worthwhile(rates[rates[1][0] == 1 :]),
-        constants={name: fitted.constants[name] for name in sorted(values.used)},
+        constants={name: values.constants[name] for name in sorted(values.used)},
         causes=causes_of(values, runs[-1].total),
         warnings=_warnings(steps, training, calibration),
     )

@@ -228,10 +228,7 @@ class _Predictor:
         """The constants of the step, and what its range comes from besides them, as constants of value 1."""
         ranges = shipped_ranges()
         kinds = best.kinds
-        found = {
-            name: Constant(value=each.value, unit=each.unit, spread=each.spread, kind="published", source=each.source)
-            for name, each in step_file().constants.items()
-        }
+        found: dict[str, Constant] = dict(step_file().constants)
         for name, spread in spreads.items():
             group, _, kind = name.partition(".")
             if name == "publishers.any":

@@ -9,12 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from hpctrain.common.cluster.gpu_models import Generation, buses, gpu
+from hpctrain.common.cluster.gpu_models import Generation, Kind, buses, gpu
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.keys import Positive
+from hpctrain.control.predict.constants import Constant
 from hpctrain.control.predict.constants import constants as general_constants
 from hpctrain.control.predict.measurements import interpolated
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _UNLIMITED_POWER = 1000.0
 
 
-class FittedConstant(Section):
+class FittedConstant(Constant):
     """One constant.
 
     Attributes:
@@ -34,11 +33,9 @@ class FittedConstant(Section):
         source: where the expectation is from.
     """
 
-    value: Positive
     prior: Positive
-    spread: float = Field(ge=0)
     unit: str = ""
-    source: str
+    kind: Kind = "published"
 
 
 class Software(Section):
