@@ -16,7 +16,7 @@ from hpctrain.common.recipes.sections import Batch
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
 from hpctrain.control.predict.transformers.assignments import read_value
-from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Kernels, Layout, LayoutPrecision
+from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Kernels, Layout
 from hpctrain.control.predict.transformers.layout_checks import check_layout
 from hpctrain.control.predict.transformers.search import Choices
 
@@ -130,14 +130,6 @@ class LanguageTraining:
         usual = part * max(mesh.sizes["pp"], round(_TOKENS / self.sequence / part), 1)
         batch = self.settings.batch or usual
         return Layout.of_batch(self.network, batch, sequence=self.sequence, mesh=mesh, **given)
-
-    @property
-    def precision(self) -> LayoutPrecision:
-        """Of matrix products."""
-        if self.recipe is not None:
-            return self.recipe.precision
-        found: LayoutPrecision = self.settings.layout.get("precision", Layout.precision)
-        return found
 
     @property
     def epochs(self) -> int:
