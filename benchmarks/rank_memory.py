@@ -27,8 +27,7 @@ from torch import nn
 import hpctrain as ht
 from hpctrain.common.recipes.gpt import BENCHED
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.common.recipes.optimizers import Optimizer
-from hpctrain.control.predict.zero import bytes_of_parameter, zero_bytes
+from hpctrain.control.predict.memory import StateBytes, zero_bytes
 from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.bench.workloads import BenchWorkload
 from hpctrain.worker.comm.base import Communicator
@@ -165,7 +164,7 @@ def main(model: str, batch: str) -> None:
     chosen = variants(model, comm.size)
     # A first run, so that memory which libraries take at their first use counts for no variant.
     measure(comm, chosen["replicas"], model, int(batch), device)
-    each = bytes_of_parameter(Optimizer(name="adamw", learning_rate=1e-4))
+    each = StateBytes(parameters=4, gradients=4, optimizer=8)
     replicas = 0
     for name, variant in chosen.items():
         measured = comm.allgather_object(measure(comm, variant, model, int(batch), device))

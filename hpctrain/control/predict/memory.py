@@ -1,10 +1,14 @@
-"""The bytes of a rank at the moment when they are most, whatever it trains, and how many samples fit."""
+"""The bytes of a rank at the moment when they are most, whatever it trains, and how many samples fit.
+
+The state of a training, and what ZeRO divides of it, is in closed form: Rajbhandari et al. 2020, arXiv 1910.02054,
+section 5 and table 1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.values import Estimate
@@ -19,6 +23,11 @@ CONTEXT_BYTES = 930_000_000
 # What libraries, other streams and changing shapes may need beside what is predicted of a transformer.
 USABLE = 0.95
 _LARGEST_BATCH = 1 << 24
+
+Stage = Literal[0, 1, 2, 3]
+
+# The first stage at which ranks divide each kind of state.
+_DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +97,30 @@ def most_samples(fits: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of the state, of a rank or of one parameter."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """The bytes of all three."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def zero_bytes(parameters: float, each: StateBytes, *, stage: Stage, ranks: int) -> StateBytes:
+    """The bytes of a rank.
+
+    Args:
+        parameters: that the rank has part in: those of its stage of a pipeline, divided by the ranks along tp.
+        each: the bytes of one parameter's state.
+        stage: 0 divides nothing, 1 the optimizer's state, 2 the gradients too, 3 the parameters too.
+        ranks: the number of ranks that they are divided over.
+    """
+    share = {kind: parameters / (ranks if stage >= first else 1) for kind, first in _DIVIDED_FROM.items()}
+    return StateBytes(**{kind: count * getattr(each, kind) for kind, count in share.items()})

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Axis, Mesh, PipelineSchedule
 from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.memory import Stage, StateBytes
 from hpctrain.control.predict.transformers.layout_checks import check_layout, micro_batches
-from hpctrain.control.predict.zero import Stage, StateBytes
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schema import Recipe

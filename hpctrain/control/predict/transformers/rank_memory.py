@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.memory import RankMemory, largest
+from hpctrain.control.predict.memory import RankMemory, StateBytes, largest, zero_bytes
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.zero import StateBytes, zero_bytes
 
 # The buffers of one communicator of NCCL: NCCL_BUFFSIZE of 4 MiB for Simple and about half of it for LL and LL128, for
 # ring and tree, on 32 channels: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. Assumed.

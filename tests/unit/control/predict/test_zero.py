@@ -1,4 +1,4 @@
-"""What ranks keep of the state, against the paper's table and a recipe's own optimizers."""
+"""What ranks keep of the state, against the paper's table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.recipes.optimizers import Optimizer
-from hpctrain.control.predict.zero import StateBytes, bytes_of_parameter, zero_bytes
+from hpctrain.control.predict.memory import StateBytes, zero_bytes
 
 # Adam in mixed precision: 16-bit parameters and gradients; parameters, mean and variance in float32.
 MIXED_ADAM = StateBytes(parameters=2, gradients=2, optimizer=12)
@@ -36,19 +35,3 @@ def test_a_stage_divides_what_those_before_divide_and_more(parameters: int, rank
     totals = [each.total for each in found]
     assert totals == sorted(totals, reverse=True)
     assert ranks * found[3].total == pytest.approx(found[0].total)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "kept"),
-    [
-        ({"name": "adamw"}, 8),
-        ({"name": "adam"}, 8),
-        ({"name": "lamb"}, 8),
-        ({"name": "sgd"}, 0),
-        ({"name": "sgd", "momentum": 0.9}, 4),
-        ({"name": "lars", "momentum": 0.9}, 4),
-    ],
-)
-def test_what_optimizers_keep(optimizer: dict[str, object], kept: int) -> None:
-    found = bytes_of_parameter(Optimizer.model_validate({"learning_rate": 0.1, **optimizer}))
-    assert (found.parameters, found.gradients, found.optimizer) == (4, 4, kept)
