@@ -48,11 +48,12 @@ def test_processes_that_a_rank_spawns_are_no_ranks(hpctrain: Launch, tmp_path: P
     (tmp_path / "script.py").write_text(script.format(init="", body=f"ht.init()\n    {body}"))
     result = hpctrain("run", "script.py", "-np", "2")
     assert result.returncode == 0, result.stdout
-    body = "mp.spawn(torch.distributed.init_process_group, ('env://',), nprocs=2)"
-    (tmp_path / "script.py").write_text("import torch\n" + script.format(init="", body=body))
-    # There is nothing at the address of the run that they could wait for.
+    join = "def join(number):\n    torch.distributed.init_process_group('gloo')\n"
+    (tmp_path / "script.py").write_text("import torch\n" + script.format(init=join, body="mp.spawn(join, nprocs=2)"))
+    # They do not wait for ranks that never come: the address of the run is that of one process for each rank.
     result = hpctrain("run", "script.py", "-np", "2")
     assert result.returncode == 1, result.stdout
+    assert "DistNetworkError" in result.stdout
 
 
 @pytest.mark.parametrize(

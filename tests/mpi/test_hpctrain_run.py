@@ -24,6 +24,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
 from support import needs
+from support.interrupted_runs import started
 from support.launching import AS_ROOT, Launch
 
 PROGRAM = Path(__file__).parent / "programs" / "run_script.py"
@@ -177,34 +178,19 @@ def test_one_rank_ends_the_run(
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals) -> None:
     """Rank 1 ignores SIGTERM."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    program = str(Path(sys.executable).parent / "hpctrain")
-    command = [program, "run", str(PROGRAM), "-np", "2", "--run-dir", "run", "--stop-seconds", "3", "--", "wait"]
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        # a shell's background job, such as this test may be part of, ignores SIGINT, and its children inherit that
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    ) as process:
+    words = [str(PROGRAM), "-np", "2", "--run-dir", "run", "--stop-seconds", "3", "--", "wait"]
+    with started(tmp_path, words) as process:
         assert process.stdout is not None
-        try:
-            assert any("ready" in line for line in process.stdout)
-            started = psutil.Process(process.pid).children(recursive=True)
-            assert len(started) >= 3
-            process.send_signal(number)
-            output, _ = process.communicate(timeout=200)
-        finally:
-            process.terminate()
+        assert any("ready" in line for line in process.stdout)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 3
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=200)
     # Ctrl-C is a KeyboardInterrupt in the script, and the run can go on from what it saved.
     status, code = ("resumable", 4) if number == signal.SIGINT else ("failed", 1)
     assert process.returncode == code
     assert number.name in output and failure(tmp_path / "run", status)["code"] == "HT-run-interrupted"
-    assert not [member for member in started if member.is_running()]
+    assert not [member for member in family if member.is_running()]
     records = read_records(RunDirectory(tmp_path / "run"))
     assert len(records) == 2
     assert not any(record.process() for record in records.values())

@@ -71,10 +71,7 @@ def test_ranks_make_the_same_tokens(hpctrain: Launch, tmp_path: Path):
 @pytest.mark.thorough
 def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
-    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
-    process = subprocess.Popen(
-        [*command, *_SHARD], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    process = _started(source, folder)
     try:
         _wait_for(lambda: len(list(folder.glob("train-*.tar"))) >= 5, process)
         ranks = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_rank(child)]
@@ -101,16 +98,8 @@ def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Lau
 @pytest.mark.long
 def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
-    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
     # It is killed, and leaves its temporary folder.
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen(
-        [*command, *_SHARD],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
+    process = _started(source, folder, TMPDIR=str(tmp_path))
     others: list[psutil.Process] = []
     try:
         _wait_for(lambda: bool(list(folder.glob("train-*.tar"))), process)
@@ -129,7 +118,7 @@ def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path
             with contextlib.suppress(psutil.Error):
                 other.kill()
         process.kill()
-        process.wait()
+        process.communicate()
         psutil.wait_procs(others, timeout=100)
     assert hpctrain("data", "shard", str(source), str(folder), *_SHARD).returncode == 0
 
@@ -147,6 +136,19 @@ def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, 
     assert codes(result.stdout) == ["HT-archive-damaged"] and "ILSVRC2012_img_val.tar" in result.stdout
     assert "Traceback" not in result.stdout
     assert not (tmp_path / "shards").exists()
+
+
+def _started(source: Path, folder: Path, **variables: str) -> subprocess.Popen[str]:
+    """Two ranks that make shards, in a session of their own."""
+    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
+    return subprocess.Popen(
+        [*command, *_SHARD],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **variables},
+        start_new_session=True,
+    )
 
 
 def _is_rank(process: psutil.Process) -> bool:

@@ -25,14 +25,15 @@ CASES = {
 }
 
 
-def recipe(case: str) -> Recipe:
+def recipe(case: str, *changes: str) -> Recipe:
     values = {"precision": "float32", **_BASE, **CASES[case]}
-    return override_recipe(smoke(load_recipe("gpt2-124m")), [f"{key}={value}" for key, value in values.items()])
+    settings = [f"{key}={value}" for key, value in values.items()]
+    return override_recipe(smoke(load_recipe("gpt2-124m")), [*settings, *changes])
 
 
-def reference(case: str) -> tuple[list[np.ndarray], list[float], float]:
+def reference(case: str, *changes: str) -> tuple[list[np.ndarray], list[float], float]:
     """Plain PyTorch in one process: parameters, the loss of each step, and the validation loss at the end."""
-    settings = recipe(case)
+    settings = recipe(case, *changes)
     train, val = open_sources(settings)
     torch.manual_seed(settings.seed)
     model = GPT(settings.model)
