@@ -67,14 +67,20 @@ def _same_where_held_twice(tmp_path: Path, name: str, ranks: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "backend"),
-    [(2, "mpi"), *(pytest.param(*each, marks=pytest.mark.thorough) for each in ((2, "gloo"), (4, "mpi"), (4, "gloo")))],
+    ("ranks", "backend", "changed"),
+    [
+        pytest.param(2, "mpi", {}, id="2-mpi-some"),
+        *(
+            pytest.param(ranks, backend, changed, id=f"{ranks}-{backend}", marks=pytest.mark.thorough)
+            for ranks, changed in CHANGES.items()
+            for backend in ("gloo", "mpi")
+        ),
+    ],
 )
 @pytest.mark.long
-def test_every_mesh_has_the_losses_of_one_process(plain, mpirun, tmp_path, ranks, backend):
+def test_every_mesh_has_the_losses_of_one_process(plain, mpirun, tmp_path, ranks, backend, changed):
     meshes = MESHES[ranks]
     cases = [f"{number}:{mesh}:{ALL}" for number, mesh in enumerate(meshes)]
-    changed = CHANGES[ranks]
     cases += [":".join((name, mesh, *changes, str(ALL))) for name, (mesh, changes) in changed.items()]
     mpirun(PROGRAM, ranks, str(tmp_path / "out"), *cases, HPCTRAIN_BACKEND=backend)
     _, losses, test_loss = plain.reference("uneven")
