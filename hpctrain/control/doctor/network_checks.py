@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from hpctrain.common.cluster.checks import Check, judge, skip
 from hpctrain.common.cluster.interfaces import Interface
@@ -36,22 +37,15 @@ def nccl_interfaces(host: Host) -> Check:
     return _chosen_interfaces(host, "NCCL_SOCKET_IFNAME", chosen, sign="=")
 
 
-def gloo_interfaces(host: Host) -> Check:
-    """``GLOO_SOCKET_IFNAME``: exact names."""
-    return _named_interfaces(host, "GLOO_SOCKET_IFNAME")
-
-
-def open_mpi_interfaces(host: Host) -> Check:
-    """``OMPI_MCA_btl_tcp_if_include``: exact names, or networks such as 10.0.0.0/8.
-
-    Source: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html.
-    """
-    return _named_interfaces(host, "OMPI_MCA_btl_tcp_if_include")
-
-
-def _named_interfaces(host: Host, variable: str) -> Check:
+def _named_interfaces(host: Host, *, variable: str) -> Check:
+    """The check of a variable that has exact names."""
     words = _words(host.environment.get(variable, ""))
     return _chosen_interfaces(host, variable, {word: _named(word, host.interfaces) for word in words})
+
+
+gloo_interfaces = partial(_named_interfaces, variable="GLOO_SOCKET_IFNAME")
+# Or networks such as 10.0.0.0/8: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/networking/tcp.html.
+open_mpi_interfaces = partial(_named_interfaces, variable="OMPI_MCA_btl_tcp_if_include")
 
 
 def _chosen_interfaces(host: Host, variable: str, chosen: dict[str, list[Interface]], *, sign: str = "") -> Check:
