@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from hpctrain.common.run.plan import HostOptions
-    from hpctrain.control.topology.drawing import Ring
     from hpctrain.control.topology.fabric import Fabric
     from hpctrain.control.topology.faults import Fault
     from hpctrain.control.topology.mesh_layout import Laid
     from hpctrain.control.topology.placement import Placement, PlacementReport
     from hpctrain.control.topology.summary import Branch
-    from hpctrain.control.topology.verify import Flow, Gain
+    from hpctrain.control.topology.verify import Flow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -40,8 +39,6 @@ FabricOption = Annotated[
     list[Path],
     typer.Option("--fabric", metavar="FABRIC", help="Fabric file as for `topology show`; repeatable, one per subnet."),
 ]
-Svg = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
-Png = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the fabric into this file.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +73,11 @@ def show(
     *,
     reading: FabricOptions,
     as_json: AsJson = False,
-    svg: Svg = None,
-    png: Png = None,
 ) -> None:
-    """Show a fabric as a table and a tree, with its irregularities. The picture shows the ring of all hosts by name."""
-    from hpctrain.control.topology.summary import connected_hosts, counts, leaf_oversubscription, subnets
+    """Show a fabric as a table and a tree, with its irregularities."""
+    from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
 
-    require_places(filter(None, (svg, png)))
     fabric = reading.read(fabric_files)
-    if svg or png:
-        rings = [_ring("ring over hosts by name", fabric, hosts) for hosts in connected_hosts(fabric)]
-        save(_drawings(fabric, rings, svg, png))
     if as_json:
         shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
         answer_json({**shape, "warnings": fabric.warnings})
@@ -121,8 +112,6 @@ def place(
         Path | None, typer.Option("--hostfile", metavar="FILE", help="Write the order as Open MPI's hostfile.")
     ] = None,
     as_json: AsJson = False,
-    svg: Svg = None,
-    png: Png = None,
 ) -> None:
     """Find the order of hosts in which a ring, or a mesh, crosses the fewest leaves and shares its links least."""
     from hpctrain.common.cluster.host_list import expand_hosts
@@ -130,7 +119,7 @@ def place(
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
 
-    require_places(filter(None, (hostfile, svg, png)))
+    require_places([hostfile] if hostfile else [])
     names = expand_hosts(hosts, "--hosts")
     fabric = reading.read(fabric_files, names)
     _warn(fabric.warnings)
@@ -142,11 +131,8 @@ def place(
         rest = "rail that all have takes" if found.rails == 1 else f"{found.rails} rails that all have take"
         _warn([f"{', '.join(found.short)}: fewer adapters than the other hosts; only the {rest} part"])
     slots = range(ranks_per_host)
-    contents = {hostfile: open_mpi_hostfile((host, slots) for host in order).encode()} if hostfile else {}
-    if svg or png:
-        rings = [_ring(_title(name, found), fabric, getattr(found, name).order) for name in ("given", "placed")]
-        contents |= _drawings(fabric, rings, svg, png)
-    save(contents)
+    if hostfile:
+        save({hostfile: open_mpi_hostfile((host, slots) for host in order).encode()})
     if as_json:
         rows = {name: _row(getattr(found, name), found) for name in ORDERS}
         optimal = {"already_optimal": found.already_optimal}
@@ -181,7 +167,7 @@ def verify(
     """
     from hpctrain.common.run.plan import HostOptions, Start
     from hpctrain.control.programs.links import hosts_to_measure, measure_links
-    from hpctrain.control.topology.verify import compare, gain, incomparable
+    from hpctrain.control.topology.verify import compare, incomparable
 
     options = HostOptions(**hosts.given())
     measured = None
@@ -197,7 +183,7 @@ def verify(
         _warn(warnings)
     flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
     faults = compare(flows, fabric, slow=slow)
-    _print_links(flows, faults, gain(flows, faults, names), as_json=as_json)
+    _print_links(flows, faults, as_json=as_json)
     if names and not faults and incomparable(flows, fabric):
         _warn(["two hosts cannot be compared: a link slow in both directions goes unnoticed; add a third host"])
     raise typer.Exit(3 if faults else 0)
@@ -272,25 +258,6 @@ def convert(
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
         tell(f"hpctrain: warning: {warning}")
-
-
-def _ring(title: str, fabric: Fabric, order: Sequence[int]) -> Ring:
-    from hpctrain.control.topology.drawing import Ring, ring_load
-
-    return Ring(title=title, hosts=order, load=ring_load(fabric, order))
-
-
-def _title(name: str, found: PlacementReport) -> str:
-    order: Placement = getattr(found, name)
-    return f"{ORDERS[name]}: {order.crossings} crossings (at least {found.bound}), worst link load {order.worst_load:g}"
-
-
-def _drawings(fabric: Fabric, rings: Sequence[Ring], svg: Path | None, png: Path | None) -> dict[Path, bytes]:
-    from hpctrain.control.topology.drawing import draw, to_png, to_svg
-
-    figure = draw(fabric, rings)
-    contents = {svg: to_svg(figure).encode()} if svg else {}
-    return {**contents, png: to_png(figure)} if png else contents
 
 
 def _print_fabric(fabric: Fabric, title: str) -> None:
@@ -373,17 +340,14 @@ def _print_placement(found: PlacementReport, order: Sequence[str], laid: Laid | 
     answer(",".join(order))
 
 
-def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], gained: Gain | None, *, as_json: bool) -> None:
+def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], *, as_json: bool) -> None:
     if as_json:
         rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
-        found = {"faults": [asdict(fault) for fault in faults], "gain": asdict(gained) if gained else None}
-        answer_json({"flows": rows, **found})
+        answer_json({"flows": rows, "faults": [asdict(fault) for fault in faults]})
         return
     _print_flows(flows)
     for fault in faults:
         answer(f"slow: {fault}")
-    if gained:
-        answer(str(gained))
 
 
 def _print_flows(flows: Sequence[Flow]) -> None:

@@ -34,7 +34,6 @@ def named(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 def test_even_links_raise_no_alarm(hosts_hpctrain: Launch):
     found = measured(hosts_hpctrain, "h1,h2,h3,h4", 0)
     assert found["faults"] == []
-    assert found["gain"] is None
     for flow in found["flows"]:
         assert 60e6 < flow["bandwidth"] < 125e6, flow
 
@@ -51,10 +50,8 @@ def test_one_slow_host_of_three(hosts: LocalHosts, hosts_hpctrain: Launch, direc
     hosts.rate("h2", _TENTH, direction)
     found = measured(hosts_hpctrain, "h1,h2,h3", 3)
     assert named(found) == [("host", "h2", words)]
-    gain = found["gain"]
-    assert gain["without"] == ["h2"]
-    assert gain["bandwidth"] == pytest.approx(12e6, rel=0.2)
-    assert 60e6 < gain["bandwidth_without"] < 125e6
+    speeds = [flow["bandwidth"] for flow in found["flows"]]
+    assert min(speeds) == pytest.approx(12e6, rel=0.2) and 60e6 < max(speeds) < 125e6
 
 
 @pytest.mark.long
@@ -65,8 +62,6 @@ def test_one_slow_host_of_four_in_words(hosts: LocalHosts, hosts_hpctrain: Launc
     # A link lets a burst of 128 kB through at once, a share of so small a message.
     [slow] = [line for line in result.stdout.splitlines() if line.startswith("slow: ")]
     assert re.fullmatch(r"slow: host h3: (9|1[0-2])% .*\(6 flows\)", slow), result.stdout
-    gain = r"^without h3 the slowest link carries [\d.]+ MB/s instead of 1\d(\.\d)? MB/s$"
-    assert re.search(gain, result.stdout, re.M), result.stdout
 
 
 @pytest.mark.long
@@ -75,7 +70,6 @@ def test_two_of_four_that_are_slow_in_one_direction_each(hosts: LocalHosts, host
     hosts.rate("h4", _TENTH, "from")
     found = measured(hosts_hpctrain, "h1,h2,h3,h4", 3)
     assert sorted(named(found)) == [("host", "h2", "receives"), ("host", "h4", "sends")]
-    assert found["gain"]["without"] == ["h2", "h4"]
 
 
 def test_of_two_hosts_nobody_can_say_which(hosts: LocalHosts, hosts_hpctrain: Launch):
@@ -83,4 +77,3 @@ def test_of_two_hosts_nobody_can_say_which(hosts: LocalHosts, hosts_hpctrain: La
     found = measured(hosts_hpctrain, "h1,h2", 3)
     assert named(found) == [("flow", "h1 -> h2", "both")]
     assert found["faults"][0]["alternatives"] == ["host h1 sends", "host h2 receives"]
-    assert found["gain"] is None

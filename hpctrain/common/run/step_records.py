@@ -114,7 +114,6 @@ class RankFacts:
         low: the floating type with the fewest bits in which the models compute.
         batches: whether a model got batches that ``ht.shard`` divides.
         divided: whether the ranks divide a model, its tensors or its stages.
-        continued: files that the work read, and that a run of the same verification had written before.
         complete: whether all steps that were asked for were made.
         backward_passes: how many there were.
     """
@@ -125,7 +124,6 @@ class RankFacts:
     low: str = ""
     batches: bool = False
     divided: bool = False
-    continued: list[str] = field(default_factory=list)
     complete: bool = False
     backward_passes: int = 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import textwrap
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -98,20 +97,6 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
             hosts=unknown,
         )
     return [numbers[name] for name in wanted]
-
-
-def connected_hosts(fabric: Fabric) -> list[list[int]]:
-    """Hosts that can run jobs, in natural order of their names, grouped by the subnets of their adapters."""
-    idle = managers(fabric.hosts)
-    subnets: dict[int, set[int]] = defaultdict(set)
-    taking_part = fabric.host >= 0
-    for host, subnet in zip(fabric.host[taking_part].tolist(), fabric.subnet[taking_part].tolist(), strict=True):
-        subnets[host].add(subnet)
-    groups: dict[frozenset[int], list[int]] = defaultdict(list)
-    able = (host for host in subnets if fabric.hosts[host] not in idle)
-    for host in sorted(able, key=lambda host: natural_key(fabric.hosts[host])):
-        groups[frozenset(subnets[host])].append(host)
-    return list(groups.values())
 
 
 def branches(fabric: Fabric) -> tuple[Branch, ...]:

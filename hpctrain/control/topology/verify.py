@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric, Floats, Ints
 from hpctrain.control.topology.faults import Direction, Fault, Suspect, explain
@@ -221,62 +220,6 @@ def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
         alike = np.flatnonzero(hops == hop)
         relative[alike] = speed[alike] / usual(speed[alike], [flows[flow] for flow in alike.tolist()])
     return relative
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """The gain of a ring without its slow hosts. An all-reduce over a ring is as fast as the ring's slowest flow.
-
-    Attributes:
-        without: the names of the slow hosts.
-        bandwidth: bytes a second of the slowest flow in the ring over all hosts.
-        bandwidth_without: bytes a second of the slowest flow in the ring over the other hosts.
-    """
-
-    without: tuple[str, ...]
-    bandwidth: float
-    bandwidth_without: float
-
-    def __str__(self) -> str:
-        carries = f"the slowest link carries {rate(self.bandwidth_without)} instead of {rate(self.bandwidth)}"
-        return f"without {fold_hosts(self.without)} {carries}"
-
-
-def gain(flows: Sequence[Flow], faults: Sequence[Fault], ring: Sequence[str]) -> Gain | None:
-    """The gain of the ring without the hosts of faulty bandwidth; None where there is none, or no ring is left.
-
-    Args:
-        flows: at least one flow, with the ``faults`` of :func:`compare`.
-        ring: the host names in the order of the ring.
-    """
-    host_of = {str(end): end.host for flow in flows for end in (flow.source, flow.target)}
-    host_of |= {host: host for host in ring}
-    slow = {
-        host_of[fault.name] for fault in faults if fault.kind in ("host", "adapter") and fault.quantity == "bandwidth"
-    }
-    others = [host for host in ring if host not in slow]
-    if len(others) < 2:
-        return None
-    gained = Gain(
-        without=tuple(host for host in ring if host in slow),
-        bandwidth=_slowest(flows, ring),
-        bandwidth_without=_slowest(flows, others),
-    )
-    return gained if gained.bandwidth_without > gained.bandwidth else None
-
-
-def _slowest(flows: Sequence[Flow], ring: Sequence[str]) -> float:
-    """The slowest flow from a host to the next; an unmeasured one is estimated from its ends' flows with others."""
-    sends: dict[str, float] = defaultdict(float)
-    receives: dict[str, float] = defaultdict(float)
-    between: dict[tuple[str, str], float] = {}
-    for flow in flows:
-        pair = (flow.source.host, flow.target.host)
-        sends[pair[0]] = max(sends[pair[0]], flow.bandwidth)
-        receives[pair[1]] = max(receives[pair[1]], flow.bandwidth)
-        between[pair] = min(between.get(pair, flow.bandwidth), flow.bandwidth)
-    pairs = zip(ring, [*ring[1:], *ring[:1]], strict=True)
-    return min(between.get(pair, min(sends[pair[0]], receives[pair[1]])) for pair in pairs)
 
 
 def rate(bandwidth: float) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpctrain.common.cluster.machine import this_machine
@@ -43,7 +42,6 @@ class Options:
         seeded: leave dropout out.
         folder: where the runs' directories go.
         summarise: gives the content of a run's ``summary.json``.
-        begun: when, in seconds since 1970.
     """
 
     steps: int
@@ -51,7 +49,6 @@ class Options:
     seeded: bool
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
-    begun: float = field(default_factory=time.time)
 
 
 class _Quiet:
@@ -163,7 +160,6 @@ def _run(request: TrainingRequest, name: str, options: Options, perturb: float |
         "perturb": perturb,
         "seeded": options.seeded,
         "float64": options.double,
-        "begun": options.begun,
     }
     environment = {
         **{key: value for key, value in _WAITS.items() if key not in os.environ},
@@ -275,13 +271,8 @@ def _compare_twin(verdict: Verdict, one: _Ran, twin: _Ran) -> None:
     first = next(iter(found.different), None)
     if first and (verdict.first is None or first.step <= verdict.first.step):
         verdict.equal, verdict.first = False, first
-        twice = f"one process does not compute the same twice: {first.kind} {first.name} differs at step {first.step}. "
-        if files := twin.ranks[0][0].continued:
-            verdict.cause = (
-                f"{twice}It went on from {', '.join(files[:3])}, which the run before it wrote: remove that, and let "
-                f"the script write no checkpoint where {VERIFY.name} is set"
-            )
-            return
         verdict.cause = (
-            f"{twice}Give the script a seed for all that it draws (torch.manual_seed, numpy.random.seed, random.seed)"
+            f"one process does not compute the same twice: {first.kind} {first.name} differs at step {first.step}. "
+            "Give the script a seed for all that it draws (torch.manual_seed, numpy.random.seed, random.seed), and let "
+            f"it go on from no checkpoint of its own where {VERIFY.name} is set"
         )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import json
 import os
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,7 +27,6 @@ from hpctrain.worker.comm.after_import import change_after_import
 _TYPES = ("float64", "float32", "float16", "bfloat16")
 # More samples of a step say nothing new.
 _MOST_SAMPLES = 2**16
-_MOST_FILES = 8
 # A script that accumulates gradients has several backward passes to a step.
 _PASSES_PER_STEP = 64
 
@@ -112,27 +109,6 @@ class Recorder:
         return not self.stepped and self.facts.backward_passes >= self._steps * _PASSES_PER_STEP
 
 
-def _watch_files(facts: RankFacts, begun: float, run: Path) -> None:
-    """Note what the work reads that was written since ``begun`` and before this process: by a run before this one."""
-    here, known = time.time(), ("/proc/", str(run))
-
-    def opened(event: str, given: tuple[Any, ...]) -> None:
-        if event != "open" or len(facts.continued) >= _MOST_FILES:
-            return
-        # A number, a file that is not there, or an event of the script's own.
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            path, _, flags = given
-            name = os.fspath(path)
-            if flags & os.O_ACCMODE != os.O_RDONLY or name.endswith(".pyc") or name in facts.continued:
-                return
-            if name.startswith(known):
-                return
-            if begun < Path(name).stat().st_mtime < here:
-                facts.continued.append(name)
-
-    sys.addaudithook(opened)
-
-
 def end_work() -> None:
     """End the work in good order, as a script does by ``sys.exit(0)``, at the same place on every rank.
 
@@ -158,7 +134,6 @@ def record_steps(plan: Plan, directory: RunDirectory, rank: int) -> None:
         os.dup2(nothing.fileno(), 0)
     settings = json.loads(text)
     recorder = Recorder(directory, rank, plan.processes, settings)
-    _watch_files(recorder.facts, settings["begun"], directory.path)
 
     def watch_torch(module: Any) -> None:
         from hpctrain.worker.verify.torch_steps import TorchSteps

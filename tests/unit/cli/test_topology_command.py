@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -87,7 +86,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 def test_two_hosts_without_a_switch(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
     fabric = write([("n1 mlx5_0", "n2 mlx5_0")])
-    check_text("topology-show-no-switch", run(capsys, "show", fabric, "--svg", "a.svg"))
+    check_text("topology-show-no-switch", run(capsys, "show", fabric))
     placed = json.loads(run(capsys, "place", "--fabric", fabric, "--hosts", "n2,n1", "--json"))
     assert [placed["placed"][key] for key in ("crossings", "bound", "worst_load")] == [0, 0, 1]
     assert run(capsys, "convert", fabric, "--to", "topology.conf") == "SwitchName=joins-n1 Nodes=n[1-2]\n"
@@ -121,13 +120,6 @@ def test_the_fabrics_warnings_are_printed(
 ):
     assert main(["topology", *command, write(NAMELESS, alone=["n9 mlx5_0"])]) == 0
     check_text("topology-warnings", capsys.readouterr().err)
-
-
-def test_show_draws(fabric: str, capsys: pytest.CaptureFixture[str]):
-    run(capsys, "show", fabric, "--svg", "a.svg", "--png", "a.png")
-    texts = [element.text for element in ElementTree.parse("a.svg").iter("{http://www.w3.org/2000/svg}text")]
-    assert {"node0001", "node0008", "leaf001", "spine002"} <= set(texts)
-    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_place(fabric: str, capsys: pytest.CaptureFixture[str]):
@@ -181,26 +173,19 @@ def test_place_writes_a_hostfile(fabric: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        (["--hostfile=a", "--svg=folder/../a"], ["twice"]),
-        (["--hostfile=a", "--png=no/b.png"], ["no/b.png", "mkdir -p no"]),
-        (["--hostfile=a", "--svg=folder"], ["it is a folder"]),
-        (["--hostfile=a", f"--svg={'n' * 300}"], ["File name too long"]),
+        (["--hostfile=no/b"], ["no/b", "mkdir -p no"]),
+        (["--hostfile=folder"], ["it is a folder"]),
+        ([f"--hostfile={'n' * 300}"], ["File name too long"]),
         (["--hostfile=a", "--ranks-per-host=1025"], ["--ranks-per-host", "1024"]),
     ],
 )
-def test_place_writes_all_files_or_none(
+def test_place_refuses_before_it_writes(
     fabric: str, capsys: pytest.CaptureFixture[str], files: list[str], words: list[str]
 ):
     Path("folder").mkdir()
     message = run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *files, code=2)
     assert all(word in message for word in words), message
     assert {path.name for path in Path().iterdir()} == {fabric, "folder"}
-
-
-def test_place_draws_before_and_after(fabric: str, capsys: pytest.CaptureFixture[str]):
-    run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED, "--svg", "a.svg")
-    texts = [element.text or "" for element in ElementTree.parse("a.svg").iter("{http://www.w3.org/2000/svg}text")]
-    check_text("topology-place-drawing", "\n".join(text for text in texts if "crossings" in text))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +287,6 @@ def test_verify_names_what_is_slow(
         assert len(result["flows"]) == 12
         faults = [(fault["kind"], fault["name"], fault["direction"]) for fault in result["faults"]]
         assert faults == ([("host", "node0004", "both")] if code else [])
-        gain = {"without": ["node0004"], "bandwidth": 10e9, "bandwidth_without": 40e9}
-        assert result["gain"] == (gain if code else None)
     assert ranks.asked == [([(host, 1) for host in DEPTH_FIRST[:4]], 1, 16_000_000, Start())] * 2
 
 
@@ -336,14 +319,10 @@ def test_verify_says_that_two_hosts_are_too_few(
     check_text("topology-verify-two-hosts", capsys.readouterr().err)
 
 
-def test_show_and_place_with_forwarding_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_show_and_place_with_forwarding_tables(capsys: pytest.CaptureFixture[str]):
     with_tables = [str(SMALL / "ibnetdiscover.txt"), "--routes", str(SMALL / "ibroutes"), "--json"]
-    shown = json.loads(run(capsys, "show", *with_tables, "--svg", str(tmp_path / "small.svg")))
+    shown = json.loads(run(capsys, "show", *with_tables))
     assert (shown["adapters"], shown["switches"], shown["leaves"], shown["spines"]) == (6, 4, 2, 2)
-    texts = {
-        element.text for element in ElementTree.parse(tmp_path / "small.svg").iter("{http://www.w3.org/2000/svg}text")
-    }
-    assert {"rack1-leaf", "core-spine2"} <= texts
     placed = json.loads(run(capsys, "place", "--fabric", *with_tables, "--hosts", "gpu4,gpu1,gpu5,gpu2"))
     assert sorted(placed["order"]) == ["gpu1", "gpu2", "gpu4", "gpu5"]
     assert placed["placed"]["crossings"] == placed["placed"]["bound"] == 2 < placed["given"]["crossings"] == 4
