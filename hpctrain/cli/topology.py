@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpctrain.control.topology.faults import Fault
     from hpctrain.control.topology.mesh_layout import Laid
     from hpctrain.control.topology.placement import Placement, PlacementReport
-    from hpctrain.control.topology.summary import Branch
+    from hpctrain.control.topology.subtrees import Subtree
     from hpctrain.control.topology.verify import Flow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -265,6 +265,7 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
     from rich.text import Text
     from rich.tree import Tree
 
+    from hpctrain.control.topology.subtrees import subtrees
     from hpctrain.control.topology.summary import branches, counts, leaf_oversubscription, subnets
 
     numbers = counts(fabric)
@@ -279,27 +280,28 @@ def _print_fabric(fabric: Fabric, title: str) -> None:
         console.print(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
     tree = Tree("fabric")
     ratios = leaf_oversubscription(fabric)
-    for branch in branches(fabric):
-        _grow(tree, branch, ratios)
+    for branch in branches(fabric, subtrees(fabric)):
+        _grow(tree, fabric, branch, ratios)
     console.print(tree)
     for warning in fabric.warnings:
         answer(f"warning: {warning}")
 
 
-def _grow(tree: Tree, branch: Branch, ratios: Mapping[str, float | None]) -> None:
+def _grow(tree: Tree, fabric: Fabric, branch: Subtree, ratios: Mapping[str, float | None]) -> None:
     from rich.text import Text
 
-    counts = {"down": branch.down, "up": branch.up, "across": branch.across}
-    cables = ", ".join(f"{count} {where}" for where, count in counts.items() if count)
-    if known := [ratio for name in branch.switches if branch.down and (ratio := ratios.get(name))]:
+    from hpctrain.control.topology.summary import branches, cables, host_names, switch_names
+
+    switches, hosts, counts = switch_names(fabric, branch), host_names(fabric, branch), cables(fabric, branch)
+    shown = ", ".join(f"{count} {where}" for where, count in counts.items() if count)
+    if known := [ratio for name in switches if counts["down"] and (ratio := ratios.get(name))]:
         low, high = min(known), max(known)
-        cables += f", oversubscription {low:.3g}:1" + (f" to {high:.3g}:1" if high > low else "")
-    switches = f"{_span(branch.switches, 'switch', 'switches')}; {cables}" if branch.switches else "no switch"
-    grown = tree.add(Text(switches))
-    if branch.hosts:
-        grown.add(Text(_span(branch.hosts, "host", "hosts")))
-    for each in branch.branches:
-        _grow(grown, each, ratios)
+        shown += f", oversubscription {low:.3g}:1" + (f" to {high:.3g}:1" if high > low else "")
+    grown = tree.add(Text(f"{_span(switches, 'switch', 'switches')}; {shown}" if switches else "no switch"))
+    if hosts:
+        grown.add(Text(_span(hosts, "host", "hosts")))
+    for below in branches(fabric, branch.below):
+        _grow(grown, fabric, below, ratios)
 
 
 def _span(names: Sequence[str], one: str, many: str) -> str:

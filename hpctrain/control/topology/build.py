@@ -13,8 +13,7 @@ import numpy as np
 
 from hpctrain.common.errors import HpctrainError, abbreviated, counted
 from hpctrain.control.topology.cabling import Found, cable_ends, sort_records
-from hpctrain.control.topology.components import components
-from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
+from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints, components
 from hpctrain.control.topology.fabric_files import read_records
 from hpctrain.control.topology.levels import degraded_links, levels
 from hpctrain.control.topology.names import (
@@ -188,15 +187,7 @@ def _leave_engines_out(found: Found) -> list[str]:
 
 
 def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> Fabric:
-    """The fabric with the tables of ``found.forwards``; a switch is known by its GUID, or by its LID where
-    the table does not give one.
-
-    Args:
-        switches: the number of each switch by its GUID.
-
-    Raises:
-        HpctrainError: no table belongs to a switch of the fabric, or a switch in use has none.
-    """
+    """The fabric with its tables; a switch is known by its GUID, or by its LID where the table does not give one."""
     by_lid = {int(fabric.lid[node]): node for node in switches.values()}
     row: dict[int, int] = {}
     strangers: dict[str, None] = {}

@@ -10,8 +10,8 @@ Source: https://slurm.schedmd.com/topology.conf.html
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
@@ -22,28 +22,12 @@ from hpctrain.control.topology.subtrees import Subtree, subtrees
 _JOINS, _HOSTS = "joins-{}", "hosts-on-{}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Switch:
-    """A switch of the tree, with hosts or switches below it."""
+class Switch(NamedTuple):
+    """A switch of the tree; ``below`` is Slurm's list of its hosts, or of the switches below it."""
 
     name: str
-    hosts: tuple[str, ...] = ()
-    switches: tuple[Switch, ...] = ()
-
-    @property
-    def below(self) -> str:
-        """The hosts or switches below it, as Slurm's list."""
-        if self.switches:
-            return ",".join(switch.name for switch in self.switches)
-        # Slurm reads no list with anything behind its last bracket, such as n[1-2].example.org.
-        folded = fold_hosts([host for host in self.hosts if host[-1].isdecimal()])
-        return ",".join(filter(None, [folded, *(host for host in self.hosts if not host[-1].isdecimal())]))
-
-    def depth_first(self) -> Iterator[Switch]:
-        """This switch and all below it."""
-        yield self
-        for switch in self.switches:
-            yield from switch.depth_first()
+    is_leaf: bool
+    below: str
 
 
 def topology_conf(fabric: Fabric) -> str:
@@ -53,26 +37,25 @@ def topology_conf(fabric: Fabric) -> str:
         HpctrainError: a host has a name that Slurm cannot read.
     """
     return "".join(
-        f"SwitchName={switch.name} {'Switches' if switch.switches else 'Nodes'}={switch.below}\n"
-        for switch in _tree(fabric)
+        f"SwitchName={switch.name} {'Nodes' if switch.is_leaf else 'Switches'}={switch.below}\n"
+        for switch in _switches(fabric)
     )
 
 
 def topology_yaml(fabric: Fabric) -> str:
     """Slurm's topology.yaml with the fabric as a tree, the default topology."""
     lines = ["- topology: fabric", "  cluster_default: true", "  tree:", "    switches:"]
-    for switch in _tree(fabric):
-        key = "children" if switch.switches else "nodes"
+    for switch in _switches(fabric):
+        key = "nodes" if switch.is_leaf else "children"
         lines += [f'      - switch: "{switch.name}"', f'        {key}: "{switch.below}"']
     return "\n".join(lines) + "\n"
 
 
-def _tree(fabric: Fabric) -> list[Switch]:
+def _switches(fabric: Fabric) -> list[Switch]:
     """The switches depth-first: each above those below it, neighbours side by side."""
     _require_names(fabric)
     names = _Names()
-    tops = [_switch(fabric, tree, names) for tree in subtrees(fabric)]
-    return [switch for top in tops for switch in top.depth_first()]
+    return [switch for tree in subtrees(fabric) for switch in _with_all_below(fabric, tree, names)]
 
 
 def _require_names(fabric: Fabric) -> None:
@@ -86,16 +69,25 @@ def _require_names(fabric: Fabric) -> None:
             )
 
 
-def _switch(fabric: Fabric, tree: Subtree, names: _Names) -> Switch:
-    below = tuple(_switch(fabric, subtree, names) for subtree in tree.below)
-    hosts = tuple(fabric.hosts[host] for host in tree.hosts)
+def _with_all_below(fabric: Fabric, tree: Subtree, names: _Names) -> list[Switch]:
+    branches = [_with_all_below(fabric, subtree, names) for subtree in tree.below]
+    tops = [branch[0].name for branch in branches]
+    hosts = [fabric.hosts[host] for host in tree.hosts]
     if tree.switches:
-        name = min(fabric.names[switch] for switch in tree.switches) if below else fabric.names[tree.switches[0]]
+        name = min(fabric.names[switch] for switch in tree.switches) if tops else fabric.names[tree.switches[0]]
         if hosts and tree.level > 1:
             name = _HOSTS.format(name)
     else:
-        name = _JOINS.format(below[0].name if below else hosts[0])
-    return Switch(name=names.unique(name), hosts=hosts, switches=below)
+        name = _JOINS.format(tops[0] if tops else hosts[0])
+    below = ",".join(tops) if tops else _host_list(hosts)
+    top = Switch(names.unique(name), not tops, below)
+    return [top, *(switch for branch in branches for switch in branch)]
+
+
+def _host_list(hosts: Sequence[str]) -> str:
+    # Slurm reads no list with anything behind its last bracket, such as n[1-2].example.org.
+    folded = fold_hosts([host for host in hosts if host[-1].isdecimal()])
+    return ",".join(filter(None, [folded, *(host for host in hosts if not host[-1].isdecimal())]))
 
 
 class _Names:

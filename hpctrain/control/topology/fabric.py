@@ -77,3 +77,49 @@ class Fabric:
     def has_speeds(self) -> bool:
         """Whether the format contains the bandwidth of links."""
         return bool((self.bandwidth != 1.0).any())
+
+
+def components(nodes: int, source: Ints, target: Ints) -> Ints:
+    """The connected component of each node, numbered from 0 in the order of their lowest nodes.
+
+    Args:
+        source, target: the ends of each edge, in either direction.
+    """
+    label = np.arange(nodes)
+    one, other = np.concatenate([source, target]), np.concatenate([target, source])
+    while True:
+        smaller = label.copy()
+        np.minimum.at(smaller, other, label[one])
+        # A node also takes the label of its label's node, which halves long chains.
+        smaller = smaller[smaller]
+        if np.array_equal(smaller, label):
+            return np.unique(label, return_inverse=True)[1].astype(np.int32)
+        label = smaller
+
+
+def hops(ends: Ints, first: Ints, far: Ints, passes: NDArray[np.bool_] | None = None) -> NDArray[np.int16]:
+    """The cables from each node to each of some nodes, by a breadth-first search with a bit for each of these.
+
+    Args:
+        first, far: the nodes at the other end of the cables of node ``i`` are ``far[first[i]:first[i + 1]]``.
+        passes: the nodes through which a way may lead; by default all.
+
+    Returns:
+        of shape (nodes, ends), -1 where no way leads.
+    """
+    near = np.flatnonzero(np.diff(first))
+    starts = first[near]
+    counts = np.full((len(first) - 1, len(ends)), -1, np.int16)
+    counts[ends, np.arange(len(ends))] = 0
+    seen = np.packbits(counts >= 0, axis=1)
+    frontier, distance = seen, 0
+    while frontier.any() and near.size:
+        distance += 1
+        reached = np.zeros_like(seen)
+        reached[near] = np.bitwise_or.reduceat(frontier[far], starts, axis=0)
+        frontier = reached & ~seen
+        seen = seen | frontier
+        counts[np.unpackbits(frontier, axis=1, count=len(ends)).view(np.bool_)] = distance
+        if passes is not None:
+            frontier = np.where(passes[:, None], frontier, 0).astype(np.uint8)
+    return counts

@@ -16,7 +16,7 @@ from hpctrain.control.topology.readers import (
     slurm,
     slurm_yaml,
 )
-from hpctrain.control.topology.readers.slurm import Choice, without_switches
+from hpctrain.control.topology.readers.slurm import Choice
 from hpctrain.control.topology.records import Record
 
 Reader = Callable[[str, str], Iterator[Record]]
@@ -35,8 +35,6 @@ _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in
 # Room for a hundred thousand ports with names of hundreds of bytes.
 _MOST_BYTES = 2**28
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
-# Kinds of topology.conf that name no switches.
-_NO_SWITCHES = re.compile(r"^\s*(ring|torus)\w*\s*=", re.MULTILINE | re.IGNORECASE)
 
 
 def read_records(
@@ -94,8 +92,6 @@ def reader_of(text: str, where: str) -> Reader:
             f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
             where=where,
         )
-    if _NO_SWITCHES.search(text):
-        raise without_switches(where)
     kind = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
     raise HpctrainError(
         "HT-fabric-unknown-format",

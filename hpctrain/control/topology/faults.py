@@ -124,11 +124,7 @@ class _Cause:
 
 
 def _smallest_cover(through: Mapping[Suspect, Collection[int]]) -> Iterator[tuple[list[Suspect], frozenset[int]]]:
-    """Groups of parts that explain the same flows, with these flows; the groups together explain every flow.
-
-    Args:
-        through: per part, the flows that it would explain.
-    """
+    """Groups of parts that explain the same flows, with these flows; the groups together explain every flow."""
     unexplained = set().union(*through.values())
     while unexplained:
         alike: dict[frozenset[int], list[Suspect]] = defaultdict(list)

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.control.topology.components import articulation_points, components
-from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+from hpctrain.control.topology.fabric import Fabric, Floats, Ints, components, hops
 
 Mask = NDArray[np.bool_]
 
@@ -63,17 +62,16 @@ def _switch_levels(is_leaf: Mask, source: Ints, target: Ints) -> Ints:
     Leaves forward nothing, and cables between them join equals, with one exception: a leaf that alone connects
     switches without hosts is above them, as a root is that has a host on a spare port. Of two switches of the same
     height on one cable, the one with a single switch below it is above the other.
-
-    Args:
-        is_leaf: per switch, whether hosts make it a leaf.
-        source, target: the ends of each directed cable between two switches; each cable occurs in both directions.
     """
     passes = ~is_leaf | _connecting_leaves(is_leaf, source, target)
     climbing = passes[source] | passes[target]
     beside: list[set[int]] = [set() for _ in is_leaf]
     for one, other in zip(source[climbing].tolist(), target[climbing].tolist(), strict=True):
         beside[one].add(other)
-    heights = _heights(is_leaf, passes, beside)
+    order = np.argsort(source[climbing], kind="stable")
+    first = np.searchsorted(source[climbing][order], np.arange(len(is_leaf) + 1))
+    away = hops(np.flatnonzero(is_leaf).astype(np.int32), first, target[climbing][order], passes)
+    heights = _heights(is_leaf, passes, away)
     rank = [height + _ABOVE * _stands_above(switch, beside, heights) for switch, height in enumerate(heights)]
     level = np.zeros(len(rank), np.int32)
     for switch in sorted(range(len(rank)), key=rank.__getitem__):
@@ -99,17 +97,59 @@ def _connecting_leaves(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
     return joining
 
 
-def _heights(is_leaf: Mask, passes: Mask, beside: Sequence[set[int]]) -> list[int]:
+def articulation_points(nodes: int, source: Ints, target: Ints) -> Mask:
+    """For each node, whether removing it disconnects some of its neighbours from others.
+
+    Args:
+        source, target: the ends of each edge; each edge occurs once.
+
+    Source: Hopcroft and Tarjan, "Efficient algorithms for graph manipulation", Communications of the ACM 16 (1973).
+    """
+    beside: list[list[int]] = [[] for _ in range(nodes)]
+    for one, other in zip(source.tolist(), target.tolist(), strict=True):
+        beside[one].append(other)
+        beside[other].append(one)
+    found = [0] * nodes  # in which order, from 1
+    earliest = [0] * nodes  # found of what is reached from below the node without passing it
+    cut_off = np.zeros(nodes, np.int32)  # subtrees that reach nothing found before the node
+    for root in range(nodes):
+        if found[root]:
+            continue
+        found[root] = earliest[root] = 1
+        count = 1
+        path = [(root, iter(beside[root]))]
+        while path:
+            node, rest = path[-1]
+            for other in rest:
+                if not found[other]:
+                    count += 1
+                    found[other] = earliest[other] = count
+                    path.append((other, iter(beside[other])))
+                    break
+                earliest[node] = min(earliest[node], found[other])
+            else:
+                path.pop()
+                if path:
+                    above = path[-1][0]
+                    earliest[above] = min(earliest[above], earliest[node])
+                    cut_off[above] += earliest[node] >= found[above]
+        # The root has no node above it, so its first subtree does not count.
+        cut_off[root] -= 1
+    return cut_off > 0
+
+
+def _heights(is_leaf: Mask, passes: Mask, away: NDArray[np.int16]) -> list[int]:
     """The height of each switch: 1 for a leaf, else one more than its greatest distance from the nearer end of a
     shortest path between leaves; 0 for a switch on no such path.
+
+    Args:
+        away: the cables from each switch to each leaf through switches that forward, (switches, leaves).
     """
     heights: list[int] = is_leaf.astype(int).tolist()
-    leaves = np.flatnonzero(is_leaf)
-    away = _distances(leaves, passes, beside)
-    between = away[:, leaves]
+    between = away[is_leaf]
     known: dict[bytes, int] = {}
     for switch in np.flatnonzero(passes).tolist():
-        far = away[:, switch]
+        far = away[switch]
         # Switches at the same distances from all leaves, of which a large fabric has many, have one height.
         if (key := far.tobytes()) not in known:
             reached = np.flatnonzero(far > 0)
@@ -118,26 +158,6 @@ def _heights(is_leaf: Mask, passes: Mask, beside: Sequence[set[int]]) -> list[in
             known[key] = 1 + int(np.minimum.outer(near, near)[on_the_way].max()) if on_the_way.any() else 0
         heights[switch] = max(heights[switch], known[key])
     return heights
-
-
-def _distances(leaves: NDArray[np.intp], passes: Mask, beside: Sequence[set[int]]) -> NDArray[np.int16]:
-    """Cables from each leaf to each switch through switches that forward, (leaves, switches); -1 where none lead."""
-    cabled = [switch for switch, others in enumerate(beside) if others]
-    ends = np.array([other for switch in cabled for other in sorted(beside[switch])], np.intp)
-    first = np.cumsum([0, *(len(beside[switch]) for switch in cabled)])[:-1]
-    # One bit per leaf, so that all leaves search at the same time.
-    away = np.full((len(leaves), len(beside)), -1, np.int16)
-    away[np.arange(len(leaves)), leaves] = 0
-    front = np.packbits(away.T == 0, axis=1)
-    hops = 0
-    while front.any() and len(ends):
-        hops += 1
-        touched = np.zeros_like(front)
-        touched[cabled] = np.bitwise_or.reduceat(front[ends], first, axis=0)
-        reached = np.unpackbits(touched, axis=1, count=len(leaves)).T.astype(np.bool_) & (away < 0)
-        away[reached] = hops
-        front = np.packbits(reached.T & passes[:, None], axis=1)
-    return away
 
 
 def _stands_above(switch: int, beside: Sequence[set[int]], heights: Sequence[int]) -> bool:

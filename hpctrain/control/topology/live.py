@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pynvml
-
 from hpctrain.common.cluster.adapter_kinds import LinkLayer, is_telling, link_layer_of_name
 from hpctrain.common.cluster.cores import numa_nodes
+from hpctrain.common.cluster.gpus import opened_nvml
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
 from hpctrain.common.cluster.rdma import kernel_text, ports_of
 from hpctrain.common.errors import HpctrainError
@@ -108,15 +107,11 @@ def _gpus_of_driver(sys: Path) -> list[str]:
 
 def _nvml() -> list[str] | None:
     """Bus IDs of the GPUs in NVML's order; None where there is no NVML."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_bus_id(pynvml.nvmlDeviceGetPciInfo(device)) for device in devices]
-    finally:
-        pynvml.nvmlShutdown()
+    with opened_nvml() as nvml:
+        if nvml is None:
+            return None
+        devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [_bus_id(nvml.nvmlDeviceGetPciInfo(device)) for device in devices]
 
 
 def _bus_id(pci: object) -> str:

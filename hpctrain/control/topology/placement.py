@@ -259,11 +259,7 @@ def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Genera
 
 
 def _groups(fabric: Fabric, adapters: Ints) -> list[Order]:
-    """The group of each host, in the order of the switches: for the leaves, then for each level that joins groups.
-
-    Args:
-        adapters: (hosts, rails). Other adapters of the hosts do not count.
-    """
+    """The group of each host, in the order of the switches: for the leaves, then for each level that joins groups."""
     groups: list[Order] = []
     for subtree in subtrees_of(fabric, adapters):
         group = np.unique(subtree, axis=0, return_inverse=True)[1].reshape(-1)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints
+from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints, hops
 
 # InfiniBand's own limit on the hops of a path: a flow with more hops is in a loop.
 MOST_HOPS = 64
@@ -258,25 +258,12 @@ class MinHop:
         return ports
 
     def _reach(self, leaf: Ints) -> None:
-        """Count the hops to leaves on their first use, by a breadth-first search with a bit for each."""
+        """Count the hops to leaves on their first use."""
         new = np.unique(leaf[self._leaf_column[leaf] < 0])
         if not new.size:
             return
-        near = np.flatnonzero(np.diff(self._first))
-        starts = self._first[near]
-        hops = np.full((len(self._level), new.size), -1, np.int16)
-        hops[new, np.arange(new.size)] = 0
-        seen = np.packbits(hops >= 0, axis=1)
-        frontier, distance = seen, 0
-        while frontier.any() and near.size:
-            distance += 1
-            reached = np.zeros_like(seen)
-            reached[near] = np.bitwise_or.reduceat(frontier[self._far], starts, axis=0)
-            frontier = reached & ~seen
-            seen = seen | frontier
-            hops[np.unpackbits(frontier, axis=1, count=new.size).view(np.bool_)] = distance
         self._leaf_column[new] = self._hops.shape[1] + np.arange(new.size)
-        self._hops = np.concatenate([self._hops, hops], axis=1)
+        self._hops = np.concatenate([self._hops, hops(new, self._first, self._far)], axis=1)
 
 
 def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpctrain.control.topology.components import components
-from hpctrain.control.topology.fabric import Fabric, Ints
+from hpctrain.control.topology.fabric import Fabric, Ints, components
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,28 +14,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.names import managers, natural_key
-from hpctrain.control.topology.subtrees import Subtree, subtrees
+from hpctrain.control.topology.subtrees import Subtree
 
 _SHOWN_UNKNOWN = 5
 _SHOWN_CHARACTERS = 500
-
-
-@dataclass(frozen=True, kw_only=True)
-class Branch:
-    """Switches that serve the same hosts, with everything below them.
-
-    Attributes:
-        switches: their names in natural order; none for hosts that are cabled to each other.
-        down, up, across: the cables downwards, upwards, and to switches of the same level.
-        hosts: the hosts on exactly these switches, without those of branches below.
-    """
-
-    switches: tuple[str, ...]
-    down: int
-    up: int
-    across: int
-    hosts: tuple[str, ...]
-    branches: tuple[Branch, ...]
 
 
 def counts(fabric: Fabric) -> dict[str, int]:
@@ -99,34 +80,34 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
     return [numbers[name] for name in wanted]
 
 
-def branches(fabric: Fabric) -> tuple[Branch, ...]:
-    """The fabric as a tree, from the top: hosts by the set of their leaves, these sets by the switches above them."""
-    return _sorted(branch for tree in subtrees(fabric) for branch in _branches(fabric, tree))
-
-
-def _branches(fabric: Fabric, tree: Subtree) -> Iterator[Branch]:
-    """The branch of a subtree; the branches below it if no switches above join them."""
-    below = [branch for subtree in tree.below for branch in _branches(fabric, subtree)]
-    if not tree.switches and not tree.hosts:
-        yield from below
-        return
-    from_here = np.isin(fabric.source, tree.switches)
-    rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
-    # A cable is seen from both of its ends, unless the other one is of another branch.
-    inside = (rise == 0) & np.isin(fabric.target[from_here], tree.switches)
-    yield Branch(
-        switches=_natural(fabric.names[switch] for switch in tree.switches),
-        down=int(((rise < 0) & (fabric.level[fabric.target[from_here]] >= 0)).sum()),
-        up=int((rise > 0).sum()),
-        across=int((rise == 0).sum()) - int(inside.sum()) // 2,
-        hosts=_natural(fabric.hosts[host] for host in tree.hosts),
-        branches=_sorted(below),
+def branches(fabric: Fabric, trees: Iterable[Subtree]) -> list[Subtree]:
+    """Trees in the natural order of their names; in the place of one that no switch joins, those below it."""
+    joined = (
+        branch for tree in trees for branch in ([tree] if tree.switches or tree.hosts else branches(fabric, tree.below))
+    )
+    return sorted(
+        joined, key=lambda tree: list(map(natural_key, switch_names(fabric, tree) or host_names(fabric, tree)))
     )
 
 
-def _natural(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(names, key=natural_key))
+def switch_names(fabric: Fabric, tree: Subtree) -> list[str]:
+    """The names of its switches, in natural order; none for hosts that are cabled to each other."""
+    return sorted((fabric.names[switch] for switch in tree.switches), key=natural_key)
 
 
-def _sorted(unsorted: Iterable[Branch]) -> tuple[Branch, ...]:
-    return tuple(sorted(unsorted, key=lambda branch: [natural_key(name) for name in branch.switches or branch.hosts]))
+def host_names(fabric: Fabric, tree: Subtree) -> list[str]:
+    """The names of the hosts on exactly its switches, in natural order."""
+    return sorted((fabric.hosts[host] for host in tree.hosts), key=natural_key)
+
+
+def cables(fabric: Fabric, tree: Subtree) -> dict[str, int]:
+    """The cables of its switches: ``down``, ``up``, and ``across`` to switches of the same level."""
+    from_here = np.isin(fabric.source, tree.switches)
+    rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
+    # A cable is seen from both of its ends, unless the other one is of another tree.
+    inside = (rise == 0) & np.isin(fabric.target[from_here], tree.switches)
+    return {
+        "down": int(((rise < 0) & (fabric.level[fabric.target[from_here]] >= 0)).sum()),
+        "up": int((rise > 0).sum()),
+        "across": int((rise == 0).sum()) - int(inside.sum()) // 2,
+    }

@@ -10,8 +10,7 @@ import numpy as np
 
 from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.control.topology.cabling import Found
-from hpctrain.control.topology.components import components
-from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.fabric import Fabric, components
 from hpctrain.control.topology.names import natural_key
 from hpctrain.control.topology.records import SwitchGroup
 

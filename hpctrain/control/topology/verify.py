@@ -168,11 +168,7 @@ def _link(fabric: Fabric, link: int) -> str:
 
 
 def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, directed: bool) -> list[set[Suspect]]:
-    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both.
-
-    Args:
-        directed: whether an end that sends and one that receives are different suspects.
-    """
+    """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both."""
     devices: dict[str, set[str]] = defaultdict(set)
     for flow in flows:
         for end in (flow.source, flow.target):

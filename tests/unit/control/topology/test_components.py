@@ -8,7 +8,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from hpctrain.control.topology.components import articulation_points, components
+from hpctrain.control.topology.fabric import components
+from hpctrain.control.topology.levels import articulation_points
 
 
 def test_a_chain_and_a_ring() -> None:

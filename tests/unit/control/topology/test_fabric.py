@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpctrain.control.topology.summary import branches, host_numbers, leaf_oversubscription
+from hpctrain.control.topology.subtrees import subtrees
+from hpctrain.control.topology.summary import branches, cables, host_numbers, leaf_oversubscription
 from support.refusals import refused
 from support.topology.small_fabric import small_fabric, two_levels
 
@@ -51,5 +52,6 @@ def test_oversubscription_by_the_names_of_leaves() -> None:
 
 def test_a_cable_between_two_leaves_of_the_same_hosts_counts_once() -> None:
     adapters = [(f"{host} {rail}", f"leaf{rail}") for host in "ab" for rail in range(2)]
-    (branch,) = branches(small_fabric([*adapters, ("leaf0", "leaf1")]))
-    assert (branch.down, branch.up, branch.across) == (4, 0, 1)
+    fabric = small_fabric([*adapters, ("leaf0", "leaf1")])
+    (tree,) = branches(fabric, subtrees(fabric))
+    assert cables(fabric, tree) == {"down": 4, "up": 0, "across": 1}

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -171,64 +172,6 @@ def test_xml_in_a_log(tmp_path: Path, before: str, text: str) -> None:
         assert (found.gpus, found.adapters, found.numa_nodes) == (wanted.gpus, wanted.adapters, wanted.numa_nodes)
 
 
-def _between(value: str, other: str) -> dict[str, str]:
-    return {"where": "node.txt:2", "value": value, "row": "GPU0", "column": other}
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "values"),
-    [
-        (
-            lambda text: text[: text.index("NIC2\tNODE")],
-            "HT-node-file-not-valid",
-            {"where": "node.txt:1", "part": "NIC2"},
-        ),
-        (
-            lambda text: text[: text.index("  NIC2:")],
-            "HT-node-file-not-valid",
-            {"where": "node.txt:1", "part": "NIC2"},
-        ),
-        (
-            lambda text: text[: text.index("\tSYS\tPIX\tSYS\t8-15")],
-            "HT-node-file-not-valid",
-            {"where": "node.txt:4", "part": "GPU2"},
-        ),
-        (
-            lambda text: text.replace("PXB\tSYS\tNODE", "OK\tSYS\tNODE"),
-            "HT-node-file-not-valid",
-            _between("OK", "NIC0"),
-        ),
-        (
-            lambda text: text.replace("PXB\tSYS\tNODE", "NV2\tSYS\tNODE"),
-            "HT-node-file-not-valid",
-            _between("NV2", "NIC0"),
-        ),
-        (
-            lambda text: text.replace(" X \tNV4\tNV4\tNV4", "NV4\tNV4\tNV4\tNV4"),
-            "HT-node-file-not-valid",
-            _between("NV4", "GPU0"),
-        ),
-        (
-            lambda text: text.replace("0-7,16-23", "0-7,oops"),
-            "HT-cores-not-a-list",
-            {"where": "node.txt:2", "text": "0-7,oops"},
-        ),
-        # Two places of one name.
-        (
-            lambda text: text.replace("NIC1: mlx5_10", "NIC1: mlx5_0"),
-            "HT-node-file-not-valid",
-            {"where": "node.txt", "name": "mlx5_0", "count": 2},
-        ),
-        (lambda text: text + text, "HT-node-file-not-valid", {"where": "node.txt:25", "part": "GPU0"}),
-        (lambda text: NCCL_DUMP, "HT-node-file-not-valid", {"where": "node.txt"}),
-        (lambda text: "", "HT-node-file-not-valid", {"where": "node.txt"}),
-    ],
-)
-def test_nvidia_smi_that_does_not_fit(change: object, code: str, values: dict[str, object]) -> None:
-    with refused(code, **values):
-        nvidia_smi.read(change(WITH_ADAPTERS), "node.txt")  # type: ignore[operator]
-
-
 def test_nccl_dump() -> None:
     node_map = nccl.read(NCCL_DUMP, "topo.xml")
     assert [(gpu.index, gpu.bus_id, gpu.numa) for gpu in node_map.gpus] == [
@@ -260,40 +203,6 @@ def test_nccl_kinds_of_adapters(attributes: str, layer: str | None, virtual: boo
 def test_nccl_tells_infiniband_by_reductions_in_its_switches() -> None:
     text = NCCL_DUMP.replace('class="0x020700"', 'class="0x028000"').replace('guid="0x1"', 'guid="0x1" coll="1"')
     assert nccl.read(text, "topo.xml").adapters[0].link_layer == "InfiniBand"
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "values"),
-    [
-        (lambda text: text[:900], "HT-node-file-not-valid", {"where": "topo.xml:15"}),
-        (
-            lambda text: text.replace('numaid="1"', 'numaid="one"'),
-            "HT-node-file-not-valid",
-            {"where": "topo.xml:26", "problem": "<cpu> has numaid='one', not a number from -1"},
-        ),
-        (
-            lambda text: '<system version="1"><cpu numaid="0"/></system>',
-            "HT-node-file-not-valid",
-            {"where": "topo.xml:1"},
-        ),
-        (
-            lambda text: hwloc_export("2.0"),
-            "HT-node-file-not-valid",
-            {"where": "topo.xml:3", "problem": "expected <system>, found <topology>"},
-        ),
-        (lambda text: "", "HT-node-file-not-valid", {"where": "topo.xml:1"}),
-    ],
-)
-def test_nccl_that_does_not_fit(change: object, code: str, values: dict[str, object]) -> None:
-    with refused(code, **values):
-        nccl.read(change(NCCL_DUMP), "topo.xml")  # type: ignore[operator]
-
-
-def test_masks_that_are_none() -> None:
-    with refused("HT-cores-not-a-list", where="topo.xml:26", text="00000000,cores"):
-        nccl.read(NCCL_DUMP.replace("00f000f0", "cores"), "topo.xml")
-    with refused("HT-cores-not-a-list", where="node.xml:6"):
-        hwloc.read(hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), "node.xml")
 
 
 @pytest.mark.parametrize("version", ["2.0", "3.0"])
@@ -452,27 +361,49 @@ def test_the_real_lstopo_and_the_kernel_agree_on_this_machine() -> None:
     assert [adapter.name for adapter in exported.adapters] == [adapter.name for adapter in here.adapters]
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "values"),
-    [
-        (
-            hwloc_export("2.0").replace('version="2.0"', ""),
-            "HT-node-file-not-valid",
-            {"where": "node.xml:3", "problem": "hwloc XML of version 1, not 2 or 3"},
-        ),
-        (hwloc_export("2.0")[:1500], "HT-node-file-not-valid", {"where": "node.xml:18"}),
-        (hwloc_export("2.0").replace("NUMANode", "Misc"), "HT-node-file-not-valid", {"where": "node.xml:3"}),
-        (
-            NCCL_DUMP,
-            "HT-node-file-not-valid",
-            {"where": "node.xml:1"},
-        ),
-        ("\x00\x01PNG", "HT-node-file-not-valid", {"where": "node.xml:1"}),
-    ],
-)
-def test_hwloc_that_does_not_fit(text: str, code: str, values: dict[str, object]) -> None:
+INVALID, NO_LIST = "HT-node-file-not-valid", "HT-cores-not-a-list"
+HWLOC, SMI = hwloc_export("2.0"), WITH_ADAPTERS
+
+
+def between(value: str, other: str) -> dict[str, object]:
+    return {"where": "node:2", "value": value, "row": "GPU0", "column": other}
+
+
+REFUSED = [
+    (nvidia_smi.read, SMI[: SMI.index("NIC2\tNODE")], INVALID, {"where": "node:1", "part": "NIC2"}),
+    (nvidia_smi.read, SMI[: SMI.index("  NIC2:")], INVALID, {"where": "node:1", "part": "NIC2"}),
+    (nvidia_smi.read, SMI[: SMI.index("\tSYS\tPIX\tSYS\t8-15")], INVALID, {"where": "node:4", "part": "GPU2"}),
+    (nvidia_smi.read, SMI.replace("PXB\tSYS\tNODE", "OK\tSYS\tNODE"), INVALID, between("OK", "NIC0")),
+    (nvidia_smi.read, SMI.replace("PXB\tSYS\tNODE", "NV2\tSYS\tNODE"), INVALID, between("NV2", "NIC0")),
+    (nvidia_smi.read, SMI.replace(" X \tNV4\tNV4", "NV4\tNV4\tNV4"), INVALID, between("NV4", "GPU0")),
+    (nvidia_smi.read, SMI.replace("0-7,16-23", "0-7,oops"), NO_LIST, {"where": "node:2", "text": "0-7,oops"}),
+    # Two places of one name.
+    (nvidia_smi.read, SMI.replace("NIC1: mlx5_10", "NIC1: mlx5_0"), INVALID, {"name": "mlx5_0", "count": 2}),
+    (nvidia_smi.read, SMI + SMI, INVALID, {"where": "node:25", "part": "GPU0"}),
+    (nvidia_smi.read, LEGEND, INVALID, {"where": "node"}),
+    (nvidia_smi.read, NCCL_DUMP, INVALID, {"where": "node"}),
+    (nvidia_smi.read, "", INVALID, {"where": "node"}),
+    (nccl.read, NCCL_DUMP[:900], INVALID, {"where": "node:15"}),
+    (nccl.read, NCCL_DUMP.replace('numaid="1"', 'numaid="one"'), INVALID, {"where": "node:26"}),
+    (nccl.read, NCCL_DUMP.replace("00f000f0", "cores"), NO_LIST, {"where": "node:26", "text": "00000000,cores"}),
+    (nccl.read, '<system version="1"><cpu numaid="0"/></system>', INVALID, {"where": "node:1"}),
+    (nccl.read, HWLOC, INVALID, {"where": "node:3", "problem": "expected <system>, found <topology>"}),
+    (nccl.read, "", INVALID, {"where": "node:1"}),
+    (hwloc.read, HWLOC.replace('version="2.0"', ""), INVALID, {"problem": "hwloc XML of version 1, not 2 or 3"}),
+    (hwloc.read, HWLOC[:1500], INVALID, {"where": "node:18"}),
+    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node:3"}),
+    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node:6"}),
+    (hwloc.read, NCCL_DUMP, INVALID, {"where": "node:1"}),
+    (hwloc.read, "\x00\x01PNG", INVALID, {"where": "node:1"}),
+]
+
+
+@pytest.mark.parametrize(("read", "text", "code", "values"), REFUSED)
+def test_files_that_do_not_fit(
+    read: Callable[[str, str], NodeMap], text: str, code: str, values: dict[str, object]
+) -> None:
     with refused(code, **values):
-        hwloc.read(text, "node.xml")
+        read(text, "node")
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
@@ -563,8 +494,3 @@ def test_masks_come_back(cpus: set[int]) -> None:
     mask = sum(1 << cpu for cpu in cpus)
     words = [f"{mask >> 32 * i & 0xFFFFFFFF:08x}" for i in range(8)]
     assert cores_of_mask(",".join(reversed(words)), "x") == tuple(sorted(cpus))
-
-
-def test_the_legend_is_not_taken_for_rows() -> None:
-    with refused("HT-node-file-not-valid", where="node.txt"):
-        nvidia_smi.read(LEGEND, "node.txt")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hpctrain.control.topology.components import components
-from hpctrain.control.topology.fabric import Fabric
+from hpctrain.control.topology.fabric import Fabric, components
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.rails import rail_adapters
 from hpctrain.control.topology.routes import Routes
