@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli.options import AsJson
-from hpctrain.common.checkpoints.find import newest_whole, verify
+from hpctrain.common.checkpoints.find import GONE, missing, newest_whole, verify
 from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, iterations
-from hpctrain.common.checkpoints.reconcile import GONE, missing
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory

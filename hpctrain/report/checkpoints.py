@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hpctrain.common.checkpoints.find import newest_whole, verify
+from hpctrain.common.checkpoints.find import missing, newest_whole, verify
 from hpctrain.common.checkpoints.keep import scores
 from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoints, iterations
 from hpctrain.common.checkpoints.manifest import SavedProgress, read_manifest
-from hpctrain.common.checkpoints.reconcile import missing
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory

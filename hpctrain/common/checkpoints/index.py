@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from hpctrain.common.checkpoints.layout import OWN
 from hpctrain.common.checkpoints.manifest import CheckpointManifest
-from hpctrain.common.checkpoints.pieces import Place, check_cover
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.checkpoints.pieces import Place, check_cover, damaged
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
 
@@ -88,16 +87,7 @@ def read_index(path: Path, manifest: CheckpointManifest) -> Index:
     for name, (first, *others) in index.common.items():
         for each in others:
             if each.dtype != first.dtype:
-                raise HpctrainError(
-                    "HT-checkpoint-damaged",
-                    "{name!r} is of type {dtype} in {file}, and {other_dtype} in {other_file}",
-                    exit_code=1,
-                    name=name,
-                    dtype=first.dtype,
-                    file=first.file,
-                    other_dtype=each.dtype,
-                    other_file=each.file,
-                )
+                raise damaged(each.file, f"{name!r} is of type {each.dtype}, and of {first.dtype} in {first.file}")
     return index
 
 
@@ -108,20 +98,9 @@ def _stored(file: Path) -> Iterator[Stored]:
     except OSError as error:
         raise read_error(error, file, exit_code=1) from error
     except ValidationError as error:
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "cannot read {path}: its header is not that of a safetensors file",
-            exit_code=1,
-            path=file,
-        ) from error
+        raise damaged(file, "its header is not that of a safetensors file") from error
     except ValueError as error:
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{path} is not what was written: {problem}",
-            exit_code=1,
-            path=file,
-            problem=str(error),
-        ) from error
+        raise damaged(file, f"not what was written: {error}") from error
 
 
 def _header(file: Path) -> dict[str, _Entry]:

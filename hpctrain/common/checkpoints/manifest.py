@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
+from hpctrain.common.checkpoints.pieces import damaged
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.regular import private, read_regular
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.run.directory import read_model
+from hpctrain.common.run.directory import model_error
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -32,14 +33,14 @@ _MOST_BYTES = 2**30
 class OtherVersionError(HpctrainError):
     """A whole checkpoint that another version of hpctrain wrote. It must not be passed over in silence."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Path, difference: str) -> None:
         super().__init__(
             "HT-checkpoint-other-version",
             "{path} was written by another version of hpctrain: {difference}",
             "resume with that version, or start a new run with another --run-dir",
             exit_code=1,
             path=path,
-            difference=what,
+            difference=difference,
         )
 
 
@@ -119,24 +120,16 @@ def read_manifest(path: Path) -> CheckpointManifest:
         OtherVersionError: it is of another version of hpctrain.
         HpctrainError: it is not there, or damaged.
     """
-    _check(path)
     try:
-        manifest = read_model(path / MANIFEST, CheckpointManifest, limit=_MOST_BYTES, links=True)
-    except HpctrainError as error:
-        if what := _of_another_version(error.__cause__):
-            raise OtherVersionError(path, what) from error
-        raise
+        manifest = CheckpointManifest.model_validate_json(_content(path))
+    except ValidationError as error:
+        if difference := _of_another_version(error):
+            raise OtherVersionError(path, difference) from error
+        raise model_error(error, path / MANIFEST, "the file is damaged: restore it, or run again") from error
     # The names are opened below the checkpoint's folder.
     ranks, names = manifest.progress.ranks, list(manifest.files)
     if len(names) != ranks or names != [share_name(rank, ranks) for rank in range(ranks)]:
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{path}: files: not those of {ranks} ranks, but {names}",
-            exit_code=1,
-            path=path / MANIFEST,
-            ranks=ranks,
-            names=names[:10],
-        )
+        raise damaged(path / MANIFEST, f"files: not those of {ranks} ranks, but {names[:10]}")
     return manifest
 
 
@@ -155,29 +148,23 @@ def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
             os.fsync(file.fileno())
 
 
-def _check(path: Path) -> None:
-    """Refuse a manifest that is not what was written."""
+def _content(path: Path) -> bytes:
+    """The bytes of a manifest, if they are what was written."""
     try:
         content, wanted = read_regular(path / MANIFEST, _MOST_BYTES), read_regular(path / SUM, _MOST_BYTES)
     except OSError as error:
         raise read_error(error, error.filename, exit_code=1) from error
     if wanted != _sum(content):
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{path} is not what was written: its SHA-256 differs",
-            exit_code=1,
-            path=path / MANIFEST,
-        )
+        raise damaged(path / MANIFEST, "not what was written: its SHA-256 differs")
+    return content
 
 
 def _sum(content: bytes) -> bytes:
     return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
 
 
-def _of_another_version(error: BaseException | None) -> str | None:
+def _of_another_version(error: ValidationError) -> str | None:
     """How the keys of a whole file differ from :class:`CheckpointManifest`'s; None for any other fault."""
-    if not isinstance(error, ValidationError):
-        return None
     faults = error.errors()
     if any(fault["type"] not in ("missing", "extra_forbidden", "literal_error") for fault in faults):
         return None

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpctrain.common.errors import HpctrainError
@@ -23,6 +24,11 @@ _KEY = re.compile(rf"(.*)\[((?:{_RANGE}(?:,{_RANGE})*)?) of ((?:{_NUMBER}(?:,{_N
 
 # Pieces of a mesh make a grid with about as many cells as there are pieces.
 _MOST_CELLS = 10**7
+
+
+def damaged(where: Path | str, problem: str) -> HpctrainError:
+    """The error for a checkpoint that is not what was written, or that nobody can have written."""
+    return HpctrainError("HT-checkpoint-damaged", "{where}: {problem}", exit_code=1, where=where, problem=problem)
 
 
 class Box(NamedTuple):
@@ -127,16 +133,7 @@ def check_cover(places: Iterable[tuple[Place, str]]) -> None:
     for (name, shape, box), where in places:
         first, there = shapes.setdefault(name, (shape, where))
         if shape != first:
-            raise HpctrainError(
-                "HT-checkpoint-damaged",
-                "{name!r} has shape {shape_there} in {there}, and {shape} in {where}",
-                exit_code=1,
-                name=name,
-                shape_there=list(first),
-                there=there,
-                shape=list(shape),
-                where=where,
-            )
+            raise damaged(where, f"{name!r} has shape {list(shape)}, and {list(first)} in {there}")
         arrays.setdefault(name, []).append((box, where))
     for name, boxes in arrays.items():
         _check_array(name, shapes[name][0], boxes)
@@ -152,13 +149,7 @@ def _check_array(name: str, shape: tuple[int, ...], boxes: Sequence[tuple[Box, s
     ]
     lengths = [len(along) - 1 for along in edges]
     if math.prod(lengths) > _MOST_CELLS:
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{name!r} has {count} pieces that lie as those of no mesh",
-            exit_code=1,
-            name=name,
-            count=len(boxes),
-        )
+        raise damaged(boxes[0][1], f"{name!r} has {len(boxes)} pieces that lie as those of no mesh")
     numbers = [{edge: number for number, edge in enumerate(along)} for along in edges]
     times = np.zeros(lengths, np.int32)
     for box, _ in boxes:

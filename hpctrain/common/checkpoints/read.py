@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.checkpoints.index import Index, Stored, read_index
 from hpctrain.common.checkpoints.layout import MOMENTS, STATISTICS
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
-from hpctrain.common.checkpoints.pieces import Box
+from hpctrain.common.checkpoints.pieces import Box, damaged
 from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
@@ -109,15 +109,7 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
         try:
             mean: NDArray[Any] = np.mean(np.stack(ordered), axis=0, dtype=np.float64).astype(ordered[0].dtype)
         except (TypeError, ValueError) as error:
-            folder = values[min(values)].file.parent
-            raise HpctrainError(
-                "HT-checkpoint-damaged",
-                "{folder}: the ranks' {name!r} differ: {problem}",
-                exit_code=1,
-                folder=folder,
-                name=name,
-                problem=str(error),
-            ) from error
+            raise damaged(values[min(values)].file.parent, f"the ranks' {name!r} differ: {error}") from error
         return mean
 
 
@@ -178,14 +170,7 @@ def _dtype(stored: Stored) -> Any:
 
     name = next((name for name, written in TYPES.items() if written == stored.dtype), None)
     if name is None:
-        raise HpctrainError(
-            "HT-checkpoint-damaged",
-            "{file}: {key!r} is of type {dtype}",
-            exit_code=1,
-            file=stored.file,
-            key=stored.key,
-            dtype=stored.dtype,
-        )
+        raise damaged(stored.file, f"{stored.key!r} is of type {stored.dtype}")
     if name == "bfloat16":
         import ml_dtypes
 

@@ -197,8 +197,7 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     """
     if is_done(events):
         return None
-    from hpctrain.common.checkpoints.find import newest_whole
-    from hpctrain.common.checkpoints.reconcile import missing
+    from hpctrain.common.checkpoints.find import missing, newest_whole
 
     newest = newest_whole(directory.checkpoints)
     if not newest.iteration:

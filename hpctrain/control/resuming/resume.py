@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.common.checkpoints.find import missing_text
 from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
-from hpctrain.common.checkpoints.reconcile import missing_text
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
 from hpctrain.common.errors import HpctrainError, joined

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hpctrain.common.checkpoints.find import set_aside
-from hpctrain.common.checkpoints.reconcile import GONE, missing_text
+from hpctrain.common.checkpoints.find import GONE, missing_text, set_aside
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import Event, EventWriter

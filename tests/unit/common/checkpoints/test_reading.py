@@ -76,7 +76,7 @@ def test_statistics_of_other_shapes_are_a_message(tmp_path: Path) -> None:
     each = ({f"statistics.mean.{rank}": np.ones(rank + 1)} for rank in range(2))
     path = write_checkpoint(tmp_path, progress_of(7, ranks=2), *each)
     _, state = read_state(path, 0, 1)
-    with refused("HT-checkpoint-damaged", folder=path, name="statistics.mean"):
+    with refused("HT-checkpoint-damaged", "'statistics.mean' differ", where=path):
         state["statistics.mean"]
 
 
@@ -189,9 +189,9 @@ def test_names_that_are_no_share_are_refused(tmp_path: Path, name: str) -> None:
     manifest = json.loads((path / "state.json").read_text())
     manifest["files"] = {share_name(0, 2): manifest["files"][share_name(0, 2)], name: {"bytes": 0, "xxh128": "0" * 32}}
     with_manifest(path, json.dumps(manifest).encode())
-    with refused("HT-checkpoint-damaged", ranks=2):
+    with refused("HT-checkpoint-damaged", "not those of 2 ranks"):
         read_manifest(path)
-    with refused("HT-checkpoint-damaged", ranks=2):
+    with refused("HT-checkpoint-damaged", "not those of 2 ranks"):
         read_state(path, 0, 2)
     assert verify(path)
 
@@ -233,7 +233,7 @@ def test_more_ranks_than_there_can_be_cost_nothing(tmp_path: Path) -> None:
     manifest = json.loads((path / "state.json").read_text())
     manifest["progress"]["ranks"] = 10**18
     with_manifest(path, json.dumps(manifest).encode())
-    with refused("HT-checkpoint-damaged", ranks=10**18):
+    with refused("HT-checkpoint-damaged", f"not those of {10**18} ranks"):
         read_manifest(path)
 
 

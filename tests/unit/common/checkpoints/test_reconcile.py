@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
+from hpctrain.common.checkpoints.find import missing
 from hpctrain.common.checkpoints.layout import checkpoint_path
-from hpctrain.common.checkpoints.reconcile import missing
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, StartEvent

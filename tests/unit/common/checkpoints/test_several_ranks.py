@@ -20,66 +20,32 @@ from hpctrain.common.checkpoints.publish import publish, write_share
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.worker.adapters.guard import Guard
-from hpctrain.worker.comm.base import AnyArray, RanksLostError, Reduction
+from hpctrain.worker.comm.base import RanksLostError
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.train import checkpoint_saving as saving
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.state import LazyState, State
+from support import thread_ranks
 from support.refusals import check, refused
+from support.thread_ranks import ThreadCommunicator
 from support.written_checkpoints import filled, guard_over, progress_of, tensors_of, write_checkpoint
 
 
-class Ranks:
-    """What the ranks of a run, which are threads, have in common."""
-
-    def __init__(self, size: int) -> None:
-        self.values: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=100)
-
-
-class Rank(SingleCommunicator):
-    """One of them. ``lost`` is what a test says."""
-
-    lost = False  # type: ignore[assignment]
-
-    def __init__(self, ranks: Ranks, rank: int) -> None:
-        super().__init__("test")
-        self._ranks, self.rank, self.size = ranks, rank, len(ranks.values)
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        self._ranks.values[self.rank] = value
-        self._ranks.barrier.wait()
-        found = list(self._ranks.values)
-        self._ranks.barrier.wait()
-        return found
-
-    def broadcast_object(self, value: Any) -> Any:
-        return self.allgather_object(value)[0]
-
-    def allreduce(self, array: AnyArray, reduction: Reduction = "mean") -> AnyArray:
-        assert reduction == "max"
-        return np.max(self.allgather_object(array), axis=0)
-
-    def barrier(self) -> None:
-        self.allgather_object(None)
-
-
-def on_ranks(count: int, work: Callable[[Rank], Any]) -> list[Any]:
+def on_ranks(count: int, work: Callable[[ThreadCommunicator], Any]) -> list[Any]:
     """What ``work`` returns, or raises, on each."""
-    ranks, found = Ranks(count), [None] * count
 
-    def run(rank: int) -> None:
+    def run(comm: ThreadCommunicator) -> Any:
         try:
-            found[rank] = work(Rank(ranks, rank))
+            return work(comm)
         except Exception as error:
-            found[rank] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
+    return [*thread_ranks.on_ranks(count, run)]
+
+
+def goes_on_alone(comm: ThreadCommunicator) -> None:
+    comm.rank, comm.size = 0, 1
+    comm._shared, comm._barrier = [None], threading.Barrier(1)
 
 
 class Training:
@@ -108,7 +74,7 @@ class Training:
 def test_what_differs_between_ranks_is_named_and_never_visible(
     tmp_path: Path, values: tuple[int, int], updated: bool
 ) -> None:
-    def work(comm: Rank) -> None:
+    def work(comm: ThreadCommunicator) -> None:
         training = Training(guard_over(values[comm.rank], comm))
         with Checkpoints(tmp_path, comm, EventWriter(None)) as checkpoints:
             checkpoints.save(progress_of(5, ranks=2), training)
@@ -129,7 +95,7 @@ def test_what_differs_between_ranks_is_named_and_never_visible(
 
 
 def test_each_rank_makes_arrays_of_its_share_alone(tmp_path: Path) -> None:
-    def work(comm: Rank) -> list[str]:
+    def work(comm: ThreadCommunicator) -> list[str]:
         training = Training()
         with Checkpoints(tmp_path, comm, EventWriter(None)) as checkpoints:
             checkpoints.save(progress_of(5, ranks=2), training)
@@ -199,12 +165,12 @@ def test_the_events_are_on_disk_ahead_of_the_checkpoint(tmp_path: Path, monkeypa
 def test_scores_of_rank_0_are_those_of_all(tmp_path: Path) -> None:
     """The best is kept by whoever is rank 0 later."""
 
-    def work(comm: Rank) -> None:
+    def work(comm: ThreadCommunicator) -> None:
         known = {1: 0.9, 2: 0.1, 3: 0.2} if comm.rank == 0 else {}
         checkpoints = Checkpoints(tmp_path, comm, EventWriter(None), policy=Policy(last=1, best=True), scores=known)
         comm.barrier()
         if comm.rank == 1:
-            comm.rank, comm.size = 0, 1
+            goes_on_alone(comm)
             checkpoints.save(progress_of(4), Training())
             checkpoints._finish()
 
@@ -219,7 +185,9 @@ def test_the_disk_decides_what_was_lost(tmp_path: Path) -> None:
     for published, lost in ((True, False), (False, True)):
         folder = tmp_path / str(published)
 
-        def work(comm: Rank, published: bool = published, folder: Path = folder) -> tuple[bool, int] | None:
+        def work(
+            comm: ThreadCommunicator, published: bool = published, folder: Path = folder
+        ) -> tuple[bool, int] | None:
             events = EventWriter(None)
             checkpoints = Checkpoints(folder, comm, events)
             checkpoints.save(progress_of(4, ranks=2), Training())
@@ -232,8 +200,7 @@ def test_the_disk_decides_what_was_lost(tmp_path: Path) -> None:
                 return None
             if published:
                 until(lambda: 8 in iterations(folder))
-            comm.rank, comm.size = 0, 1
-            comm._ranks = Ranks(1)
+            goes_on_alone(comm)
             with events:
                 events.take_over(folder / "events.jsonl")
                 return checkpoints.abandon(), checkpoints.newest
@@ -245,7 +212,7 @@ def test_the_disk_decides_what_was_lost(tmp_path: Path) -> None:
 
 
 def test_what_is_there_when_another_rank_dies_is_told(tmp_path: Path) -> None:
-    def work(comm: Rank) -> None:
+    def work(comm: ThreadCommunicator) -> None:
         if comm.rank == 1:
             checkpoints = Checkpoints(tmp_path, comm, EventWriter(None))
             checkpoints.save(progress_of(4, ranks=2), Training())
@@ -254,7 +221,7 @@ def test_what_is_there_when_another_rank_dies_is_told(tmp_path: Path) -> None:
             checkpoints = Checkpoints(tmp_path, comm, events)
             checkpoints.save(progress_of(4, ranks=2), Training())
             until(lambda: 4 in iterations(tmp_path))
-            comm.size, comm._ranks = 1, Ranks(1)
+            goes_on_alone(comm)
             # Twice, as after two deaths.
             assert [checkpoints.abandon(), checkpoints.abandon()] == [False, False]
 
@@ -263,7 +230,7 @@ def test_what_is_there_when_another_rank_dies_is_told(tmp_path: Path) -> None:
 
 
 def test_a_death_ends_the_wait_for_the_shares(tmp_path: Path) -> None:
-    def work(comm: Rank) -> None:
+    def work(comm: ThreadCommunicator) -> None:
         checkpoints = Checkpoints(tmp_path, comm, EventWriter(None))
         if comm.rank == 0:
             checkpoints.save(progress_of(4, ranks=2), Training())
@@ -298,7 +265,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_a_disk_that_does_not_answer_is_named(
     tmp_path: Path, stuck: threading.Event, rank: int, ending: Callable[[Checkpoints], object]
 ) -> None:
-    def work(comm: Rank) -> None:
+    def work(comm: ThreadCommunicator) -> None:
         checkpoints = Checkpoints(tmp_path, comm, EventWriter(None))
         if comm.rank == rank:
             checkpoints.save(progress_of(4, ranks=2), Training())
@@ -324,11 +291,11 @@ def test_an_abandoned_one_deletes_nothing(tmp_path: Path) -> None:
     for iteration in (1, 2):
         write_checkpoint(tmp_path, progress_of(iteration))
 
-    def work(comm: Rank) -> None:
+    def work(comm: ThreadCommunicator) -> None:
         checkpoints = Checkpoints(tmp_path, comm, EventWriter(None), policy=Policy(last=1))
         if comm.rank == 0:
             checkpoints.save(progress_of(1, ranks=2), Training())
-            comm.size, comm._ranks = 1, Ranks(1)
+            goes_on_alone(comm)
             checkpoints.abandon()
 
     on_ranks(2, work)
