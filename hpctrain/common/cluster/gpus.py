@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_regular
@@ -28,20 +30,27 @@ def usable_gpus(environment: Mapping[str, str] = os.environ, amd_nodes: Path = _
         environment: CUDA_VISIBLE_DEVICES, or ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES, restrict them.
         amd_nodes: the folder in which AMD's driver lists processors and GPUs.
     """
+    with opened_nvml() as nvml:
+        present = int(nvml.nvmlDeviceGetCount()) if nvml else sum(map(_is_amd_gpu, amd_nodes.glob("*/properties")))
+    for name in ("CUDA_VISIBLE_DEVICES",) if nvml else ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        present = min(present, len(visible_devices(environment.get(name), present)))
+    return present
+
+
+@contextlib.contextmanager
+def opened_nvml() -> Iterator[Any]:
+    """The module of NVML while its library is open; None where there is no driver of NVIDIA's."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        present = sum(map(_is_amd_gpu, amd_nodes.glob("*/properties")))
-        for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-            present = min(present, len(visible_devices(environment.get(name), present)))
-        return present
+        yield None
+        return
     try:
-        present = int(pynvml.nvmlDeviceGetCount())
+        yield pynvml
     finally:
         pynvml.nvmlShutdown()
-    return min(present, len(visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), present)))
 
 
 def _is_amd_gpu(properties: Path) -> bool:
@@ -68,19 +77,14 @@ def smallest_memory() -> int | None:
 
     NVML does not know the memory of GPUs that have none of their own, and may not be allowed to tell.
     """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    with opened_nvml() as nvml:
+        if nvml is None:
+            return None
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            return min((int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+        except nvml.NVMLError:
+            return None
 
 
 def gpu_of(local_rank: int, local_size: int, gpus: int, *, shared: bool) -> int | None:
@@ -135,31 +139,22 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
         HpctrainError: one of these.
     """
     (host, ranks, gpus), *others = dict.fromkeys(hosts)
+    problem, hint = "", ""
     if elsewhere := [name for name, _, _ in others if name != host]:
-        raise HpctrainError(
-            "HT-gpus-not-shareable",
-            "--share-gpus is for the ranks of one host, which it connects through the loopback interface, and there "
-            "are ranks on {host} and {other}",
-            "name one host, or leave --share-gpus out",
-            host=host,
-            other=elsewhere[0],
-        )
-    if gpus == 0:
-        raise HpctrainError(
-            "HT-gpus-not-shareable",
-            "--share-gpus: no GPU is visible on {host}",
-            "leave --share-gpus out, and train on the CPU: --backend mpi or gloo",
-            host=host,
-        )
-    if gpus >= ranks:
-        raise HpctrainError(
-            "HT-gpus-not-shareable",
-            "--share-gpus: {host} has {gpus} GPUs for {ranks} ranks, which is one for each",
+        problem = f"it connects the ranks of one host through the loopback interface, and {elsewhere[0]} has ranks too"
+        hint = "name one host, or leave --share-gpus out"
+    elif gpus == 0:
+        problem = "it has no GPU that is visible"
+        hint = "leave --share-gpus out, and train on the CPU: --backend mpi or gloo"
+    elif gpus >= ranks:
+        problem = f"it has {gpus} GPUs for {ranks} ranks, which is one for each"
+        hint = (
             "leave --share-gpus out, or give --no-share-gpus to resume a run that had it; CUDA_VISIBLE_DEVICES=0 "
-            "leaves the run one GPU to share",
-            host=host,
-            gpus=gpus,
-            ranks=ranks,
+            "leaves the run one GPU to share"
+        )
+    if problem:
+        raise HpctrainError(
+            "HT-gpus-not-shareable", "--share-gpus on {host}: {problem}", hint, host=host, problem=problem
         )
 
 

@@ -89,13 +89,9 @@ class ShardFiles:
             HpctrainError: one is not there, or not whole.
         """
         for file in files:
-            try:
-                fault = file.fault(self.folder, hashed=False)
-            except OSError as error:
-                if self.objects and isinstance(error, FileNotFoundError):
-                    continue
-                raise damaged(self.folder / file.name, error.strerror or str(error), again) from error
-            if fault:
+            if self.objects and not (self.folder / file.name).exists():
+                continue
+            if fault := file.fault(self.folder, hashed=False):
                 raise damaged(self.folder / file.name, fault, again)
 
     def require_room(self, files: Iterable[StoredFile]) -> None:

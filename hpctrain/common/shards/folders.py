@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from hpctrain.common.files.objects import Objects
@@ -89,13 +88,6 @@ def verify_folder(folder: Path) -> VerifiedFolder:
             holds += f", shrunk to a short side of {smaller.short_side} pixels"
         remedy = command(images.settings, folder) if (folder / SETTINGS).exists() else remake(folder)
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-        found = pool.map(partial(_file_fault, folder), files)
-        faults = {file.name: fault for file, fault in zip(files, found, strict=True) if fault}
+        compared = zip(files, pool.map(lambda file: file.fault(folder), files), strict=True)
+        faults = {file.name: fault for file, fault in compared if fault}
     return VerifiedFolder(shards=shards, holds=holds, faults=faults, remedy=remedy)
-
-
-def _file_fault(folder: Path, file: StoredFile) -> str | None:
-    try:
-        return file.fault(folder)
-    except OSError as error:
-        return error.strerror or str(error)

@@ -81,13 +81,10 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
 
 
 def _numbered(source: Path, splits: Mapping[SplitName, Sequence[ImageFile]]) -> tuple[str, ...]:
-    """The classes of images that have a class number only.
-
-    Raises:
-        HpctrainError: a class is in val alone: the two are numbered from 0 and from 1.
-    """
+    """The classes of images that have a class number only."""
     trained, validated = ({image.label for image in splits[split]} for split in ("train", "val"))
     if others := sorted(validated - trained):
+        # The two are numbered from 0 and from 1.
         hint = "number the classes of both alike, from 0"
         raise wrong_source(source, f"the class {others[0]} is in val and not in train", hint)
     return tuple(map(str, range(max(trained) + 1)))

@@ -56,17 +56,17 @@ class StoredFile(NamedTuple):
     limit: int
 
     def fault(self, folder: Path, *, hashed: bool = True) -> str | None:
-        """How the file in a folder differs from what was written, by its hash or its size alone; None if it does not.
-
-        Raises:
-            OSError: it is not there, or cannot be read.
+        """How the file in a folder differs from what was written, by its hash or its size alone, or why it cannot be
+        read; None if it is as it was written.
         """
-        found = (folder / self.name).stat().st_size
-        if found > self.limit or found < (self.size or 0):
-            how = "too long" if found > self.limit else "cut short"
-            return f"{how}: {found} bytes of {self.limit}"
-        if hashed and sha256(folder / self.name)[0] != self.sha256:
-            return "changed: its SHA-256 is not the one it was written with"
+        try:
+            size = (folder / self.name).stat().st_size
+            if size > self.limit or size < (self.size or 0):
+                return f"{'too long' if size > self.limit else 'cut short'}: {size} bytes of {self.limit}"
+            if hashed and sha256(folder / self.name)[0] != self.sha256:
+                return "changed: its SHA-256 is not the one it was written with"
+        except OSError as error:
+            return error.strerror or str(error)
         return None
 
 

@@ -168,12 +168,7 @@ def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]
 
 
 def _classes(folder: Path, train: set[Any], val: set[Any], names: Mapping[tuple[str, ...], Path]) -> tuple[str, ...]:
-    """The names of the classes by number.
-
-    Args:
-        train, val: the labels of each split.
-        names: those that files name, each with one that does.
-    """
+    """The names of the classes by number, from the labels of both splits and the names that files have."""
     labels, numbered = train | val, {int} == {*map(type, train | val)}
     if len({*map(type, labels)}) > 1:
         raise _wrong(folder, "labels are numbers in one file and text in another", "write them alike")

@@ -110,8 +110,7 @@ def _begin(to: Path, content: bytes) -> None:
 
 
 def _is_copied(to: Path, file: StoredFile, check: bool) -> bool:
-    path = to / file.name
-    return not path.is_symlink() and path.is_file() and not file.fault(to, hashed=check)
+    return not (to / file.name).is_symlink() and not file.fault(to, hashed=check)
 
 
 def _copy(source: Path | Objects, to: Path, file: StoredFile) -> None:

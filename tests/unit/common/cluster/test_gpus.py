@@ -116,7 +116,7 @@ def test_where_gpus_can_be_shared() -> None:
     require_shareable([("n1", 4, 1)] * 4)
     with refused("HT-gpus-not-shareable", host="n1"):
         require_shareable([("n1", 2, 0)])
-    with refused("HT-gpus-not-shareable", host="n1", gpus=2, ranks=2):
+    with refused("HT-gpus-not-shareable", "2 GPUs for 2 ranks", host="n1"):
         require_shareable([("n1", 2, 2)])
-    with refused("HT-gpus-not-shareable", host="n1", other="n2"):
+    with refused("HT-gpus-not-shareable", "n2 has ranks", host="n1"):
         require_shareable([("n1", 2, 1), ("n2", 2, 1)])

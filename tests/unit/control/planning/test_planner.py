@@ -302,7 +302,7 @@ def test_gpus_that_cannot_be_shared(gpus: int, changes: dict[str, Any], code: st
 
 def test_gpus_of_several_hosts_are_not_shared() -> None:
     hosts = PlacedHosts(slots=(Slots(host="n1", slots=2), Slots(host="n2", slots=2)))
-    with refused("HT-gpus-not-shareable", host="n1", other="n2"):
+    with refused("HT-gpus-not-shareable", "n2 has ranks", host="n1"):
         make_plan(TrainingRequest(work=RECIPE, start=Start(share_gpus=True)), with_gpus(1), hosts)
 
 
