@@ -14,7 +14,6 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Mapping
-from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +95,7 @@ class CheckpointShare:
             OSError: the disk is full, or refuses.
             RuntimeError: the copy was not made.
         """
-        with _new(path) as file:
+        with open(path, "xb", buffering=0, opener=private) as file:
             write_through(file.fileno(), self._content.data, self._wait_for)
         return FileRecord(bytes=len(self._content), xxh128=self._hash.hexdigest())
 
@@ -132,10 +131,6 @@ class CheckpointShare:
             window = self._content[len(front) + begin : len(front) + end]
             self._places[name] = (window.view(dtype).reshape(shape), window.data)
         self._layout = layout
-
-
-def _new(path: Path) -> FileIO:
-    return open(path, "xb", buffering=0, opener=private)
 
 
 def _type(name: str, dtype: np.dtype[Any]) -> str:

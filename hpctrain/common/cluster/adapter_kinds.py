@@ -65,9 +65,12 @@ def link_layer_of_name(name: str) -> LinkLayer | None:
     return next((layer for layer, names in _NAMES if re.match(names, name)), None)
 
 
-def is_telling(layer: LinkLayer | None) -> bool:
-    """Whether a device's name says more than its PCI class and its ports, which are Ethernet's."""
-    return layer in LIBFABRIC or layer in UNUSED
+def layer_of(name: str, known: LinkLayer | None) -> LinkLayer | None:
+    """The link layer of a device, of which its PCI class and its ports say ``known``: its name may say more where these
+    are Ethernet's, and says something where they say nothing.
+    """
+    by_name = link_layer_of_name(name)
+    return by_name if by_name in (*LIBFABRIC, *UNUSED) else known or by_name
 
 
 def verbs_devices(name: str) -> tuple[str, ...]:

@@ -33,10 +33,6 @@ _DISTRIBUTIONS = {
 }
 
 
-def _unknown() -> None:
-    """The memory of GPUs where it was not asked for."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """One host and its Python environment.
@@ -57,7 +53,7 @@ class Machine:
     versions: dict[str, str]
     processors: int = 0
     gpus: int = 0
-    gpu_memory: Callable[[], int | None] = _unknown
+    gpu_memory: Callable[[], int | None] = lambda: None
     available_bytes: int | None = None
 
     @property

@@ -74,11 +74,6 @@ class Adapter:
         """
         return () if self.link_layer in LIBFABRIC else verbs_devices(self.name)
 
-    @property
-    def is_bond(self) -> bool:
-        """Whether it is a bond of ports: ``mlx5_bond_0``."""
-        return "bond" in self.name
-
 
 @dataclass(frozen=True, kw_only=True)
 class NumaNode:
@@ -148,8 +143,8 @@ class NodeMap:
         """
         present = (adapter for adapter in self.adapters if adapter.active is not False and not adapter.virtual)
         usable = [adapter for adapter in present if adapter.link_layer not in UNUSED]
-        bonds = [adapter for adapter in usable if adapter.is_bond]
-        plain = [adapter for adapter in usable if adapter.link_layer == "Ethernet" and not adapter.is_bond]
+        bonds = [adapter for adapter in usable if "bond" in adapter.name]
+        plain = [adapter for adapter in usable if adapter.link_layer == "Ethernet" and adapter not in bonds]
         others = [adapter for adapter in usable if adapter not in bonds and adapter not in plain]
         if any(adapter.link_layer == "InfiniBand" for adapter in others):
             return tuple(others)
@@ -212,14 +207,16 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     adapters = _balanced(choices) if differ or len(node_map.fabric_adapters) == 1 else [None] * ranks
     allowed = _allowed(node_map, choices, differ=differ)
     return tuple(
-        Slot(gpu=gpu.index if gpu else None, adapter=adapter, cores=share, numa=_known_node(home), devices=devices)
+        Slot(
+            gpu=gpu.index if gpu else None,
+            adapter=adapter,
+            cores=share,
+            # The kernel's numbers begin at 0; other nodes have negative ones here.
+            numa=home if home is not None and home >= 0 else None,
+            devices=devices,
+        )
         for gpu, adapter, share, home, devices in zip(gpus, adapters, cores, homes, allowed, strict=True)
     )
-
-
-def _known_node(numa: int | None) -> int | None:
-    """The kernel's number of a NUMA node, if it is one."""
-    return numa if numa is not None and numa >= 0 else None
 
 
 def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -315,9 +316,7 @@ def _links(
 
 def _unique(names: Sequence[str], guids: Sequence[str], warnings: list[str]) -> tuple[str, ...]:
     """The names, with the GUID appended to those that several nodes share."""
-    count: dict[str, int] = {}
-    for name in names:
-        count[name] = count.get(name, 0) + 1
+    count = Counter(names)
     twice = [name for name in count if count[name] > 1 and name]
     if twice:
         warnings.append(counted("names that several nodes have, told apart by their GUIDs", twice))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +73,10 @@ class Fault:
         return f"; or {', '.join(self.alternatives)}"
 
 
+# The parts that may be the cause, the most probable first, and the flows that they explain.
+_Cause = tuple[list[Suspect], frozenset[int]]
+
+
 def explain(
     reached: Floats, least: float, suspects: Sequence[Collection[Suspect]], names: Sequence[str], quantity: Quantity
 ) -> list[Fault]:
@@ -93,34 +97,27 @@ def explain(
     for flow in slow:
         for suspect in set(suspects[flow]) - innocent:
             through[suspect].add(flow)
-    causes = [_cause(alike, flows, reached) for alike, flows in _smallest_cover(through)]
+    causes: list[_Cause] = [(_with_flow(alike), flows) for alike, flows in _smallest_cover(through)]
     alone = set(slow).difference(*through.values())
-    causes += [_Cause(suspect=Suspect(kind="flow", name=names[flow]), flows={flow}, reached=reached) for flow in alone]
-    causes = sorted(_joined(causes), key=lambda cause: (-len(cause.flows), str(cause.suspect)))
-    return [cause.fault(quantity) for cause in causes]
+    causes += [([Suspect(kind="flow", name=names[flow])], frozenset((flow,))) for flow in alone]
 
+    def share(flows: Collection[int]) -> float:
+        return float(np.median(reached[sorted(flows)]))
 
-@dataclass(frozen=True, kw_only=True)
-class _Cause:
-    suspect: Suspect
-    flows: Collection[int]
-    reached: Floats
-    alternatives: tuple[Suspect, ...] = ()
-
-    @property
-    def share(self) -> float:
-        return float(np.median(self.reached[sorted(self.flows)]))
-
-    def fault(self, quantity: Quantity) -> Fault:
-        return Fault(
-            kind=self.suspect.kind,
-            name=self.suspect.name,
+    return [
+        Fault(
+            kind=first.kind,
+            name=first.name,
             quantity=quantity,
-            reached=self.share if quantity == "bandwidth" else 1 / self.share,
-            flows=len(self.flows),
-            direction=self.suspect.direction,
-            alternatives=tuple(map(str, self.alternatives)),
+            reached=share(flows) if quantity == "bandwidth" else 1 / share(flows),
+            flows=len(flows),
+            direction=first.direction,
+            alternatives=tuple(map(str, others)),
         )
+        for (first, *others), flows in sorted(
+            _joined(causes, share), key=lambda cause: (-len(cause[1]), str(cause[0][0]))
+        )
+    ]
 
 
 def _smallest_cover(through: Mapping[Suspect, Collection[int]]) -> Iterator[tuple[list[Suspect], frozenset[int]]]:
@@ -148,29 +145,24 @@ def _sorted(suspects: Collection[Suspect]) -> list[Suspect]:
     return sorted(suspects, key=_rank)
 
 
-def _cause(alike: Sequence[Suspect], flows: Collection[int], reached: Floats) -> _Cause:
-    first, *others = alike
-    widest = [suspect for suspect in alike if suspect.kind == first.kind]
-    if sorted(suspect.direction for suspect in widest) == ["receives", "sends"]:
-        target, source = sorted(widest, key=lambda suspect: suspect.direction)
-        between = Suspect(kind="flow", name=f"{source.name} -> {target.name}")
-        return _Cause(suspect=between, flows=flows, reached=reached, alternatives=(source, target, *alike[2:]))
-    return _Cause(suspect=first, flows=flows, reached=reached, alternatives=tuple(others))
+def _with_flow(alike: Sequence[Suspect]) -> list[Suspect]:
+    """The parts; before a sender and a receiver that explain the same flows, the flow between them."""
+    widest = [suspect for suspect in alike if suspect.kind == alike[0].kind]
+    if sorted(suspect.direction for suspect in widest) != ["receives", "sends"]:
+        return list(alike)
+    target, source = sorted(widest, key=lambda suspect: suspect.direction)
+    return [Suspect(kind="flow", name=f"{source.name} -> {target.name}"), source, target, *alike[2:]]
 
 
-def _joined(causes: Sequence[_Cause]) -> Iterator[_Cause]:
+def _joined(causes: Sequence[_Cause], share: Callable[[Collection[int]], float]) -> Iterator[_Cause]:
     """The causes; sending and receiving of one part at about the same share become one cause."""
     parts: dict[tuple[Kind, str], list[_Cause]] = defaultdict(list)
-    for cause in causes:
-        parts[cause.suspect.kind, cause.suspect.name].append(cause)
+    for suspects, flows in causes:
+        parts[suspects[0].kind, suspects[0].name].append((suspects, flows))
     for (kind, name), same_part in parts.items():
-        shares = [cause.share for cause in same_part]
+        shares = [share(flows) for _, flows in same_part]
         if len(same_part) > 1 and min(shares) >= _ALIKE * max(shares):
-            yield _Cause(
-                suspect=Suspect(kind=kind, name=name),
-                flows=set().union(*(cause.flows for cause in same_part)),
-                reached=same_part[0].reached,
-                alternatives=tuple(dict.fromkeys(other for cause in same_part for other in cause.alternatives)),
-            )
+            others = dict.fromkeys(other for suspects, _ in same_part for other in suspects[1:])
+            yield [Suspect(kind=kind, name=name), *others], frozenset().union(*(flows for _, flows in same_part))
         else:
             yield from same_part

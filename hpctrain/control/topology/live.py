@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpctrain.common.cluster.adapter_kinds import LinkLayer, is_telling, link_layer_of_name
+from hpctrain.common.cluster.adapter_kinds import LinkLayer, layer_of
 from hpctrain.common.cluster.cores import numa_nodes
 from hpctrain.common.cluster.gpus import opened_nvml
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap
@@ -91,8 +91,7 @@ def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
     up = [port for port in ports if layer in (port.link_layer, None) and port.active]
     rates = [_RATE.match(kernel_text(port.path / "rate")) for port in up]
     gbit = sum(float(rate[1]) for rate in rates if rate) if rates and all(rates) else None
-    of_name = link_layer_of_name(entry.name)
-    return of_name if is_telling(of_name) else layer or of_name, bool(up), gbit
+    return layer_of(entry.name, layer), bool(up), gbit
 
 
 def _gpus_of_driver(sys: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -56,6 +57,9 @@ def tree_fabric(found: Found) -> Fabric:
     low, high = np.array(sorted(set(ends)), np.int32).T
     source, target = np.concatenate([low, high]), np.concatenate([high, low])
     nodes = len(switches) + len(hosts)
+    # Each node's ports are numbered from 1 in the order of its links.
+    counts = [itertools.count(1) for _ in range(nodes)]
+    ports = [next(counts[node]) for node in source.tolist()]
     return Fabric(
         names=tuple(name if name not in host_place else f"switch {name}" for name in switches) + tuple(hosts),
         level=np.array([*(level[name] for name in switches), *(0 for _ in hosts)], np.int32),
@@ -65,7 +69,7 @@ def tree_fabric(found: Found) -> Fabric:
         hosts=tuple(hosts),
         source=source,
         target=target,
-        source_port=_ports(source),
+        source_port=np.array(ports, np.int32),
         bandwidth=np.ones(len(source)),
         warnings=tuple(warnings),
     )
@@ -89,12 +93,3 @@ def _with_hosts(groups: Sequence[SwitchGroup]) -> Sequence[SwitchGroup]:
             if group.name not in empty
         ]
     return left
-
-
-def _ports(source: np.typing.NDArray[np.int32]) -> np.typing.NDArray[np.int32]:
-    """The port of each link; each node's ports are numbered from 1 in the order of its links."""
-    order = np.argsort(source, kind="stable")
-    _, first, count = np.unique(source[order], return_index=True, return_counts=True)
-    ports = np.empty(len(source), np.int32)
-    ports[order] = np.arange(len(source)) - np.repeat(first, count) + 1
-    return ports

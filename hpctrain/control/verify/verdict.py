@@ -10,7 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpctrain.common.run.value_types import Count, Number, Text
 
 
-class TensorDifference(BaseModel):
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+
+class TensorDifference(_Part):
     """A tensor that differs at a step.
 
     Attributes:
@@ -21,8 +25,6 @@ class TensorDifference(BaseModel):
         noise: what rounding errors make, likewise.
         factor: what the tensor was multiplied by, if it was.
     """
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     step: Count
     kind: Text
@@ -36,19 +38,15 @@ class TensorDifference(BaseModel):
     factor: Number
 
 
-class StepDifference(BaseModel):
+class StepDifference(_Part):
     """How far ranks were from one process at a step, and what rounding errors made there, relative to the tensor."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     difference: Number
     noise: Number
 
 
-class StepLosses(BaseModel):
+class StepLosses(_Part):
     """The mean of one process's losses at a step, and of all ranks'."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
 
     one_process: Number
     ranks: Number

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
     Port,
-    is_telling,
     is_virtual_function,
+    layer_of,
     link_layer,
     link_layer_of_name,
     link_layer_of_vendor,
@@ -74,6 +74,8 @@ class _Found:
     cores: list[Element] = field(default_factory=list)
     threads: list[Element] = field(default_factory=list)
     devices: list[_Device] = field(default_factory=list)
+    # The CPUs of all parts of the machine, those too that may not be used.
+    placed: set[int] = field(default_factory=set)
 
 
 def read(text: str, where: str) -> NodeMap:
@@ -112,19 +114,16 @@ def read(text: str, where: str) -> NodeMap:
         },
         numa_nodes,
         where=topology.where,
-        warnings=list(_restricted(topology)),
+        warnings=list(_restricted(topology, found.placed)),
     )
 
 
-def _restricted(topology: Element) -> Iterator[str]:
+def _restricted(topology: Element, placed: set[int]) -> Iterator[str]:
     """A warning if hwloc ran inside a job that may use only a part of the machine, and so saw only that part."""
     for machine in topology.all("object"):
         seen, whole = (_set(machine, name) for name in ("cpuset", "complete_cpuset"))
         nodes_missing = _set(machine, "complete_nodeset") - _set(machine, "nodeset")
         # CPUs that are offline, as second threads with hyper-threading off, are in no part of the machine.
-        placed: set[int] = set()
-        for part in _below(machine):
-            placed |= _set(part, "complete_cpuset") if part.attributes.get("type") != "NUMANode" else set()
         if nodes_missing or placed & (whole - seen):
             yield (
                 f"{topology.where}: written where {len(seen)} of the {len(whole)} CPUs may be used, so it has only "
@@ -134,14 +133,6 @@ def _restricted(topology: Element) -> Iterator[str]:
 
 def _set(element: Element, name: str) -> set[int]:
     return set(cores_of_mask(element.attributes.get(name, ""), element.where))
-
-
-def _below(element: Element) -> Iterator[Element]:
-    left = element.all("object")
-    while left:
-        part = left.pop()
-        yield part
-        left += part.all("object")
 
 
 def _walk(topology: Element) -> _Found:
@@ -164,6 +155,8 @@ def _walk(topology: Element) -> _Found:
             # Without bridges in the export, the devices that share one are unknown.
             above = bridges or (element.attribute("pci_busid"),)
             found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
+        if kind not in ("Machine", "NUMANode"):
+            found.placed |= _set(element, "complete_cpuset")
         below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
     return found
 
@@ -225,8 +218,7 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
     for function in rdma:
         ports = _ports(function)
         name = function.attribute("name")
-        of_name = link_layer_of_name(name)
-        layer = of_vendor or (of_name if is_telling(of_name) else link_layer(device.pci_class, ports) or of_name)
+        layer = of_vendor or layer_of(name, link_layer(device.pci_class, ports))
         # An active Ethernet port beside an InfiniBand port does not make the adapter active.
         used = [port for port in ports if port.lid] or ports
         states = [port.active for port in used if port.active is not None]

@@ -13,8 +13,8 @@ from dataclasses import replace
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
     LinkLayer,
-    is_telling,
     is_virtual_function,
+    layer_of,
     link_layer,
     link_layer_of_name,
     link_layer_of_vendor,
@@ -153,14 +153,13 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
         names[bus_id] = []
     layer = _link_layer(device)
     for name, ports in names.items():
-        of_name = link_layer_of_name(name)
-        if ports and _is_socket(ports[0], of_name):
+        if ports and _is_socket(ports[0], link_layer_of_name(name)):
             continue
         yield Adapter(
             name=name,
             bus_id=bus_id,
             numa=numa,
-            link_layer=of_name if is_telling(of_name) else layer or of_name,
+            link_layer=layer_of(name, layer),
             gbit=_gbit(ports),
         )
 

@@ -19,18 +19,12 @@ from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 
 # The further keys that a line may have, by its first key.
 _LINES = {
-    "switchname": ("switches", "nodes", "linkspeed", "level"),
-    "blockname": ("nodes", "blockindex", "blocksize"),
-    "aggregatedblock": ("nodes", "blockindex", "blocksize"),
-    "blocksizes": (),
+    "SwitchName": ("Switches", "Nodes", "LinkSpeed", "Level"),
+    "BlockName": ("Nodes", "BlockIndex", "BlockSize"),
+    "AggregatedBlock": ("Nodes", "BlockIndex", "BlockSize"),
+    "BlockSizes": (),
 }
-_SPELLING = {
-    key.lower(): key
-    for key in (
-        *("SwitchName", "Switches", "Nodes", "LinkSpeed", "Level"),
-        *("BlockName", "BlockSizes", "BlockIndex", "BlockSize", "AggregatedBlock"),
-    )
-}
+_SPELLING = {key.lower(): key for first, further in _LINES.items() for key in (first, *further)}
 _KEY = "|".join(_SPELLING)
 # A key without a value is followed by the next key.
 _PAIR = re.compile(rf"\s*([A-Za-z]+)\s*=(?:\s*(?:\"([^\"]*)\"|(?!(?i:{_KEY})\s*=)([^\s\"]+)))?")
@@ -141,7 +135,7 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
         HpctrainError: the text has another format, or names something that it does not define; with the line.
     """
     lines = list(_lines(text, where))
-    if any({"level", "blockindex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
+    if any({"Level", "BlockIndex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
         last = text.rpartition("\n")[2]
         if not is_prompt(last):
             raise HpctrainError(
@@ -151,8 +145,8 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
                 where=lines[-1][1],
                 line=last.strip()[:60],
             )
-    switches = [(pairs, place) for pairs, place in lines if "switchname" in pairs]
-    blocks = [(pairs, place) for pairs, place in lines if "switchname" not in pairs]
+    switches = [(pairs, place) for pairs, place in lines if "SwitchName" in pairs]
+    blocks = [(pairs, place) for pairs, place in lines if "SwitchName" not in pairs]
     topologies = []
     if switches or not blocks:
         topologies.append(Topology(name="tree", groups=[_switch(*line) for line in switches], default=True))
@@ -197,7 +191,7 @@ def _with_remarks(groups: Sequence[SwitchGroup]) -> Iterator[Record]:
 
 
 def _lines(text: str, where: str) -> Iterator[Line]:
-    """The pairs of each line, keys in lower case, and its place; comments left out, continued lines joined."""
+    """The pairs of each line, keys as Slurm spells them, and its place; comments left out, continued lines joined."""
     continued, start = "", 0
     for number, raw in enumerate(without_terminal(text).splitlines(), start=1):
         if is_prompt(raw):
@@ -224,7 +218,7 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     end = 0
     while match := _PAIR.match(line, end):
-        key, end = match[1].lower(), match.end()
+        key, end = _SPELLING.get(match[1].lower(), match[1]), match.end()
         if key in pairs:
             raise not_valid(place, f"{match[1]} appears twice")
         pairs[key] = match[2] or match[3] or ""
@@ -233,26 +227,24 @@ def _pairs(line: str, place: str) -> dict[str, str]:
         raise not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
     for key in pairs:
         if key != first and key not in _LINES[first]:
-            valid = [_SPELLING[known] for known in _LINES[first]]
-            hint = nearest(key, valid) if valid else ""
-            raise not_valid(place, f"{_SPELLING[first]} has no {key!r}", hint)
+            raise not_valid(place, f"{first} has no {key!r}", nearest(key, _LINES[first]) if _LINES[first] else "")
     return pairs
 
 
 def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
-    switches, hosts = _names(pairs, "switches", place), _names(pairs, "nodes", place)
-    if not switches and _number(pairs.get("level", "0"), "Level", place):
+    switches, hosts = _names(pairs, "Switches", place), _names(pairs, "Nodes", place)
+    if not switches and _number(pairs.get("Level", "0"), "Level", place):
         raise HpctrainError(
             "HT-slurm-topology-cut-off",
             "{where}: the line is cut off before its Switches: {line!r}",
             "write it again without SLURM_TOPO_LEN, which limits its lines: scontrol show topology",
             where=place,
-            line=f"SwitchName={pairs['switchname']}",
+            line=f"SwitchName={pairs['SwitchName']}",
         )
-    if switches and hosts and "level" not in pairs:
-        raise not_valid(place, f"{pairs['switchname']!r} has both switches and hosts", LEAVES_ONLY)
+    if switches and hosts and "Level" not in pairs:
+        raise not_valid(place, f"{pairs['SwitchName']!r} has both switches and hosts", LEAVES_ONLY)
     return SwitchGroup(
-        name=pairs["switchname"],
+        name=pairs["SwitchName"],
         where=place,
         switches=switches,
         # For a switch above others, scontrol also prints all hosts below it.
@@ -264,13 +256,13 @@ def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
     blocks, larger = [], []
     sizes: tuple[list[int], str] | None = None
     for pairs, place in lines:
-        if "blocksizes" in pairs:
-            sizes = [_number(size, "BlockSizes", place) for size in pairs["blocksizes"].split(",")], place
-        elif "aggregatedblock" in pairs:
-            below = _names(pairs, "aggregatedblock", place)
-            larger.append(SwitchGroup(name=pairs["aggregatedblock"], where=place, switches=below))
+        if "BlockSizes" in pairs:
+            sizes = [_number(size, "BlockSizes", place) for size in pairs["BlockSizes"].split(",")], place
+        elif "AggregatedBlock" in pairs:
+            below = _names(pairs, "AggregatedBlock", place)
+            larger.append(SwitchGroup(name=pairs["AggregatedBlock"], where=place, switches=below))
         else:
-            blocks.append(SwitchGroup(name=pairs["blockname"], where=place, hosts=_names(pairs, "nodes", place)))
+            blocks.append(SwitchGroup(name=pairs["BlockName"], where=place, hosts=_names(pairs, "Nodes", place)))
     yield from blocks
     yield from _nested(larger)
     if sizes:
@@ -311,7 +303,7 @@ def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
     text = pairs.get(key)
     if not text:
         return ()
-    return (expand_hosts if key == "nodes" else expand_names)(text, f"{place}: {_SPELLING[key]}")
+    return (expand_hosts if key == "Nodes" else expand_names)(text, f"{place}: {key}")
 
 
 def _number(text: str, key: str, place: str) -> int:

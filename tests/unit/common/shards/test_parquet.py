@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 from PIL import Image
 
 from hpctrain.cli.main import main
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.one_shard import ShardTask
+from hpctrain.common.shards.parquet import Columns, RowGroup, row_groups
 from support.refusals import refused
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -335,3 +338,27 @@ def test_a_process_that_is_killed_while_others_go_on_leaves_nothing(source: Path
     _make(source, tmp_path / "shards")
     _make(source, tmp_path / "other", killed)
     assert _contents(tmp_path / "other") == _contents(tmp_path / "shards")
+
+
+def test_what_images_and_labels_are_in_files(tmp_path: Path) -> None:
+    """Many small row groups: where each begins is not counted anew."""
+    path = tmp_path / "train.parquet"
+    write(path, [b"a"] * 3000, [0, 1] * 1500, rows=2, metadata=_noted(["cat", "dog"]))
+    classes, parts = row_groups(tmp_path, {"train": [path], "val": [path]}, Columns())
+    assert classes == ("cat", "dog")
+    assert [part.first for part in parts["train"]] == list(range(0, 3000, 2))
+
+
+@pytest.mark.parametrize("labels", [(0,), (0, 1, 0, 1)])
+def test_other_numbers_of_images_than_labels_are_refused(labels: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    write(path, [b"a"] * 3, [0, 1, 0])
+    group = RowGroup(file=path, number=0, first=0, labels=labels, name="train", image="image")
+    with refused("HT-parquet-wrong", path=path):
+        group.members()
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.parquet")
+    with pytest.raises(HpctrainError):
+        row_groups(tmp_path, {"train": [tmp_path / "train.parquet"], "val": []}, Columns())

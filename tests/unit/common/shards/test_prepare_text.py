@@ -311,9 +311,6 @@ def test_a_tokenizer_that_does_not_do_is_refused(source, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     with refused("HT-tokenizer-wrong", path=tmp_path / "none.json"):
         prepared(source, tmp_path / "out", tokenizer=str(tmp_path / "none.json"))
-    (tmp_path / "no.json").write_text("{}")
-    with refused("HT-tokenizer-wrong", path=tmp_path / "no.json"):
-        prepared(source, tmp_path / "out", tokenizer=str(tmp_path / "no.json"))
     file = library(tmp_path)
     with refused("HT-tokenizer-wrong", "has no token '<eos>'", path=file) as raised:
         prepared(source, tmp_path / "out", tokenizer=str(file), separator="<eos>")

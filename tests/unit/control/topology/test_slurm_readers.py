@@ -145,7 +145,7 @@ REFUSED = [
     (slurm.read, "", NOT_VALID, "f", None),
     (slurm.read, "# nothing\n", NOT_VALID, "f", None),
     (slurm.read, "SwitchName=a Nodes=n1\nhello\n", NOT_VALID, "f:2", "not a line of a Slurm topology: 'hello'"),
-    (slurm.read, "SwitchName=a Nodse=n1\n", NOT_VALID, "f:1", "SwitchName has no 'nodse'"),
+    (slurm.read, "SwitchName=a Nodse=n1\n", NOT_VALID, "f:1", "SwitchName has no 'Nodse'"),
     (slurm.read, "SwitchName=a Nodes=n1 Nodes=n2\n", NOT_VALID, "f:1", "Nodes appears twice"),
     (slurm.read, "SwitchName=a Nodes=n1\n" * 2, NOT_VALID, "f:2", "'a' is defined a second time, after f:1"),
     (slurm.read, TWO.format(",c", "Nodes=n1"), NOT_VALID, "f:1", UNKNOWN.format("a", "c")),

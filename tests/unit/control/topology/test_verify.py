@@ -99,13 +99,6 @@ def test_a_slow_host():
     assert str(fault).split()[:3] == ["host", "h05:", "40%"]
 
 
-def test_a_slow_host_without_a_fabric():
-    even = fast(two_levels([8], spines=1))
-    assert named(compare(measured(even, of_host=lambda host: 0.4 if host == "h05" else 1.0))) == [
-        ("host", "h05", "bandwidth")
-    ]
-
-
 def test_two_slow_hosts():
     flows = measured(FABRIC, of_host=lambda host: {"h01": 0.3, "h10": 0.5}.get(host, 1.0))
     assert sorted(named(compare(flows, FABRIC))) == [("host", "h01", "bandwidth"), ("host", "h10", "bandwidth")]
