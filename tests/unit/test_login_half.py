@@ -226,9 +226,5 @@ def forget(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in (
-        "report.plots",
-        "report.tracking.tensorboard_files",
-        "control.topology.drawing",
-    ):
+    for name in ("report.plots", "report.tracking.tensorboard_files"):
         monkeypatch.delitem(sys.modules, f"hpctrain.{name}", raising=False)

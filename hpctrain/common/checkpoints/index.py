@@ -83,11 +83,11 @@ def read_index(path: Path, manifest: CheckpointManifest) -> Index:
                 index.own.setdefault(match[1], {})[int(match[2])] = stored
             else:
                 index.common.setdefault(stored.place.name, []).append(stored)
-    check_cover((each.place, str(each.file)) for pieces in index.common.values() for each in pieces)
+    check_cover((piece.place, str(piece.file)) for pieces in index.common.values() for piece in pieces)
     for name, (first, *others) in index.common.items():
-        for each in others:
-            if each.dtype != first.dtype:
-                raise damaged(each.file, f"{name!r} is of type {each.dtype}, and of {first.dtype} in {first.file}")
+        for piece in others:
+            if piece.dtype != first.dtype:
+                raise damaged(piece.file, f"{name!r} is of type {piece.dtype}, and of {first.dtype} in {first.file}")
     return index
 
 

@@ -97,7 +97,7 @@ def components(nodes: int, source: Ints, target: Ints) -> Ints:
         label = smaller
 
 
-def hops(ends: Ints, first: Ints, far: Ints, passes: NDArray[np.bool_] | None = None) -> NDArray[np.int16]:
+def hops(ends: Ints, first: NDArray[np.intp], far: Ints, passes: NDArray[np.bool_] | None = None) -> NDArray[np.int16]:
     """The cables from each node to each of some nodes, by a breadth-first search with a bit for each of these.
 
     Args:
