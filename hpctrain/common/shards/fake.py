@@ -212,12 +212,14 @@ Kind = Literal["colour", "grey", "cmyk", "png", "cut short", "overwritten"]
 
 _PHOTOGRAPHS = ("china.jpg", "flower.jpg")
 _TINT = 0.45
+_GRATING = 45.0
+_MIDDLE = 115
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeImage:
-    """What makes one image: ``entropy`` is its own part, ``label`` of ``classes`` its hue, ``size`` the longer side in
-    pixels that most images of the set have.
+    """What makes one image: ``entropy`` is its own part, ``label`` of ``classes`` its hue and the direction of its
+    stripes, ``size`` the longer side in pixels that most images of the set have.
     """
 
     entropy: tuple[int, ...]
@@ -246,13 +248,17 @@ def encode(image: FakeImage) -> bytes:
 
 
 def _draw(image: FakeImage, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """A part of a photograph in the hue of the class; uint8, shape (height, width, 3)."""
-    from PIL import Image
+    """uint8, shape (height, width, 3)."""
+    from PIL import Image, ImageChops
 
-    base = _crop(rng, *_shape(image.size, rng))
+    width, height = _shape(image.size, rng)
+    base = _crop(rng, width, height) if rng.random() < 0.7 else _clouds(rng, width, height)
     red, green, blue = colorsys.hsv_to_rgb(image.label / image.classes, 0.8, 0.9)
     colour = Image.new("RGB", base.size, (round(255 * red), round(255 * green), round(255 * blue)))
-    return np.asarray(Image.blend(base, colour, _TINT))
+    angle = np.pi * (image.label + rng.uniform(-0.2, 0.2)) / image.classes
+    over = Image.fromarray(_stripes(angle, rng, width, height) + rng.integers(0, 25, (height, width), np.uint8))
+    tinted = Image.blend(base, colour, _TINT)
+    return np.asarray(ImageChops.add(tinted, Image.merge("RGB", (over, over, over)), offset=-_MIDDLE))
 
 
 def _shape(size: int, rng: np.random.Generator) -> tuple[int, int]:
@@ -271,6 +277,21 @@ def _crop(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     top = int(rng.integers(photograph.height - high + 1))
     crop = photograph.resize((width, height), Image.Resampling.BILINEAR, (left, top, left + wide, top + high))
     return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
+
+
+def _clouds(rng: np.random.Generator, width: int, height: int) -> Image.Image:
+    from PIL import Image
+
+    seeds = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+    return seeds.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _stripes(angle: float, rng: np.random.Generator, width: int, height: int) -> NDArray[np.uint8]:
+    """Brightness around :data:`_MIDDLE`."""
+    waves = rng.uniform(5, 9) * 2 * np.pi / max(width, height)
+    across = np.arange(width, dtype=np.float32) * np.float32(waves * np.cos(angle))
+    down = np.arange(height, dtype=np.float32) * np.float32(waves * np.sin(angle)) + np.float32(rng.uniform(0, 6))
+    return (_MIDDLE + np.float32(_GRATING) * np.sin(across[None, :] + down[:, None])).astype(np.uint8)
 
 
 @cache
