@@ -27,5 +27,5 @@ def test_each_two_different_calls_are_refused_on_all_ranks(mpirun, ranks, backen
     # The call of rank 0 alone at the end does not get what hpctrain sends there.
     assert result.returncode != 0
     assert "['mine'" not in result.stdout
-    assert "last checks" in result.stdout
+    assert "at the end of its script" in result.stdout
     assert set(codes(result.stdout)) & {"HT-ranks-in-different-calls", "HT-ranks-in-different-places"}

@@ -90,7 +90,7 @@ def test_a_stopped_rank_is_named_once_by_the_lowest_with_what_its_host_sees(part
         r"^hpctrain: rank 3 on node1 stalled: the others have been waiting up to \d+ s in .*large bucket.* of step 7$"
     )
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
-    for once in ("  rank 3: T (stopped)\n", "recorded 3 node1"):
+    for once in ("  rank 3: stopped\n", "recorded 3 node1"):
         assert part.count(once) == 1
     ended = r"large bucket.* ended .*\d s$"
     assert re.search(ended, part, re.M)
@@ -103,10 +103,9 @@ def test_ranks_that_do_something_else_are_named_with_their_stacks(parts):
         r"in allreduce \(sum\)"
     )
     assert len(re.findall(named, part, re.M)) == 1 and part.count("stalled") == 1, part
-    # Each is printed by another rank of its host.
-    stacks = dict(re.findall(r"^  rank (\d): .*\n((?:    .*\n)+)", part, re.M))
-    assert "in read_what_comes_late" in stacks["0"] and "in sleep_in_python" not in stacks["0"]
-    assert "in sleep_in_python" in stacks["2"] and "in read_what_comes_late" not in stacks["2"]
+    # Each writes its own, when another rank of its host asks for it.
+    for function in ("read_what_comes_late", "sleep_in_python"):
+        assert part.count(f"in {function}\n") == 1
     assert part.count("recorded") == 2
 
 
@@ -185,7 +184,7 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
     assert result.returncode == 4, result.stdout
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     stalls = [event for event in events if event["event"] == "stall"]
-    assert [(stall["rank"], stall["state"], stall["iteration"]) for stall in stalls] == [(0, "T (stopped)", None)]
+    assert [(stall["rank"], stall["state"], stall["iteration"]) for stall in stalls] == [(0, "stopped", None)]
     assert stalls[0]["seconds"] >= 2 and "small bucket" in stalls[0]["waiting_for"]
     assert "rank 0 " in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -88,7 +88,7 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-        found = socket.create_server(where[:2], family=family)
+        server = socket.create_server(where[:2], family=family)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
@@ -101,11 +101,11 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
             host=name,
             reason=error.strerror,
         ) from error
-    if hosts > 1 and ipaddress.ip_address(found.getsockname()[0]).is_loopback:
+    if hosts > 1 and ipaddress.ip_address(server.getsockname()[0]).is_loopback:
         # The address on the route to the others is no use either: this host's own ranks know only the name.
-        found.close()
+        server.close()
         return None
-    return found
+    return server
 
 
 def reservation(address: str) -> socket.socket:
@@ -114,10 +114,10 @@ def reservation(address: str) -> socket.socket:
     It does not listen, so that a socket with ``SO_REUSEADDR`` can take the port over, and while it is open the system
     gives the port to no other process.
     """
-    found = socket.socket(_family(address))
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind((address, 0))
-    return found
+    reserved = socket.socket(_family(address))
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((address, 0))
+    return reserved
 
 
 def _family(address: str) -> socket.AddressFamily:
@@ -149,14 +149,14 @@ def own_address(host: str, hosts: Sequence[str]) -> str:
 
 
 def _address_of(interface: str) -> str:
-    found = psutil.net_if_addrs()
-    for entry in found.get(interface, ()):
+    interfaces = psutil.net_if_addrs()
+    for entry in interfaces.get(interface, ()):
         if entry.family in (socket.AF_INET, socket.AF_INET6):
             return str(entry.address).partition("%")[0]
     raise HpctrainError(
         "HT-interface-not-usable",
         "{variable}={interface}: {host} has no such interface with an address",
-        f"valid: {', '.join(sorted(found))}",
+        f"valid: {', '.join(sorted(interfaces))}",
         variable=INTERFACE,
         interface=interface,
         host=socket.gethostname(),

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import pickle  # objects of the ranks of one run
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
@@ -28,7 +31,7 @@ from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.liveness import LivenessWatch, Peer
 from hpctrain.worker.comm.script_location import OWN, script_place
-from hpctrain.worker.comm.stacks import StackFile
+from hpctrain.worker.comm.stalls import answer_requests
 from hpctrain.worker.comm.timeout import Timeout
 
 T = TypeVar("T")
@@ -50,7 +53,6 @@ class CheckedControl(Communicator):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self._stack_file: StackFile | None = None
         self._watch: LivenessWatch | None = None
 
     def _watch_waits(self, board: Board, first_rank: int) -> None:
@@ -59,8 +61,14 @@ class CheckedControl(Communicator):
         Args:
             first_rank: this rank's number at the start of the run.
         """
-        self._stack_file = self._stack_file or StackFile()
-        own = Peer(first_rank=first_rank, host=self.host, process=self._stack_file.process)
+        answer_requests()
+        own = Peer(
+            first_rank=first_rank,
+            host=self.host,
+            pid=os.getpid(),
+            namespace=Path("/proc/self/ns/pid").stat().st_ino,
+            started=psutil.Process().create_time(),
+        )
         peers = self.allgather_object(own)
         previous = self._watch
         self._watch = LivenessWatch(board, self.timeout, self.rank, peers, lambda: self.passes, self.abort)
@@ -73,9 +81,7 @@ class CheckedControl(Communicator):
         """Stop to watch without the other ranks, and wait so long for the thread to end. Idempotent."""
         if self._watch:
             self._watch.stop(seconds)
-        if self._stack_file:
-            self._stack_file.close()
-        self._watch = self._stack_file = None
+        self._watch = None
 
     def barrier(self) -> None:
         self._meet("barrier", "barrier")

@@ -119,20 +119,28 @@ class Announced:
 
 
 class Judge:
-    """Finds, on rank 0, waits of all ranks that cannot end."""
+    """Finds, on rank 0, waits of all ranks that cannot end.
 
-    def __init__(self) -> None:
+    Args:
+        long: the seconds after which waits count that the script does not wait for itself, as those in groups. They
+            cannot end where a rank has ended its script: it calls no collective any more, and all others wait.
+    """
+
+    def __init__(self, long: float) -> None:
+        self._long = long
         # What the ranks had announced when all of them waited, not all in the same place.
         self._first: dict[int, Announced] = {}
 
     def judge(self, waits: Mapping[int, Announced], names: Callable[[int], str]) -> HpctrainError | None:
         """The error for the current waits of all ranks; None as long as one of them may have ended meanwhile."""
-        leading = all(each.leads for each in waits.values())
-        error = deadlock_error({rank: each.place for rank, each in waits.items()}, names) if leading else None
-        if error is None or [each.number for each in self._first.values()] != [each.number for each in waits.values()]:
+        others = [wait for wait in waits.values() if wait.place.kind != END]
+        ended = len(others) < len(waits) and all(wait.seconds >= self._long for wait in others)
+        counts = ended or all(wait.leads for wait in waits.values())
+        error = deadlock_error({rank: wait.place for rank, wait in waits.items()}, names) if counts else None
+        if error is None or [wait.number for wait in self._first.values()] != [wait.number for wait in waits.values()]:
             self._first = {} if error is None else dict(waits)
             return None
-        for rank, each in waits.items():
-            if each.times - self._first[rank].times < (_AGAIN_BLOCKED if each.place.blocked else _AGAIN):
+        for rank, wait in waits.items():
+            if wait.times - self._first[rank].times < (_AGAIN_BLOCKED if wait.place.blocked else _AGAIN):
                 return None
         return error

@@ -7,7 +7,7 @@ It takes a few bytes, and only where a run stands still. Three answers follow:
 * All ranks wait, not all in the same place, and each has announced the same wait twice more: none of these waits can
   end. A rank's loop has ended earlier, or it takes part in a collective that the others do not call. Rank 0 finds that,
   and every rank raises the error that names the places.
-* A rank has waited for ``HPCTRAIN_STALL`` seconds. Those that have announced no wait are stalled: stopped, swapped out,
+* A rank has waited for ``HPCTRAIN_STALL`` seconds. Those that have announced no wait are stalled: stopped,
   or busy with something else. The lowest waiting rank says so, and the lowest one on the same host reports what can be
   learnt there about the process. The stalled rank need not cooperate.
 * The limit of a wait is over: its error names the stalled ranks.
@@ -27,11 +27,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.boards import Board
-from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace, deadlock_error
+from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace
 from hpctrain.worker.comm.script_location import left_at, script_line
-from hpctrain.worker.comm.stacks import Process, look_at
-from hpctrain.worker.comm.stall_reports import Stall, reports
-from hpctrain.worker.comm.timeout import COLLECTIVE, END, Timeout, Wait
+from hpctrain.worker.comm.stalls import Stall, look_at, reports
+from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout, Wait
 
 # A wait is announced after this time at most, and again so often. Waits that end sooner cost nothing.
 ANNOUNCE_SECONDS, _AGAIN_SECONDS = 1.0, 2.0
@@ -51,11 +50,18 @@ _LEAVE_SECONDS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A rank: its number at the start of the run, which messages use, its host and its process."""
+    """A rank: its number at the start of the run, which messages use, its host, and its process.
+
+    Attributes:
+        pid: the process's number in its ``namespace`` of numbers, of which each container may have its own.
+        started: when the process began, by psutil.
+    """
 
     first_rank: int
     host: str
-    process: Process
+    pid: int
+    namespace: int
+    started: float
 
     def __str__(self) -> str:
         return f"rank {self.first_rank} on {self.host}"
@@ -109,7 +115,7 @@ class LivenessWatch:
         self._own: Announced | None = None
         # When to announce the wait again, and how often it had been polled the last time.
         self._next, self._polls = 0.0, 0
-        self._judge = Judge()
+        self._judge = Judge(self._stall - _AGAIN_SECONDS)
         self._long: _LongWait | None = None
         # What each rank has announced last, and since when.
         self._heard: dict[int, tuple[Announced, float]] = {}
@@ -275,12 +281,13 @@ class LivenessWatch:
                 _say(self._headline(new, iteration, seconds, where))
             else:
                 _say(f"every rank has been waiting for others, for up to {seconds:.0f} s: {where}")
-        own = [rank for rank in new if self._rank == self._reporter(rank, waits)]
-        for number, rank in enumerate(own):
+        reported = [rank for rank in new if self._rank == self._reporter(rank, waits)]
+        own_peer = self._peers[self._rank]
+        for number, rank in enumerate(reported):
             peer = self._peers[rank]
             # On a host that hangs, all are in the same state.
-            here = number < _LOOKS and peer.host == self._peers[self._rank].host
-            state, stack = look_at(peer.process) if here else ("", "")
+            here = number < _LOOKS and (peer.host, peer.namespace) == (own_peer.host, own_peer.namespace)
+            state = look_at(peer.host, peer.pid, peer.started) if here else ""
             _report(
                 Stall(
                     rank=peer.first_rank,
@@ -289,29 +296,16 @@ class LivenessWatch:
                     waiting_for=where,
                     seconds=seconds,
                     state=state,
-                    stack=stack,
                 )
             )
 
     def _waiting(self, now: float) -> dict[int, Announced]:
-        """What the waiting ranks have announced, without those that have been silent for too long.
-
-        Where all wait long, in groups too, and one has ended its script, this ends the waits of all: that one calls no
-        collective any more, and no rank is left outside of a wait for which the others may wait.
-        """
+        """What the waiting ranks have announced, without those that have been silent for too long."""
         before, self._heard = self._heard, {}
         for rank, wait in self._board.read().items():
             known = before.get(rank)
             self._heard[rank] = known if known and known[0] == wait else (wait, now)
-        waits = {rank: wait for rank, (wait, since) in self._heard.items() if now - since <= _SILENT_SECONDS}
-        ended = any(wait.place.kind == END for wait in waits.values())
-        # What was announced may be somewhat old.
-        long = all(wait.seconds + _AGAIN_SECONDS >= self._stall for wait in waits.values() if wait.place.kind != END)
-        if ended and long and len(waits) == len(self._peers) and self._rank == 0:
-            places = {rank: wait.place for rank, wait in waits.items()}
-            if error := deadlock_error(places, self._name):
-                self._board.end_waits(error)
-        return waits
+        return {rank: wait for rank, (wait, since) in self._heard.items() if now - since <= _SILENT_SECONDS}
 
     def _reporter(self, rank: int, waiting: Iterable[int]) -> int:
         """The waiting rank that reports a stalled one: the lowest on its host, else the lowest of all."""
@@ -354,8 +348,7 @@ class LivenessWatch:
 
 def _report(stall: Stall) -> None:
     if stall.state:
-        lines = [f"  rank {stall.rank}: {stall.state}", *(f"    {line}" for line in stall.stack.splitlines())]
-        tell("\n".join(lines))
+        tell(f"  rank {stall.rank}: {stall.state}")
     try:
         reports.record(stall)
     except HpctrainError as error:

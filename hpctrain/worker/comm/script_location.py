@@ -13,35 +13,25 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 OWN = "hpctrain."
+_CONTROL = "hpctrain.worker.comm.control."
+# What hpctrain calls once the script has ended.
+_LAST_CALLS = (".make_last_checks", "._leave_run")
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 # Where the script ended by sys.exit or an exception, as its file and line.
 _left: list[str] = []
 
-# Names for collectives that hpctrain starts by itself, by the function that starts them.
-PURPOSES = {
-    "hpctrain.worker.adapters.guard.Guard.check_last": "the last comparison of parameters, at the end of its script",
-    "hpctrain.worker.adapters.guard.Guard.compare": "the comparison of the parameters",
-    "hpctrain.worker.comm.base.Communicator.make_last_checks": "hpctrain's last checks, at the end of its script",
-    "hpctrain.worker.comm._leave_run": "the end of the run, at the end of its script",
-}
 
-
-def script_place(operation: str = "") -> str:
-    """Where this process is: in a call of the script's own, or in a call of hpctrain's at some line of the script.
-
-    Args:
-        operation: the collective of the control plane that the process is in.
-    """
-    own, line = _divide(sys._getframe(1))
-    at = f" at {line}" if line else left_at()
+def script_place(operation: str) -> str:
+    """Where this process is: in a collective of the control plane that the script calls, or hpctrain for it."""
+    callers, line = _divide(sys._getframe(1))
     # The innermost frames are those of the control plane itself.
-    callers = [name for name in own if not name.startswith("hpctrain.worker.comm.control.")]
-    if not callers:
-        return f"in comm.{operation}{at}"
-    purpose = next((PURPOSES[name] for name in callers if name in PURPOSES), None) or _public(callers, operation)
-    return f"in {purpose}{at}"
+    callers = [name for name in callers if not name.startswith(_CONTROL)]
+    call = _public(callers, operation) if callers else f"comm.{operation}"
+    ended = _left or any(name.endswith(_LAST_CALLS) for name in callers)
+    at_end = f" at the end of its script{left_at()}" if ended else ""
+    return f"in {call}{f' at {line}' if line else at_end}"
 
 
 def note_exit(trace: TracebackType | None) -> None:
@@ -70,8 +60,8 @@ def script_line() -> str:
 def _public(callers: list[str], operation: str) -> str:
     """The name of the function of hpctrain that the script called, and the operation in it."""
     module, _, name = callers[-1].rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    offered = found is not None and getattr(sys.modules["hpctrain"], name, None) is found
+    function = getattr(sys.modules.get(module), name, None)
+    offered = function is not None and getattr(sys.modules["hpctrain"], name, None) is function
     return f"ht.{name} ({operation})" if offered else f"{operation} of {callers[0].removeprefix(OWN)}"
 
 
@@ -89,14 +79,13 @@ def _divide(frame: FrameType | None) -> tuple[list[str], str]:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames of a thread from the innermost outwards, followed by the main thread's if this is another one."""
-    while frame:
-        yield frame
-        frame = frame.f_back
-    if threading.current_thread() is not threading.main_thread():
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame:
-            yield frame
-            frame = frame.f_back
+    main = threading.main_thread()
+    beside = threading.current_thread() is not main
+    for begin in (frame, sys._current_frames().get(main.ident or 0) if beside else None):
+        inner = begin
+        while inner:
+            yield inner
+            inner = inner.f_back
 
 
 def _short(file: str) -> str:

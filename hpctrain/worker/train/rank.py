@@ -47,7 +47,7 @@ from hpctrain.worker.adapters.script_libraries import (
 )
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.script_location import note_exit
-from hpctrain.worker.comm.stall_reports import Stall, reports
+from hpctrain.worker.comm.stalls import Stall, reports
 from hpctrain.worker.train import program_end
 from hpctrain.worker.train.place import bind_rank
 from hpctrain.worker.train.program_end import (

@@ -18,7 +18,7 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.worker.adapters.data_ranks import set_mesh
 from hpctrain.worker.comm import Communicator, init
-from hpctrain.worker.comm.stall_reports import reports
+from hpctrain.worker.comm.stalls import reports
 from hpctrain.worker.data import open_sources, with_head
 from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.asynchronous import AsynchronousLoop

@@ -19,7 +19,7 @@ from mpi4py import MPI  # noqa: E402
 
 import hpctrain as ht  # noqa: E402
 from hpctrain.worker.comm import liveness  # noqa: E402
-from hpctrain.worker.comm.stall_reports import reports  # noqa: E402
+from hpctrain.worker.comm.stalls import reports  # noqa: E402
 
 STALL_SECONDS = 4
 # A wait that goes on is looked into again at once: the second probe of each must find nothing new to say.

@@ -43,7 +43,7 @@ RANK = event("fault", rank=2, host="n3", message="rank 2 died", **RECOVERED)
 HOST = event("fault", rank=None, host="n3", message=LINES["host"])
 KILLED = event("fault", rank=0, host="n1", message="rank 0 on n1 was killed")
 WAITED = "the reduction of bucket 2"
-STALL = event("stall", rank=1, host="n2", iteration=9, waiting_for=WAITED, seconds=31.2, state="stopped", stack="")
+STALL = event("stall", rank=1, host="n2", iteration=9, waiting_for=WAITED, seconds=31.2, state="stopped")
 
 
 def test_the_console_says_each_in_a_line() -> None:

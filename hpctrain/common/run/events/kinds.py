@@ -332,7 +332,6 @@ class StallEvent(BaseEvent):
     waiting_for: Text = Field(description="what the others wait in")
     seconds: Seconds = Field(description="that the others have waited")
     state: Text = Field(default="", description='of its process, in words; "" where it could not be seen')
-    stack: str = Field(default="", description='of its main thread in Python; "" where it could not be seen')
 
 
 class FaultEvent(BaseEvent):

@@ -17,7 +17,7 @@ _ALLOWED = {
     "the kernel's": {
         "worker.energy_meter",
         "common.cluster.rdma",
-        "worker.comm.stacks",
+        "worker.comm.stalls",
         "common.cluster.cores",
     },
     "of this installation": {

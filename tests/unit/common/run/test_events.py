@@ -200,9 +200,9 @@ def test_a_new_writer_looks_behind_stalls_for_what_is_there(tmp_path):
         for iteration in range(1, 17):
             dead.emit(step(iteration))
             heir.emit(step(iteration))
-        for rank in range(40):
-            stack = "s" * 4000
-            dead.emit(StallEvent(rank=rank, host="n1", iteration=16, waiting_for="x", seconds=1.0, stack=stack))
+        for rank in range(400):
+            state = "s" * 400
+            dead.emit(StallEvent(rank=rank, host="n1", iteration=16, waiting_for="x", seconds=1.0, state=state))
     heir.take_over(path)
     with heir:
         heir.emit(step(17))

@@ -18,7 +18,6 @@ from hpctrain.worker.comm import liveness
 from hpctrain.worker.comm.boards import Board, MessageBoard, StoreBoard
 from hpctrain.worker.comm.deadlocks import Announced, WaitPlace, deadlock_error
 from hpctrain.worker.comm.liveness import ANNOUNCE_SECONDS, LivenessWatch, Peer
-from hpctrain.worker.comm.stacks import Process
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout, Wait
 from support import needs
 from support.refusals import check
@@ -50,7 +49,7 @@ class Waits(Timeout):
 
 
 def watch(board: Board, rank: int, size: int) -> LivenessWatch:
-    peers = [Peer(first_rank=each, host="h1", process=Process(pid=1)) for each in range(size)]
+    peers = [Peer(first_rank=each, host="h1", pid=1, namespace=1, started=0.0) for each in range(size)]
     return LivenessWatch(board, Waits(str(peers[rank])), rank, peers, lambda: 5, lambda _: None)
 
 
@@ -164,7 +163,7 @@ def test_a_rank_that_looks_seldom_confirms_too(blocked):
 
 
 def test_a_rank_that_is_stopped_in_its_wait_is_named_at_the_first_look(capsys, monkeypatch):
-    monkeypatch.setattr(liveness, "look_at", lambda process: ("", ""))
+    monkeypatch.setattr(liveness, "look_at", lambda *_: "")
     ranks = Ranks(2)
     for rank in (0, 1):
         ranks.wait(rank, CONTROL)
@@ -188,7 +187,7 @@ def test_short_waits_are_told_to_rank_0_alone():
 
 def test_a_rank_that_does_not_wait_is_named_by_the_lowest_that_waits(capsys, monkeypatch):
     """Rank 0 computes. Rank 2 comes late, and answers at once; rank 3 stops repeating that it waits."""
-    monkeypatch.setattr(liveness, "look_at", lambda process: ("", ""))
+    monkeypatch.setattr(liveness, "look_at", lambda *_: "")
     ranks = Ranks(4)
     for rank in (1, 3):
         ranks.wait(rank, CONTROL)
