@@ -120,10 +120,8 @@ def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any
         devices: records where this rank keeps tensors of each kind of device.
         own_rows: whether this rank sends its own rows of a batch instead of all of them.
     """
-    if isinstance(value, Mapping):
-        return {key: _sent(member, devices, own_rows=own_rows) for key, member in value.items()}
-    if isinstance(value, list | tuple):
-        return _like(value, [_sent(member, devices, own_rows=own_rows) for member in value])
+    if isinstance(value, Mapping | list | tuple):
+        return _mapped(value, lambda member: _sent(member, devices, own_rows=own_rows))
     match _framework(value):
         case "torch":
             from hpctrain.worker.adapters.torch.tensor_pieces import array_of
@@ -179,10 +177,8 @@ def _eager(value: Any) -> Any:
 
 def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
     """The joined values, with tensors back in their framework, on this rank's devices."""
-    if isinstance(value, dict):
-        return {key: _arrived(member, devices) for key, member in value.items()}
-    if isinstance(value, list | tuple):
-        return _like(value, [_arrived(member, devices) for member in value])
+    if isinstance(value, dict | list | tuple):
+        return _mapped(value, lambda member: _arrived(member, devices))
     if not isinstance(value, _Array):
         return value
     if value.framework == "torch":
@@ -194,6 +190,13 @@ def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
 
         return tf.constant(value.array)
     return value.array
+
+
+def _mapped(container: Mapping[Any, Any] | Sequence[Any], change: Callable[[Any], Any]) -> Any:
+    """A container of the changed members."""
+    if isinstance(container, Mapping):
+        return {key: change(member) for key, member in container.items()}
+    return _like(container, [change(member) for member in container])
 
 
 def _like(given: Sequence[Any], members: list[Any]) -> Any:

@@ -7,7 +7,6 @@ broadcast at the start or the hardware failed. A run that goes on after that tra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -19,7 +18,6 @@ from hpctrain.common.settings import NOT_FINITE
 from hpctrain.worker.comm.base import Communicator
 
 Checksums = NDArray[np.int64]
-T = TypeVar("T")
 
 # What is compared beside the parameters.
 _SETTINGS = "settings of the optimizers"
@@ -285,8 +283,9 @@ class Guard:
         """Describe which ranks differ in the first parameter that differs; the majority is taken to be right."""
         hosts = self._comm.allgather_object(self._comm.host)
         sides: dict[int, list[int]] = {}
-        for rank, value in self._of_holders(checksum):
-            sides.setdefault(value, []).append(rank)
+        for rank, value in enumerate(self._comm.allgather_object(checksum)):
+            if value is not None:  # a rank that holds the parameter
+                sides.setdefault(value, []).append(rank)
         *minorities, majority = sorted(sides.values(), key=len)
         odd = list[int]()
         if len(minorities[-1]) == len(majority):
@@ -306,10 +305,6 @@ class Guard:
             sides=list(sides.values()),
             odd=odd,
         )
-
-    def _of_holders(self, value: T | None) -> list[tuple[int, T]]:
-        """The values of the ranks that have one, each with its rank. Collective."""
-        return [(rank, each) for rank, each in enumerate(self._comm.allgather_object(value)) if each is not None]
 
 
 def _on(ranks: Sequence[int], hosts: Sequence[str]) -> str:

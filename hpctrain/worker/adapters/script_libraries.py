@@ -139,14 +139,16 @@ def _launch_fabric(module: ModuleType) -> None:
 
 def _give_default_group(module: ModuleType) -> None:
     """Make ``init_process_group`` for all ranks join the run's default group, which has the name that it asks for."""
-    # The last has them already where something imported PyTorch before this rank's program, as a sitecustomize.py may.
-    others = map(sys.modules.get, ("torch.distributed", "torch.distributed.device_mesh"))
-    namespaces = [module, *(other for other in others if other is not None)]
     for name in ("init_process_group", "get_backend", "new_group"):
         wrapped = _through_default_group(name, getattr(module, name))
-        for namespace in namespaces:
-            if hasattr(namespace, name):
-                setattr(namespace, name, wrapped)
+        _put(name, wrapped, module, "torch.distributed", "torch.distributed.device_mesh")
+
+
+def _put(name: str, function: Any, module: ModuleType, *others: str) -> None:
+    """Put a function into a module, and into those that have imported it from there before, as a sitecustomize may."""
+    for namespace in (module, *map(sys.modules.get, others)):
+        if namespace is not None and hasattr(namespace, name):
+            setattr(namespace, name, function)
 
 
 def _through_default_group(name: str, original: Any) -> Any:
@@ -186,11 +188,7 @@ def save_whole_files() -> None:
 
 def _save_whole(module: ModuleType) -> None:
     name, place = _SAVING[module.__name__]
-    wrapped = _whole(getattr(module, name), place)
-    # The package has it already where it was imported before.
-    for namespace in (module, sys.modules.get(_PACKAGES.get(module.__name__, ""))):
-        if namespace is not None and hasattr(namespace, name):
-            setattr(namespace, name, wrapped)
+    _put(name, _whole(getattr(module, name), place), module, _PACKAGES.get(module.__name__, ""))
 
 
 def _whole(save: Callable[..., Any], place: str) -> Callable[..., Any]:
@@ -292,9 +290,9 @@ def serve_tensorflow_scripts(plan: Plan) -> None:
     served = ("horovod.tensorflow", "horovod._keras", "horovod._keras.callbacks")
     change_after_import(dict.fromkeys(served, _serve_horovod))
     if plan.backend == "multi_worker":
-        from hpctrain.worker.comm import name_tensorflow_workers
+        from hpctrain.worker.comm.addresses import name_workers
 
-        name_tensorflow_workers()
+        name_workers()
 
 
 def _serve_horovod(module: ModuleType) -> None:

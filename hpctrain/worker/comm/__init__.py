@@ -18,8 +18,8 @@ from hpctrain.common.settings import BACKEND, RANKS_ALONE
 from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
-from hpctrain.worker.comm.connecting import connect, mpi_world, require_own_place
-from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, ignore_import, others_imported
+from hpctrain.worker.comm.connecting import connect, require_own_place
+from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.rank_run import run
 
@@ -105,16 +105,6 @@ def should_stop() -> bool:
     if stop:
         stopping.this_process.agree()
     return stop
-
-
-def name_tensorflow_workers() -> None:
-    """Write ``TF_CONFIG`` for a script that makes a MultiWorkerMirroredStrategy by itself. Collective."""
-    from hpctrain.worker.comm.addresses import name_workers
-
-    world = mpi_world(detect())
-    # It was not the script that imported it.
-    ignore_import("mpi4py.MPI")
-    name_workers(world)
 
 
 def shutdown() -> None:
@@ -232,9 +222,7 @@ def leave_now() -> None:
         # Open MPI's launcher ends the other ranks of one that leaves without this.
         if MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    forks.flush_streams()
 
 
 def _abort_on_exception() -> None:
@@ -266,9 +254,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _abort(exit_code: int) -> None:
     # The process ends without exit handlers, which would have flushed these.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    forks.flush_streams()
     if run.comm is not None:
         run.comm.abort(exit_code)
     if "mpi4py.MPI" in sys.modules:

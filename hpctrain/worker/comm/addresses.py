@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from hpctrain.common.cluster.launcher import detect
 from hpctrain.common.errors import HpctrainError
+from hpctrain.worker.comm.connecting import mpi_world
+from hpctrain.worker.comm.forgotten import ignore_import
 from hpctrain.worker.comm.mpi_collectives import allgather
 from hpctrain.worker.comm.timeout import Timeout
 
@@ -49,30 +52,28 @@ def exchange_addresses(
             that needs no port.
     """
     hosts = allgather(world, timeout, host, what)
-    own: tuple[str, int] | None = None
-    failure, own_socket = None, None
+    own: tuple[str, int] | str
+    own_socket = None
     try:
         address = own_address(host, hosts)
         own_socket = make_socket(address) if make_socket else None
         own = address, own_socket.getsockname()[1] if own_socket else 0
     except (OSError, HpctrainError) as error:
-        failure = error
+        own = str(error)
     # A rank that failed takes part as well, or the others would wait for it.
-    endpoints = allgather(world, timeout, own, what)
-    if isinstance(failure, HpctrainError):
-        raise failure
-    if failure:
-        raise HpctrainError("HT-network-unreachable", "{host}: {reason}", REMEDY, host=host, reason=str(failure))
-    if None in endpoints:
-        rank = endpoints.index(None)
-        raise HpctrainError(
-            "HT-network-unreachable",
-            "rank {rank} on {host} has no address that the others can reach",
-            REMEDY,
-            rank=rank,
-            host=hosts[rank],
-        )
-    return RankAddresses(hosts=hosts, endpoints=[end for end in endpoints if end], own_socket=own_socket)
+    endpoints = []
+    for rank, end in enumerate(allgather(world, timeout, own, what)):
+        if isinstance(end, str):
+            raise HpctrainError(
+                "HT-network-unreachable",
+                "rank {rank} on {host} has no address that the others can reach: {reason}",
+                REMEDY,
+                rank=rank,
+                host=hosts[rank],
+                reason=end,
+            )
+        endpoints.append(end)
+    return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)
 
 
 def listener(address: str) -> socket.socket:
@@ -165,10 +166,10 @@ def _address_of(interface: str) -> str:
 
 VARIABLE = "TF_CONFIG"
 # Of a script that makes its strategy by itself; its port stays reserved until the process ends.
-_reserved: list[socket.socket | None] = []
+_reserved: list[socket.socket] = []
 
 
-def write_tf_config(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> socket.socket | None:
+def write_tf_config(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Sequence[str]) -> socket.socket:
     """Tell all ranks each other's addresses, and write them to ``TF_CONFIG`` of this process. Collective.
 
     An earlier ``TF_CONFIG``, inherited from a cluster or another process, is overwritten: it names another task.
@@ -186,11 +187,15 @@ def write_tf_config(world: MPI.Intracomm, host: str, timeout: Timeout, tasks: Se
         servers.setdefault(task, []).append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
     index = list(tasks[: world.rank]).count(own)
     os.environ[VARIABLE] = json.dumps({"cluster": servers, "task": {"type": own, "index": index}})
+    assert ranks.own_socket is not None
     return ranks.own_socket
 
 
-def name_workers(world: MPI.Intracomm) -> None:
+def name_workers() -> None:
     """Write ``TF_CONFIG`` for a script that makes a MultiWorkerMirroredStrategy by itself. Collective."""
+    world = mpi_world(detect())
+    # It was not the script that imported it.
+    ignore_import("mpi4py.MPI")
     host = socket.gethostname()
     timeout = Timeout(f"rank {world.rank} on {host}")
     _reserved.append(write_tf_config(world, host, timeout, ["worker"] * world.size))

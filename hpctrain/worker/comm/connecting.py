@@ -61,7 +61,7 @@ def connect(wanted: str, launcher: LauncherClaim | None) -> Communicator:
                 variable=launcher.variable,
             )
         if wanted == "mirrored":
-            from hpctrain.worker.comm.tf_cluster import MirroredCommunicator
+            from hpctrain.worker.comm.tf_distribute import MirroredCommunicator
 
             return MirroredCommunicator(_reason(wanted))
         return SingleCommunicator(_reason(wanted) if wanted == "single" else "no launcher started further ranks")
@@ -130,10 +130,10 @@ def _connect_tensorflow(
     # TensorFlow's servers wait for each other in C++, as MPI does.
     with _limited_start(launcher):
         if backend == "multi_worker":
-            from hpctrain.worker.comm.multi_worker import MultiWorkerCommunicator
+            from hpctrain.worker.comm.tf_distribute import MultiWorkerCommunicator
 
             return MultiWorkerCommunicator(world, reason)
-        from hpctrain.worker.comm.tf_parameter_server import ParameterServerCommunicator
+        from hpctrain.worker.comm.tf_distribute import ParameterServerCommunicator
 
         comm = ParameterServerCommunicator(world, reason)
     if comm.rank > 0:

@@ -48,7 +48,7 @@ def watch() -> None:
     """Detect forks of this process from now on. Idempotent."""
     if not _process.watching:
         _process.watching = True
-        os.register_at_fork(before=_flush_streams, after_in_child=_begin_fork)
+        os.register_at_fork(before=flush_streams, after_in_child=_begin_fork)
 
 
 def is_fork() -> bool:
@@ -85,12 +85,12 @@ def run_exit_handlers() -> None:
 
 
 def _end() -> NoReturn:
-    flushed = _flush_streams()
+    flushed = flush_streams()
     close_files()
     os._exit(_process.status if flushed or _process.status else 120)  # as Python does
 
 
-def _flush_streams() -> bool:
+def flush_streams() -> bool:
     """Flush stdout and stderr; returns whether both could be flushed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -178,20 +179,24 @@ class HorovodTensorFlowEngine:
 
     def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod
-        self._wait = timeout.blocking(_WAITED_IN, REDUCTION)
+        self._timeout = timeout
+        self._wait = contextlib.ExitStack()
 
     def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
         import tensorflow as tf
 
         sent = [_tensorflow_wire(tf.cast(each, wire) if _narrows(wire, each) else each) for each in tensors]
         # The rank counts as waiting from the time that it has all tensors until it has all means.
-        with tf.control_dependencies(sent), tf.control_dependencies([_call(self._wait.__enter__)]):
+        with tf.control_dependencies(sent), tf.control_dependencies([_call(self._begin_wait)]):
             means = self._means(sent, name)
-        left = functools.partial(self._wait.__exit__, None, None, None)
-        with tf.control_dependencies(means), tf.control_dependencies([_call(left)]):
+        with tf.control_dependencies(means), tf.control_dependencies([_call(self._wait.close)]):
             # tf.cast to the same type adds no operation that could wait.
             passed = [tf.identity(mean) for mean in means]
         return [tf.cast(mean, tensor.dtype) for mean, tensor in zip(passed, tensors, strict=True)]
+
+    def _begin_wait(self) -> None:
+        self._wait.close()  # of a reduction that failed
+        self._wait.enter_context(self._timeout.blocking(_WAITED_IN, REDUCTION))
 
     def _means(self, tensors: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         """The means of all tensors, by one grouped reduction for each type."""
@@ -254,14 +259,10 @@ def _synchronize(horovod: Any, timeout: Timeout, handle: int) -> Any:
         with timeout.blocking(_WAITED_IN, REDUCTION):
             return horovod.synchronize(handle)
     except RuntimeError as error:
-        raise _failed(error) from error
-
-
-def _failed(error: Exception) -> HpctrainError:
-    return TransientError(
-        "HT-collective-failed",
-        "Horovod's reduction failed: {reason}",
-        "another rank failed or stopped earlier: its own log in logs/ says why",
-        exit_code=1,
-        reason=str(error),
-    )
+        raise TransientError(
+            "HT-collective-failed",
+            "Horovod's reduction failed: {reason}",
+            "another rank failed or stopped earlier: its own log in logs/ says why",
+            exit_code=1,
+            reason=str(error),
+        ) from error

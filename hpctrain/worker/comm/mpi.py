@@ -6,7 +6,7 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -93,7 +93,7 @@ class MpiControl(CheckedControl):
         node.Free()
 
     def _maximum(self, words: Words, what: str) -> None:
-        self._wait(lambda: self._world.Iallreduce(self._mpi.IN_PLACE, words, op=self._mpi.MAX), what)
+        self.timeout.finish(lambda: self._world.Iallreduce(self._mpi.IN_PLACE, words, op=self._mpi.MAX), what)
 
     def _overwrite(self, buffer: Bytes, root: int, what: str) -> None:
         broadcast(self._world, self.timeout, buffer, root, what)
@@ -104,7 +104,7 @@ class MpiControl(CheckedControl):
     def _reduce(self, array: AnyArray, reduction: Reduction, what: str) -> AnyArray:
         received = np.empty_like(array)
         operation = {"min": self._mpi.MIN, "max": self._mpi.MAX}.get(reduction, self._mpi.SUM)
-        self._wait(lambda: self._world.Iallreduce(array, received, op=operation), what)
+        self.timeout.finish(lambda: self._world.Iallreduce(array, received, op=operation), what)
         return received
 
     def _group(self, size: int | None, what: str) -> MpiGroup:
@@ -229,6 +229,3 @@ class MpiControl(CheckedControl):
         if self._comm is None:
             raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
         return self._comm
-
-    def _wait(self, start: Callable[[], MPI.Request], what: str) -> None:
-        self.timeout.finish(start, what)

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +16,15 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, exchange_addresses, listener
+from hpctrain.worker.comm.addresses import INTERFACE, REMEDY, RankAddresses, exchange_addresses, listener
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """The store that all ranks reach, this rank's place, and its host's address."""
-
-    store: TCPStore
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: str
-
-
-def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
-    """Make the store on rank 0 and connect to it. Collective.
+def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> tuple[TCPStore, RankAddresses]:
+    """Make the store on rank 0 and connect to it; returns all ranks' addresses too. Collective.
 
     It listens on a port that the system finds free, at the one address that the ranks need: that of the loopback where
     all ranks are on one host.
@@ -45,15 +32,7 @@ def rendezvous(world: MPI.Intracomm, host: str, limit: timedelta) -> Rendezvous:
     timeout = Timeout(f"rank {world.rank} on {host}")
     make_socket = listener if world.rank == 0 else None
     ranks = exchange_addresses(world, host, timeout, "the rendezvous for torch.distributed", make_socket)
-    hosts, (address, _) = ranks.hosts, ranks.endpoints[world.rank]
-    return Rendezvous(
-        store=_store(ranks.endpoints[0], world.size, limit, ranks.own_socket),
-        rank=world.rank,
-        size=world.size,
-        local_rank=hosts[: world.rank].count(host),
-        local_size=hosts.count(host),
-        address=address,
-    )
+    return _store(ranks.endpoints[0], world.size, limit, ranks.own_socket), ranks
 
 
 def _store(where: tuple[str, int], ranks: int, limit: timedelta, own: socket.socket | None) -> TCPStore:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hpctrain.common.errors import HpctrainError
@@ -82,40 +82,6 @@ def is_late(error: BaseException | None) -> bool:
     return False
 
 
-def _no_pause() -> None: ...
-
-
-def _no_progress() -> int:
-    return 0
-
-
-def _no_change(error: BaseException) -> None:
-    """Leave the error as it is."""
-
-
-class Blocking:
-    """Marks a thread as being inside a blocking MPI call. Used with ``with``, in one thread at a time."""
-
-    def __init__(self, what: str, explain: Callable[[BaseException], None] = _no_change, kind: str = CONTROL) -> None:
-        self.what = what
-        self.kind = kind
-        self.since: float | None = None
-        self.leads = True
-        self._explain = explain
-
-    def __enter__(self) -> None:
-        forks.require_rank(self.what)
-        self.leads = _leads(self.kind)
-        self.since = time.monotonic()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.since = None
-        if error:
-            self._explain(error)
-
-
 class Timeout:
     """Waits, with a limit, for something that other ranks do.
 
@@ -141,7 +107,7 @@ class Timeout:
         self,
         who: str,
         check: Callable[[], None] = lambda: None,
-        explain: Callable[[BaseException], None] = _no_change,
+        explain: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._who = who
         self._check = check
@@ -149,8 +115,7 @@ class Timeout:
         self.seconds = TIMEOUT.read()
         self.leaving = False
         self.expired: Wait | None = None
-        self._waits: dict[int, Wait] = {}
-        self._blocking: dict[str, Blocking] = {}
+        self._waits: dict[object, Wait] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -165,7 +130,7 @@ class Timeout:
         *,
         kind: str = CONTROL,
         check_deaths: bool = True,
-        pause: Callable[[], object] = _no_pause,
+        pause: Callable[[], object] = lambda: None,
     ) -> None:
         """Start a non-blocking call of MPI and wait until it is done; for the other arguments see :meth:`wait`."""
         forks.require_rank(what)
@@ -192,8 +157,8 @@ class Timeout:
         *,
         kind: str = CONTROL,
         check_deaths: bool = True,
-        pause: Callable[[], object] = _no_pause,
-        progress: Callable[[], int] = _no_progress,
+        pause: Callable[[], object] = lambda: None,
+        progress: Callable[[], int] = int,
     ) -> None:
         """Poll ``done`` until it is true.
 
@@ -267,27 +232,28 @@ class Timeout:
                 call=what,
             )
 
-    def blocking(self, what: str, kind: str = CONTROL) -> Blocking:
-        """A context for blocking MPI calls of a few microseconds, which cannot be polled; one object for each text."""
-        return self._blocking.setdefault(what, Blocking(what, self._explain, kind))
+    @contextlib.contextmanager
+    def blocking(self, what: str, kind: str = CONTROL) -> Iterator[None]:
+        """A context for a blocking call, which cannot be polled: it counts as a wait as long as it lasts."""
+        forks.require_rank(what)
+        call, shown = object(), END if self.leaving else kind
+        self._waits[call] = Wait(what=what, since=time.monotonic(), blocked=True, kind=shown, leads=_leads(kind))
+        try:
+            yield
+        except BaseException as error:
+            self._explain(error)
+            raise
+        finally:
+            del self._waits[call]
 
     def oldest(self) -> Wait | None:
         """The longest current wait of all threads, for the thread that watches them."""
-        return min(self._all_waits(), key=lambda wait: wait.since, default=None)
+        return min(list(self._waits.values()), key=lambda wait: wait.since, default=None)
 
     def leading(self) -> Wait | None:
         """The longest current wait of the script itself."""
-        return min((wait for wait in self._all_waits() if wait.leads), key=lambda wait: wait.since, default=None)
-
-    def _all_waits(self) -> list[Wait]:
-        waits = list(self._waits.values())
-        for blocking in list(self._blocking.values()):
-            # Read once: its thread may leave the call at any moment.
-            since = blocking.since
-            if since is not None:
-                kind = END if self.leaving else blocking.kind
-                waits.append(Wait(what=blocking.what, since=since, blocked=True, kind=kind, leads=blocking.leads))
-        return waits
+        leading = (wait for wait in list(self._waits.values()) if wait.leads)
+        return min(leading, key=lambda wait: wait.since, default=None)
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """The error when the time for a wait is over."""

@@ -6,7 +6,6 @@ import ipaddress
 import itertools
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -94,13 +93,13 @@ class TorchDistributedCommunicator(CheckedControl):
             raise
 
     def _join_mpi(self, world: MPI.Intracomm, limit: timedelta) -> Any:
-        met = rendezvous(world, self.host, limit)
-        self.rank, self.size = met.rank, met.size
-        self.local_rank, self.local_size = met.local_rank, met.local_size
-        self._address: str | None = met.address
-        with listening_at(met.address):
-            make_default_group(self._group_of, met.store, self.rank, self.size, limit)
-        return met.store
+        store, ranks = rendezvous(world, self.host, limit)
+        self.rank, self.size = world.rank, world.size
+        self.local_rank, self.local_size = ranks.hosts[: self.rank].count(self.host), ranks.hosts.count(self.host)
+        self._address: str | None = ranks.endpoints[self.rank][0]
+        with listening_at(self._address):
+            make_default_group(self._group_of, store, self.rank, self.size, limit)
+        return store
 
     def _join_torchrun(self, limit: timedelta) -> Any:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -287,8 +286,7 @@ class TorchDistributedCommunicator(CheckedControl):
 
             MPI.COMM_WORLD.Abort(exit_code)
         # Under torchrun the end of this process makes torchrun end the others.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        forks.flush_streams()
         os._exit(exit_code)
 
     def shutdown(self) -> None:

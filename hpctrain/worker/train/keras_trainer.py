@@ -23,7 +23,7 @@ from hpctrain.worker.adapters.keras.reduction import reduction_of
 from hpctrain.worker.adapters.keras.variables import all_finite, counts, guard_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.graph_errors import original_errors_raised
-from hpctrain.worker.comm.tf_cluster import take_gpu
+from hpctrain.worker.comm.tf_distribute import take_gpu
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.models.convert import load_state, state_of
 from hpctrain.worker.models.keras_batch_norm import average_statistics, begin_part

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.keras.variables import all_finite, counts
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.tf_parameter_server import ParameterServerCommunicator
+from hpctrain.worker.comm.tf_distribute import ParameterServerCommunicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.keras_losses import Mixed
 from hpctrain.worker.train.keras_trainer import KerasTrainer

@@ -65,8 +65,8 @@ class Groups:
             return
         limit = timedelta(seconds=self._timeout.seconds + _MARGIN_SECONDS)
         # A store at which groups over other backends of these ranks, such as Gloo, can meet too.
-        met = rendezvous(self._world, self._host, limit)
-        make_default_group(NAME, met.store, self._world.rank, self._world.size, limit)
+        store, _ = rendezvous(self._world, self._host, limit)
+        make_default_group(NAME, store, self._world.rank, self._world.size, limit)
 
     def make(self, ranks: list[int], name: str) -> HpctrainGroup:
         """A group of some ranks. Collective over them."""

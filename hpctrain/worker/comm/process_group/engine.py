@@ -17,7 +17,7 @@ from hpctrain.worker.comm.process_group.messages import Messages
 from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuffers
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import Pause
-from hpctrain.worker.comm.shared.worker import Worker, no_pause, sleep, threads_may_call_mpi
+from hpctrain.worker.comm.shared.worker import Task, Worker, no_pause, sleep, threads_may_call_mpi
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 
 if TYPE_CHECKING:
@@ -103,15 +103,8 @@ def _used_after_free() -> HpctrainError:
 Body = Callable[[Collectives], None]
 
 
-class CollectiveTask:
-    """One collective of a group, run once by its worker.
-
-    Args:
-        what: names the collective in messages; the same on all ranks.
-        small: whether to run it at once in the submitting thread, if the queue is empty.
-    """
-
-    hurried = True
+class CollectiveTask(Task):
+    """One collective of a group, run once by its worker. ``what`` names it in messages, the same on all ranks."""
 
     def __init__(
         self,
@@ -123,14 +116,11 @@ class CollectiveTask:
         *,
         small: bool,
     ) -> None:
-        self._worker = worker
+        super().__init__(worker, small=small, hurried=True)
         self._collectives = collectives
         self._what = what
         self._body: Body | None = body
         self.outputs = list(outputs)
-        self.small = small
-        self.done = True
-        self.error: BaseException | None = None
         self._ending = threading.Lock()
         self._settled: Any = None
         self._future: Any = None
@@ -142,25 +132,12 @@ class CollectiveTask:
 
     def end(self, error: BaseException | None) -> None:
         with self._ending:
-            self.error = error
             # Drops the references to tensors that it holds.
             self._body = None
-            self.done = True
+            super().end(error)
             has_future = self._future is not None
         if has_future:
             self._settle()
-
-    def wait(self) -> None:
-        """Wait until the outputs are complete.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: this collective failed, or one before it.
-        """
-        if not self.done:
-            self._worker.run_up_to(self)
-        if self.error:
-            raise self.error
 
     def future(self) -> Any:
         """A ``torch.futures.Future`` that gets the outputs, or the error."""

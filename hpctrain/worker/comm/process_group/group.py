@@ -7,7 +7,7 @@ collectives, and with them DTensor, come from C++, the others from ``torch.distr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,30 +77,26 @@ class HpctrainGroup(dist.ProcessGroup):
         for output, source in zip(outputs, inputs, strict=True):
             _require_size("all_gather_single", output, self._size * source.numel())
 
-        def body(collectives: Collectives) -> None:
-            for output, source in zip(outputs, inputs, strict=True):
-                whole = as_bytes(output)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for whole, source in zip(wholes, inputs, strict=True):
                 # chunk() of an empty tensor gives no parts.
                 parts = whole.chunk(self._size) if len(whole) else [whole] * self._size
                 collectives.gather(as_bytes(source), parts, [len(part) for part in parts])
-                give_back(output, whole)
 
-        return self._submit(f"all_gather_single of {_sizes(inputs)}", body, outputs, opts)
+        return self._move(f"all_gather_single of {_sizes(inputs)}", body, outputs, opts)
 
     def allgather(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
-        _check("all_gather", *inputs, *(output for each in outputs for output in each))
-        for each, source in zip(outputs, inputs, strict=True):
-            _require_size("all_gather", each[self.rank()], source.numel())
+        written = [output for of_ranks in outputs for output in of_ranks]
+        _check("all_gather", *inputs, *written)
+        for of_ranks, source in zip(outputs, inputs, strict=True):
+            _require_size("all_gather", of_ranks[self.rank()], source.numel())
 
-        def body(collectives: Collectives) -> None:
-            for each, source in zip(outputs, inputs, strict=True):
-                parts = [as_bytes(output) for output in each]
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for number, source in enumerate(inputs):
+                parts = wholes[number * self._size : (number + 1) * self._size]
                 collectives.gather(as_bytes(source), parts, [len(part) for part in parts])
-                for output, part in zip(each, parts, strict=True):
-                    give_back(output, part)
 
-        written = [output for each in outputs for output in each]
-        return self._submit(f"all_gather of {_sizes(written)}", body, written, opts)
+        return self._move(f"all_gather of {_sizes(written)}", body, written, opts)
 
     def allgather_coalesced(self, outputs: _Lists, inputs: _Tensors, opts: Any = None) -> CollectiveWork:
         # torch passes a list per rank here, and a list per input above.
@@ -110,14 +106,12 @@ class HpctrainGroup(dist.ProcessGroup):
         _check("broadcast", *tensors)
         root = opts.rootRank
 
-        def body(collectives: Collectives) -> None:
-            for tensor in tensors:
-                whole = as_bytes(tensor)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for whole in wholes:
                 sizes = [len(whole) if rank == root else 0 for rank in range(self._size)]
                 collectives.gather(whole, [whole if rank == root else None for rank in range(self._size)], sizes)
-                give_back(tensor, whole)
 
-        return self._submit(f"broadcast of {_sizes(tensors)} from rank {root}", body, tensors, opts)
+        return self._move(f"broadcast of {_sizes(tensors)} from rank {root}", body, tensors, opts)
 
     # Collectives in which every rank gets a part of its own from each.
 
@@ -125,14 +119,11 @@ class HpctrainGroup(dist.ProcessGroup):
         _check("all_to_all", *outputs, *inputs)
         _require_size("all_to_all", outputs[self.rank()], inputs[self.rank()].numel())
 
-        def body(collectives: Collectives) -> None:
-            incoming = [as_bytes(output) for output in outputs]
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
             outgoing = [as_bytes(source) for source in inputs]
-            collectives.exchange(outgoing, incoming, collectives.longest(max(map(len, outgoing))))
-            for output, part in zip(outputs, incoming, strict=True):
-                give_back(output, part)
+            collectives.exchange(outgoing, wholes, collectives.longest(max(map(len, outgoing))))
 
-        return self._submit(f"all_to_all of {inputs[0].dtype}", body, outputs, opts)
+        return self._move(f"all_to_all of {inputs[0].dtype}", body, outputs, opts)
 
     def all_to_all_single(
         self,
@@ -148,16 +139,14 @@ class HpctrainGroup(dist.ProcessGroup):
         _require_equal("all_to_all_single", taken[self.rank()], given[self.rank()])
         even = not output_splits and not input_splits
 
-        def body(collectives: Collectives) -> None:
-            whole = as_bytes(output)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
             outgoing = as_bytes(input).split(given)
             # Uneven parts of other ranks may be longer than this rank's.
             longest = given[0] if even else collectives.longest(max(given))
-            collectives.exchange(outgoing, whole.split(taken), longest)
-            give_back(output, whole)
+            collectives.exchange(outgoing, wholes[0].split(taken), longest)
 
         sizes = _sizes([input]) if even else str(input.dtype)
-        return self._submit(f"all_to_all_single of {sizes}", body, [output], opts)
+        return self._move(f"all_to_all_single of {sizes}", body, [output], opts)
 
     def gather(self, outputs: _Lists, inputs: _Tensors, opts: Any) -> CollectiveWork:  # type: ignore[override]
         _check("gather", *inputs, *(output for each in outputs for output in each))
@@ -166,15 +155,12 @@ class HpctrainGroup(dist.ProcessGroup):
         for output in mine:
             _require_size("gather", output, source.numel())
 
-        def body(collectives: Collectives) -> None:
-            whole = as_bytes(source)
-            parts = [as_bytes(output) for output in mine]
-            outgoing = [whole if rank == root else None for rank in range(self._size)]
-            collectives.exchange(outgoing, parts or [None] * self._size, len(whole))
-            for output, part in zip(mine, parts, strict=True):
-                give_back(output, part)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            own = as_bytes(source)
+            outgoing = [own if rank == root else None for rank in range(self._size)]
+            collectives.exchange(outgoing, wholes or [None] * self._size, len(own))
 
-        return self._submit(f"gather of {_sizes(inputs)} to rank {root}", body, mine, opts)
+        return self._move(f"gather of {_sizes(inputs)} to rank {root}", body, mine, opts)
 
     def scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any) -> CollectiveWork:  # type: ignore[override]
         _check("scatter", *outputs, *(source for each in inputs for source in each))
@@ -183,13 +169,12 @@ class HpctrainGroup(dist.ProcessGroup):
         for source in sources:
             _require_size("scatter", source, output.numel())
 
-        def body(collectives: Collectives) -> None:
-            whole = as_bytes(output)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
             outgoing: _Parts = [as_bytes(source) for source in sources] or [None] * self._size
-            collectives.exchange(outgoing, [whole if rank == root else None for rank in range(self._size)], len(whole))
-            give_back(output, whole)
+            incoming = [wholes[0] if rank == root else None for rank in range(self._size)]
+            collectives.exchange(outgoing, incoming, len(wholes[0]))
 
-        return self._submit(f"scatter of {_sizes(outputs)} from rank {root}", body, outputs, opts)
+        return self._move(f"scatter of {_sizes(outputs)} from rank {root}", body, outputs, opts)
 
     # Collectives in which every rank gets a sum over all.
 
@@ -197,13 +182,11 @@ class HpctrainGroup(dist.ProcessGroup):
         _check("all_reduce", *tensors)
         reduction = self._reduction(tensors, opts)
 
-        def body(collectives: Collectives) -> None:
-            for tensor in tensors:
-                whole = flat(tensor)
-                collectives.reduce_everywhere(whole, reduction)
-                give_back(tensor, whole)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for whole in wholes:
+                collectives.reduce_everywhere(whole.view(reduction.dtype), reduction)
 
-        return self._submit(f"all_reduce ({reduction.name}) of {_sizes(tensors)}", body, tensors, opts)
+        return self._move(f"all_reduce ({reduction.name}) of {_sizes(tensors)}", body, tensors, opts)
 
     def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> CollectiveWork:
         return self.allreduce(tensors, opts)
@@ -213,14 +196,11 @@ class HpctrainGroup(dist.ProcessGroup):
         root = opts.rootRank
         reduction = self._reduction(tensors, opts)
 
-        def body(collectives: Collectives) -> None:
-            for tensor in tensors:
-                whole = flat(tensor)
-                collectives.reduce_to(root, whole, reduction)
-                if self.rank() == root:
-                    give_back(tensor, whole)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for whole in wholes:
+                collectives.reduce_to(root, whole.view(reduction.dtype), reduction)
 
-        return self._submit(f"reduce ({reduction.name}) of {_sizes(tensors)} to rank {root}", body, tensors, opts)
+        return self._move(f"reduce ({reduction.name}) of {_sizes(tensors)} to rank {root}", body, tensors, opts)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: _Lists, opts: Any = None) -> CollectiveWork:  # type: ignore[override]
         _check("reduce_scatter", *outputs, *(source for each in inputs for source in each))
@@ -228,14 +208,12 @@ class HpctrainGroup(dist.ProcessGroup):
         for output, each in zip(outputs, inputs, strict=True):
             _require_size("reduce_scatter", output, each[self.rank()].numel())
 
-        def body(collectives: Collectives) -> None:
-            for output, each in zip(outputs, inputs, strict=True):
-                whole = flat(output)
-                collectives.reduce([flat(source) for source in each], whole, reduction)
-                give_back(output, whole)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for whole, parts in zip(wholes, inputs, strict=True):
+                collectives.reduce([flat(part) for part in parts], whole.view(reduction.dtype), reduction)
 
         sizes = _sizes([source for each in inputs for source in each])
-        return self._submit(f"reduce_scatter ({reduction.name}) of {sizes}", body, outputs, opts)
+        return self._move(f"reduce_scatter ({reduction.name}) of {sizes}", body, outputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> CollectiveWork:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
@@ -246,14 +224,13 @@ class HpctrainGroup(dist.ProcessGroup):
         for output, source in zip(outputs, inputs, strict=True):
             _require_size("reduce_scatter_single", source, self._size * output.numel())
 
-        def body(collectives: Collectives) -> None:
-            for output, source in zip(outputs, inputs, strict=True):
-                whole = flat(output)
-                parts = list(flat(source).view(self._size, -1)) if len(whole) else [whole] * self._size
-                collectives.reduce(parts, whole, reduction)
-                give_back(output, whole)
+        def body(collectives: Collectives, wholes: _Tensors) -> None:
+            for whole, source in zip(wholes, inputs, strict=True):
+                total = whole.view(reduction.dtype)
+                parts = list(flat(source).view(self._size, -1)) if len(total) else [total] * self._size
+                collectives.reduce(parts, total, reduction)
 
-        return self._submit(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
+        return self._move(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
 
     # Messages and the barrier.
 
@@ -287,6 +264,19 @@ class HpctrainGroup(dist.ProcessGroup):
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         """Wait for all ranks; the run itself names those that do not come."""
         self.barrier().wait()
+
+    def _move(
+        self, what: str, move: Callable[[Collectives, _Tensors], None], outputs: _Tensors, opts: Any
+    ) -> CollectiveWork:
+        """Submit a collective that gets its outputs as bytes in one dimension, which are given back to them."""
+
+        def body(collectives: Collectives) -> None:
+            wholes = [as_bytes(output) for output in outputs]
+            move(collectives, wholes)
+            for output, whole in zip(outputs, wholes, strict=True):
+                give_back(output, whole)
+
+        return self._submit(what, body, outputs, opts)
 
     def _submit(self, what: str, body: Body, outputs: _Tensors, opts: Any) -> CollectiveWork:
         HpctrainGroup.moved += sum(output.nbytes for output in outputs)

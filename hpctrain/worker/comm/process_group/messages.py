@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-# The shortest and the longest sleep of the thread between two polls.
 # MPI counts the bytes of a message in a signed 32-bit integer.
 _MOST_BYTES = 2**31 - 1
+# The shortest and the longest sleep of the thread between two polls.
 _LEAST_SECONDS, _MOST_SECONDS = 50e-6, 0.002
 
 

@@ -15,7 +15,7 @@ from hpctrain.worker.comm.shared.kernels import ThreadPool
 from hpctrain.worker.comm.shared.means import Buffer, Mean, mean_at_once, mean_by_slices
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import Bytes, Pause, Segment
-from hpctrain.worker.comm.shared.worker import Worker, no_pause, threads_may_call_mpi
+from hpctrain.worker.comm.shared.worker import Task, Worker, no_pause, threads_may_call_mpi
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout
 
 if TYPE_CHECKING:
@@ -194,8 +194,8 @@ class Reducer:
             self._world.Free()
 
 
-class ReductionTask:
-    """The reduction of a buffer, to be submitted once or many times; see :class:`Task`.
+class ReductionTask(Task):
+    """The reduction of a buffer, to be submitted once or many times.
 
     Attributes:
         finite: whether all elements of the last mean are finite; None if that was not checked.
@@ -212,15 +212,12 @@ class ReductionTask:
         name: str,
         wire: np.dtype[Any] | None = None,
     ) -> None:
+        super().__init__(reducer.worker, small=nbytes <= _AT_ONCE_BYTES, hurried=nbytes > _UNHURRIED_BYTES)
         if wire is None or wire.itemsize >= dtype.itemsize:
             wire = dtype
         self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer
         self.run: Mean = self._prepare
-        self.small = nbytes <= _AT_ONCE_BYTES
-        self.hurried = nbytes > _UNHURRIED_BYTES
-        self.done = True
-        self.error: BaseException | None = None
         self.finite: bool | None = None
 
     def _prepare(self, pause: Pause) -> bool | None:
@@ -230,22 +227,6 @@ class ReductionTask:
 
     def execute(self, pause: Pause) -> None:
         self.finite = self.run(pause)
-
-    def end(self, error: BaseException | None) -> None:
-        self.error = error
-        self.done = True
-
-    def wait(self) -> None:
-        """Wait until the buffer holds the mean.
-
-        Raises:
-            RanksLostError: a rank died.
-            HpctrainError: this reduction failed, or one before it.
-        """
-        if not self.done:
-            self._reducer.worker.run_up_to(self)
-        if self.error:
-            raise self.error
 
 
 def _after_shutdown() -> HpctrainError:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import forks
@@ -16,27 +15,43 @@ from hpctrain.worker.comm.shared.segments import Pause
 _SLEEP_SECONDS = 20e-6
 
 
-class Task(Protocol):
-    """What a :class:`Worker` runs.
+class Task:
+    """What a :class:`Worker` runs, once or many times.
 
-    Attributes:
+    Args:
         small: whether to run it at once in the submitting thread, if the queue is empty.
         hurried: whether the worker's thread starts it; otherwise it is left to the thread that waits for it.
+
+    Attributes:
         done: whether the task is finished, or was never queued.
+        error: the error in it, or in a task before it.
     """
 
-    small: bool
-    hurried: bool
-    done: bool
+    def __init__(self, worker: Worker, *, small: bool, hurried: bool) -> None:
+        self.worker, self.small, self.hurried = worker, small, hurried
+        self.done = True
+        self.error: BaseException | None = None
 
     def execute(self, pause: Pause) -> None:
         """Do the work; calls ``pause`` between two polls."""
+        raise NotImplementedError
 
     def end(self, error: BaseException | None) -> None:
-        """Note that the task is done, and the error in it or in a task before it."""
+        """Note that the task is done, with its error."""
+        self.error = error
+        self.done = True
 
     def wait(self) -> None:
-        """Wait until the task is done; raises its error."""
+        """Wait until the task is done.
+
+        Raises:
+            RanksLostError: a rank died.
+            HpctrainError: this task failed, or one before it.
+        """
+        if not self.done:
+            self.worker.run_up_to(self)
+        if self.error:
+            raise self.error
 
 
 class Worker:

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from hpctrain.common.cluster.launcher import detect
-from hpctrain.common.settings import TIMEOUT
-from support.refusals import codes, refused
+from support.refusals import codes
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 TORCHRUN = {
@@ -101,10 +100,3 @@ def test_the_launcher_is_read_from_its_variables(variables, expected):
     launcher = detect(variables)
     assert (launcher and (launcher.rank, launcher.size)) == expected
     assert (launcher is not None and launcher.name == "torchrun") == ("TORCHELASTIC_RUN_ID" in variables)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
-def test_a_wrong_limit_is_refused(monkeypatch, text):
-    monkeypatch.setenv("HPCTRAIN_TIMEOUT", text)
-    with refused("HT-variable-invalid", name="HPCTRAIN_TIMEOUT", value=text):
-        TIMEOUT.read()
