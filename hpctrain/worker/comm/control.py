@@ -83,6 +83,9 @@ class CheckedControl(Communicator):
             self._watch.stop(seconds)
         self._watch = None
 
+    def _leave_training(self) -> None:
+        self.timeout.leaving = True
+
     def barrier(self) -> None:
         self._meet("barrier", "barrier")
 

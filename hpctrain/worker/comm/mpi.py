@@ -195,9 +195,6 @@ class MpiControl(CheckedControl):
     def _rebuild(self, comm: MPI.Intracomm) -> None:
         """Form the data plane anew. Collective over ``comm``."""
 
-    def _leave_training(self) -> None:
-        self.timeout.leaving = True
-
     def abort(self, exit_code: int) -> None:
         self._mpi.COMM_WORLD.Abort(exit_code)
 

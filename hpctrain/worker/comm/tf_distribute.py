@@ -57,15 +57,11 @@ def replica_devices(replicas: int | None) -> list[str]:
             )
         return [f"GPU:{number}" for number in range(count)]
     (cpu, *_) = tf.config.list_physical_devices("CPU")
-    _configure(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-    return [f"CPU:{number}" for number in range(count)]
-
-
-def _configure(cpu: Any, logical: Sequence[Any]) -> None:
     try:
-        tf.config.set_logical_device_configuration(cpu, logical)
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError as error:
         raise already_initialized(error) from error
+    return [f"CPU:{number}" for number in range(count)]
 
 
 def already_initialized(error: Exception) -> HpctrainError:
@@ -78,24 +74,7 @@ def already_initialized(error: Exception) -> HpctrainError:
     )
 
 
-class MirroredCommunicator(SingleCommunicator):
-    """One rank, with a ``MirroredStrategy`` of as many replicas as the launcher says, or as there are GPUs."""
-
-    backend = "mirrored"
-
-    def __init__(self, reason: str) -> None:
-        self.strategy = tf.distribute.MirroredStrategy(replica_devices(REPLICAS.read()))
-        super().__init__(f"{reason}; {self.strategy.num_replicas_in_sync} replicas")
-
-    def torch(self) -> NoReturn:
-        raise not_for_torch(self.backend)
-
-    def tensorflow(self) -> NoReturn:
-        raise in_scope(self.backend)
-
-
-def not_for_torch(backend: str) -> HpctrainError:
-    """The error for a PyTorch model with a backend of tf.distribute."""
+def _not_for_torch(backend: str) -> HpctrainError:
     return HpctrainError(
         "HT-backend-unfit",
         "backend {backend!r} is for TensorFlow, but this is PyTorch",
@@ -104,15 +83,30 @@ def not_for_torch(backend: str) -> HpctrainError:
     )
 
 
-def in_scope(backend: str) -> HpctrainError:
-    """The error for ``ht.distribute`` where the strategy's scope distributes the model already."""
-    return HpctrainError(
-        "HT-backend-unfit",
-        "backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
-        "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; or "
-        "choose --backend multi_worker, mpi or horovod",
-        backend=backend,
-    )
+class _OfScope(SingleCommunicator):
+    """One rank whose strategy distributes what is made in its scope."""
+
+    def torch(self) -> NoReturn:
+        raise _not_for_torch(self.backend)
+
+    def tensorflow(self) -> NoReturn:
+        raise HpctrainError(
+            "HT-backend-unfit",
+            "backend {backend!r} distributes what is made in its scope, so ht.distribute has nothing to reduce",
+            "make model and optimizer in `with ht.keras.strategy().scope():` and leave ht.distribute and ht.shard out; "
+            "or choose --backend multi_worker, mpi or horovod",
+            backend=self.backend,
+        )
+
+
+class MirroredCommunicator(_OfScope):
+    """One rank, with a ``MirroredStrategy`` of as many replicas as the launcher says, or as there are GPUs."""
+
+    backend = "mirrored"
+
+    def __init__(self, reason: str) -> None:
+        self.strategy = tf.distribute.MirroredStrategy(replica_devices(REPLICAS.read()))
+        super().__init__(f"{reason}; {self.strategy.num_replicas_in_sync} replicas")
 
 
 class MultiWorkerCommunicator(MpiControl):
@@ -137,7 +131,7 @@ class MultiWorkerCommunicator(MpiControl):
             raise already_initialized(error) from error
 
     def torch(self) -> NoReturn:
-        raise not_for_torch(self.backend)
+        raise _not_for_torch(self.backend)
 
     def tensorflow(self) -> MultiWorkerEngine:
         if self._engine is None:
@@ -188,7 +182,7 @@ class MultiWorkerEngine(ControlTensorFlowEngine):
             )
 
 
-class ParameterServerCommunicator(SingleCommunicator):
+class ParameterServerCommunicator(_OfScope):
     """Rank 0 runs the script; the next ranks keep the variables, and the remaining ones compute.
 
     Ranks other than 0 only :meth:`serve`.
@@ -265,12 +259,6 @@ class ParameterServerCommunicator(SingleCommunicator):
                 seconds=self.timeout.seconds,
                 awaited=what,
             ) from None
-
-    def torch(self) -> NoReturn:
-        raise not_for_torch(self.backend)
-
-    def tensorflow(self) -> NoReturn:
-        raise in_scope(self.backend)
 
     def abort(self, exit_code: int) -> None:
         from mpi4py import MPI

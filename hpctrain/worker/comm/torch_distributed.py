@@ -277,9 +277,6 @@ class TorchDistributedCommunicator(CheckedControl):
             backend=self.backend,
         )
 
-    def _leave_training(self) -> None:
-        self.timeout.leaving = True
-
     def abort(self, exit_code: int) -> None:
         if self._by_mpi:
             from mpi4py import MPI

@@ -18,7 +18,6 @@ from hpctrain.worker.comm.process_group.reductions import Reduction
 from hpctrain.worker.comm.process_group.staging import NodesOfRanks, StagingBuffers
 from hpctrain.worker.comm.shared.kernels import cut
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause
-from hpctrain.worker.comm.shared.worker import no_pause
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout
 
 if TYPE_CHECKING:
@@ -52,19 +51,16 @@ class Collectives:
         self._places = places
         self._staging = staging
         self._timeout = timeout
-        self._what = ""
-        self._pause: Pause = no_pause
 
     def begin(self, what: str, pause: Pause) -> None:
-        """Begin a collective; for the arguments see :meth:`Staging.begin`."""
-        self._what, self._pause = what, pause
+        """Begin a collective; for the arguments see :meth:`StagingBuffers.begin`."""
         self._staging.begin(what, pause)
 
     def barrier(self) -> None:
         """Wait until all ranks have come."""
         self._staging.meet()
         if len(self._places.nodes) > 1:
-            self._timeout.finish(self._comm.Ibarrier, self._what, kind=COLLECTIVE, pause=self._pause)
+            self._timeout.finish(self._comm.Ibarrier, self._staging.what, kind=COLLECTIVE, pause=self._staging.pause)
 
     def gather(self, own: torch.Tensor, targets: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> None:
         """Copy each rank's data to its target on every rank that has one for it.
@@ -256,10 +252,10 @@ class Collectives:
         try:
             self._timeout.wait(
                 lambda: MPI.Request.Testall(requests),
-                self._what,
+                self._staging.what,
                 lambda: missing,
                 kind=COLLECTIVE,
-                pause=self._pause,
+                pause=self._staging.pause,
             )
         except BaseException:
             self._timeout.abandon((requests, sends, receives))

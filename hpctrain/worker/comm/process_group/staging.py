@@ -31,9 +31,9 @@ class StagingBuffers:
     def __init__(self, node: LocalNode, timeout: Timeout) -> None:
         self._node = node
         self._timeout = timeout
-        self._what = ""
+        self.what = ""
         self._identity = 0
-        self._pause: Pause = no_pause
+        self.pause: Pause = no_pause
         # The collectives that this rank took part in, by identity, to name the one that another rank is in.
         self._known: dict[int, str] = {}
         self._allocate(_FIRST_BYTES)
@@ -54,8 +54,8 @@ class StagingBuffers:
             what: names the collective with its sizes; the same on all ranks.
             pause: is called between two looks at the other ranks' counters.
         """
-        self._what = what
-        self._pause = pause
+        self.what = what
+        self.pause = pause
         self._identity = zlib.crc32(what.encode())
         self._known[self._identity] = what
 
@@ -88,7 +88,7 @@ class StagingBuffers:
         """Wait until all ranks of the node have called this, and check that they are in the same collective."""
         turn = (self._segment.barriers + 1) & 1
         self._own_marks[turn] = self._identity
-        self._segment.barrier(self._what, self._pause)
+        self._segment.barrier(self.what, self.pause)
         for marks in self._others:
             if marks[turn] != self._identity:
                 raise self._differ(marks[turn])
@@ -100,7 +100,7 @@ class StagingBuffers:
             "call the collectives of a process group in the same order, and with the same sizes, on all of its ranks",
             exit_code=1,
             other=self._known.get(theirs, "another collective"),
-            call=self._what,
+            call=self.what,
         )
 
     def _forget(self) -> None:
