@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run.backend import choose_backend, host_gpus
 from hpctrain.common.run.plan import Plan, Slots
-from hpctrain.common.run.request import TrainingRequest, require_possible, unplaced_plan
+from hpctrain.common.run.request import TrainingRequest, choose_backend, host_gpus, require_possible, unplaced_plan
 from hpctrain.control.planning.place_hosts import PlacedHosts
 
 

@@ -64,7 +64,7 @@ def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr("hpctrain.control.supervision.start.require", lambda framework: None)
-    monkeypatch.setattr("hpctrain.control.supervision.supervisor.wait_seconds", lambda number: 0.0)
+    monkeypatch.setattr("hpctrain.control.supervision.execution.wait_seconds", lambda number: 0.0)
 
 
 def events(*kinds: str) -> list[Any]:

@@ -26,9 +26,9 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.planning.planner import make_plan
 from hpctrain.control.resuming.attempts import Attempt
 from hpctrain.control.supervision.audience import ReadyRun
+from hpctrain.control.supervision.execution import Reach, Restart, Supervisor, next_restart, wait_seconds
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.supervisor import Reach, Restart, Supervisor, next_restart, wait_seconds
 from support import needs
 from support.written_checkpoints import progress_of, write_checkpoint
 
@@ -153,7 +153,7 @@ def events(*kinds: str) -> list[Any]:
 
 @pytest.fixture
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.control.supervision.supervisor.wait_seconds", lambda number: 0.0)
+    monkeypatch.setattr("hpctrain.control.supervision.execution.wait_seconds", lambda number: 0.0)
 
 
 @pytest.mark.long
@@ -245,7 +245,7 @@ def test_a_signal_while_it_is_looked_for_what_follows(way: str, monkeypatch: pyt
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("went on looking")
 
-    monkeypatch.setattr("hpctrain.control.supervision.supervisor.attempt_from_here", look)
+    monkeypatch.setattr("hpctrain.control.supervision.execution.attempt_from_here", look)
     assert main(["run", "train.py", "--run-dir", "run", "--restarts", "2"]) == 4
     assert " SIGTERM before " in events("fault")[0].message
     assert len(events("start")) == len(events("end")) == 1
@@ -314,7 +314,7 @@ def test_a_script_that_worked_for_long_made_progress_and_one_that_hung_did_not(
 ) -> None:
     """An attempt of 1,000 s, after as many restarts as are allowed in a row."""
     clock = Clock()
-    monkeypatch.setattr("hpctrain.control.supervision.supervisor.time", clock)
+    monkeypatch.setattr("hpctrain.control.supervision.execution.time", clock)
     directory, plan = RunDirectory(Path("run")), script_plan(restarts=1)
     directory.create(plan)
     with EventWriter(directory.events) as writer:
