@@ -36,6 +36,7 @@ class RdmaPort:
     @property
     def rate(self) -> float:
         """Gbit/s; NaN where the kernel does not report it."""
+        # 400 Gb/sec (4X NDR)
         rate = re.match(r"[\d.]+", kernel_text(self.path / "rate"))
         return float(rate[0]) if rate else math.nan
 

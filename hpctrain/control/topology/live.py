@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
 
 _PCI = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}|[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# 400 Gb/sec (4X NDR)
-_RATE = re.compile(r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 
@@ -89,9 +88,8 @@ def _ports(entry: Path) -> tuple[LinkLayer | None, bool, float | None]:
     elif "Ethernet" in layers:
         layer = "Ethernet"
     up = [port for port in ports if layer in (port.link_layer, None) and port.active]
-    rates = [_RATE.match(kernel_text(port.path / "rate")) for port in up]
-    gbit = sum(float(rate[1]) for rate in rates if rate) if rates and all(rates) else None
-    return layer_of(entry.name, layer), bool(up), gbit
+    gbit = sum(port.rate for port in up) if up else math.nan
+    return layer_of(entry.name, layer), bool(up), None if math.isnan(gbit) else gbit
 
 
 def _gpus_of_driver(sys: Path) -> list[str]:
