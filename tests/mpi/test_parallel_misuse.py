@@ -18,7 +18,7 @@ DIVIDED = ("HT-gradients-reduced-twice", {})
 REFUSED = {
     "another_mesh": ("HT-mesh-not-valid", {"names": ["dp"]}),
     "ranks_that_do_not_fit": ("HT-ranks-not-divisible", {}),
-    "unknown_axis": ("HT-mesh-not-valid", {}),
+    "unknown_axis": ("HT-file-unknown-key", {"key": "tensor"}),
     "stages_in_distribute": ("HT-mesh-not-supported", {"pp": 2}),
     "context_parallel": ("HT-mesh-not-supported", {"cp": 2}),
     "tensor_parallel_without_a_plan": ("HT-parallel-plan-not-valid", {"tp": 2}),
