@@ -102,17 +102,13 @@ def _among(kind: ParameterKind, named: Iterable[Kind]) -> bool:
 def sgd(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
     """Stochastic gradient descent with momentum (Goyal et al. 2017, arXiv 1706.02677, section 3).
 
-    With d = g + beta w (d = g where the decay is decoupled, which subtracts rate beta w as well):
+    With d = g + beta w:
 
     - v = m v + d, w -= rate v; with Nesterov's momentum w -= rate (d + m v): equation 9, and PyTorch's SGD.
-    - rate_in_momentum: v = m v + rate d, w -= v; with Nesterov's momentum w -= rate d + m v: Keras' SGD.
-    - momentum_correction: v = m (rate / previous rate) v + rate d, equation 10, which is equation 9 again as long as
-      no rate is 0; a rate of 0 forgets the momentum.
+    - rate_in_momentum: v = m v + rate d, w -= v; with Nesterov's momentum w -= rate d + m v: Keras' SGD. With the
+      paper's momentum correction, equation 10, this is equation 9 again.
     """
-    if not rule.settings.decoupled_decay:
-        return _with_momentum(rule, step, rule.decayed(g, w), state)
-    change, new = _with_momentum(rule, step, g, state)
-    return change + w * (step.rate * rule.decay), new
+    return _with_momentum(rule, step, rule.decayed(g, w), state)
 
 
 def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
@@ -122,14 +118,11 @@ def lars(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tupl
     eta |w| / (|g + beta w| + epsilon); then SGD's momentum with d = lambda (g + beta w), in the paper with
     rate_in_momentum: v = m v + rate lambda (g + beta w), w -= v. The ratio is 1 where a norm is 0, as in MLPerf's
     reference, and for the unadapted kinds; the paper states neither. Its epsilon is 0.
-
-    With trust_clip the ratio is min(lambda / rate, 1): no layer's rate is above the global one. That is Apex's LARC,
-    which leaves out the decay as well where a norm is 0.
     """
-    return _with_momentum(rule, step, _adapted(rule, step, w, g) if rule.adapted else rule.decayed(g, w), state)
+    return _with_momentum(rule, step, _adapted(rule, w, g) if rule.adapted else rule.decayed(g, w), state)
 
 
-def _adapted(rule: Rule, step: UpdateStep, w: Array, g: Array) -> Array:
+def _adapted(rule: Rule, w: Array, g: Array) -> Array:
     settings, d = rule.settings, rule.decayed(g, w)
     w_norm = rule.ops.norm(w)
     if settings.trust_denominator == "norm_of_sum":
@@ -140,12 +133,7 @@ def _adapted(rule: Rule, step: UpdateStep, w: Array, g: Array) -> Array:
         beta = rule.decay and (rule.decay if settings.trust_decay is None else settings.trust_decay)
         d_norm = g_norm + beta * w_norm
     numerator = settings.trust_coefficient * w_norm
-    denominator, defined = d_norm + settings.divisor_epsilon, (w_norm > 0) & (g_norm > 0)
-    if settings.trust_clip:
-        denominator = denominator * step.rate
-        # Where the quotient would be above 1, or the rate is 0, it is 1.
-        defined = defined & (numerator < denominator)
-    return d * rule.ratio(numerator, denominator, defined)
+    return d * rule.ratio(numerator, d_norm + settings.divisor_epsilon, (w_norm > 0) & (g_norm > 0))
 
 
 def lamb(rule: Rule, step: UpdateStep, w: Array, g: Array, state: State) -> tuple[Array, State]:
@@ -204,17 +192,11 @@ def _with_momentum(rule: Rule, step: UpdateStep, d: Array, state: State) -> tupl
     settings, m = rule.settings, rule.settings.momentum
     if not m:
         return d * step.rate, {}
-    new: State = {}
-    kept = m
-    if settings.momentum_correction:
-        previous = state["previous_rate"]
-        kept = rule.ratio(step.rate, previous, previous > 0) * m
-        new["previous_rate"] = step.rate
     if settings.rate_in_momentum:
         d = d * step.rate
-    v = new["momentum"] = state["momentum"] * kept + d
+    v = state["momentum"] * m + d
     change = d + v * m if settings.nesterov else v
-    return (change if settings.rate_in_momentum else change * step.rate), new
+    return (change if settings.rate_in_momentum else change * step.rate), {"momentum": v}
 
 
 def _one_minus_power(rule: Rule, beta: float, exponent: Array) -> Array:

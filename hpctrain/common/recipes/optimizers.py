@@ -19,7 +19,7 @@ OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"
 # network's projected shortcuts, and any other layer's bias.
 Kind = Literal["norm", "main_path_norm", "bias"]
 
-SCALARS = frozenset({"previous_rate", "updates"})
+SCALARS = frozenset({"updates"})
 """These states are numbers; all others are arrays of the parameter's shape."""
 
 _MOMENTUM = Of("name", "sgd lars rmsprop_to_sgd")
@@ -47,14 +47,8 @@ class Optimizer(Section):
     )
     weight_decay: NotNegative = Field(0.0, description="factor of the parameters in the update")
     undecayed: tuple[Kind, ...] = Field((), description="parameters that are not decayed")
-    decoupled_decay: Annotated[bool, _SGD] = Field(
-        False, description="w -= rate x decay x w, instead of an L2 term in the gradient"
-    )
     rate_in_momentum: Annotated[bool, Of("name", "sgd lars")] = Field(
         False, description="v = m v + rate g, w -= v, instead of v = m v + g, w -= rate v"
-    )
-    momentum_correction: Annotated[bool, _SGD] = Field(
-        False, description="with rate_in_momentum: v is scaled by the ratio of rates (Goyal et al. 2017, equation 10)"
     )
     betas: Annotated[tuple[Fraction, Fraction], _BETAS] = Field(
         (0.9, 0.999), description="shares of the running means of gradients and of their squares that are kept"
@@ -72,9 +66,6 @@ class Optimizer(Section):
     trust_decay: Annotated[NotNegative | None, _LARS] = Field(
         None, description="the decay in the trust ratio's denominator; by default weight_decay"
     )
-    trust_clip: Annotated[bool, _LARS] = Field(
-        False, description="trust ratios are divided by the rate and at most 1: no layer's rate is above it (Apex LARC)"
-    )
     unadapted: Annotated[tuple[Kind, ...], Of("name", "lars lamb")] = Field(
         (), description="parameters whose trust ratio is 1"
     )
@@ -85,6 +76,10 @@ class Optimizer(Section):
         "the first that matches counts (torch only)",
     )
     clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
+    # Keys of earlier versions, which their plans have.
+    decoupled_decay: Annotated[Literal[False], _SGD] = Field(False, description="always false")
+    momentum_correction: Annotated[Literal[False], _SGD] = Field(False, description="always false")
+    trust_clip: Annotated[Literal[False], _LARS] = Field(False, description="always false")
 
     @property
     def rule(self) -> UpdateRule:
@@ -100,8 +95,6 @@ class Optimizer(Section):
         """Keys that need others."""
         if self.nesterov and not self.momentum:
             yield "nesterov needs momentum above 0"
-        if self.momentum_correction and not self.rate_in_momentum:
-            yield "momentum_correction is for momentum that has the rate in it (rate_in_momentum)"
         if self.trust_decay is not None and self.trust_denominator != "sum_of_norms":
             yield "trust_decay is for trust_denominator: sum_of_norms"
         if self.name == "adam" and self.weight_decay:
@@ -111,13 +104,11 @@ class Optimizer(Section):
 
 
 def _velocity(settings: Optimizer) -> tuple[str, ...]:
-    if not settings.momentum:
-        return ()
-    return ("momentum", "previous_rate") if settings.momentum_correction else ("momentum",)
+    return ("momentum",) if settings.momentum else ()
 
 
 def _of_momentum(settings: Optimizer) -> int:
-    return 2 + bool(settings.momentum) + settings.nesterov + settings.decoupled_decay
+    return 2 + bool(settings.momentum) + settings.nesterov
 
 
 @dataclass(frozen=True, kw_only=True)

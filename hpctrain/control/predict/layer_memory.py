@@ -97,7 +97,7 @@ def _update_elements(workload: Workload, settings: MemorySettings) -> int:
     if optimizer.name in ("adam", "adamw"):
         # The root of the mean of squares.
         return 0 if settings.fused else workload.parameters
-    if optimizer.name == "sgd" and not (optimizer.decoupled_decay or optimizer.rate_in_momentum):
+    if optimizer.name == "sgd" and not optimizer.rate_in_momentum:
         # The sums of gradients and decay.
         needed = not settings.fused and (optimizer.weight_decay or optimizer.nesterov)
         return workload.parameters if needed else 0

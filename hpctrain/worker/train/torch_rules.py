@@ -46,7 +46,7 @@ def make_optimizer(settings: Optimizer, model: nn.Module, *, divided: bool = Fal
             return torch.optim.Adam(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)
         case "adamw":
             return torch.optim.AdamW(decayed, rate, betas=settings.betas, eps=epsilon, fused=fused)
-        case "sgd" if not (settings.decoupled_decay or settings.rate_in_momentum):
+        case "sgd" if not settings.rate_in_momentum:
             return torch.optim.SGD(decayed, rate, momentum=settings.momentum, nesterov=settings.nesterov, fused=fused)
         case _:
             return TorchRuleOptimizer(groups, settings)
@@ -188,18 +188,15 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
             {name: torch.stack(slot) if name in SCALARS else TensorList(slot) for name, slot in slots.items()},
         )
         for name, value in new.items():
-            tensors = _each(value, len(parameters)) if name in SCALARS else value.tensors
-            torch._foreach_copy_(slots[name], tensors)
+            torch._foreach_copy_(slots[name], list(value.unbind()) if name in SCALARS else value.tensors)
         torch._foreach_sub_(w, change.tensors)
 
     def _slot(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         """This rank's part of a parameter's state, zero where it is missing, laid out as the parameter is."""
         state: State = self.state[parameter]
         if name in SCALARS:
-            # Rates are known to the host, counts belong to the device. PyTorch loads both as it loads a parameter.
-            device = torch.device("cpu") if name == "previous_rate" else parameter.device
-            number = state[name] if name in state else torch.zeros((), dtype=parameter.dtype, device=device)
-            state[name] = number.to(device)
+            if name not in state:
+                state[name] = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
             return state[name]
         if name not in state:
             state[name] = torch.zeros_like(parameter)
@@ -208,12 +205,6 @@ class TorchRuleOptimizer(torch.optim.Optimizer):
             # A state that was loaded may be laid out as the parameter was when it was saved.
             value = state[name] = laid_out(value, local_tensor(parameter))
         return value
-
-
-def _each(numbers: Any, count: int) -> Tensors:
-    """One number for all parameters, or a vector of one for each, as tensors."""
-    vector = numbers if isinstance(numbers, torch.Tensor) else torch.tensor(numbers, dtype=torch.float64)
-    return list(torch.broadcast_to(vector, (count,)).unbind())
 
 
 def _together(parameters: Iterable[torch.Tensor]) -> Iterator[Tensors]:

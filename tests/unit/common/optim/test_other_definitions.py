@@ -6,7 +6,7 @@ Keras casts its settings to float32 first: here they are numbers that this leave
 library                            is ours with                                   and differs from
 =================================  =============================================  ===================================
 PyTorch SGD                        sgd
-Keras SGD                          sgd, rate_in_momentum and decoupled_decay      sgd without them
+Keras SGD                          sgd without decay, with rate_in_momentum       sgd otherwise
 pytorch_optimizer LARS             lars, norm and bias undecayed and unadapted    lars of the paper: rate_in_momentum
 optax lars                         lars, rate_in_momentum and norm_of_sum         lars of the paper: sum_of_norms
 optax lamb                         lamb
@@ -92,20 +92,18 @@ def of_keras(make: Callable[..., keras.optimizers.Optimizer], **values) -> list[
 def test_sgd_of_pytorch(nesterov):
     values = {"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.1}
     theirs = of_torch(torch.optim.SGD, lr=0.1, **values)
-    # With the rate inside and corrected: the rule, where make_optimizer takes PyTorch's own for the plain recipe.
-    same = settings("sgd", **values, rate_in_momentum=True, momentum_correction=True)
-    assert distance(torch_path(same), theirs) < SAME
     assert distance(keras_path(settings("sgd", **values)), theirs) < SAME
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_of_keras(nesterov):
-    theirs = of_keras(keras.optimizers.SGD, momentum=0.875, nesterov=nesterov, weight_decay=0.125)
-    decayed = {"momentum": 0.875, "nesterov": nesterov, "weight_decay": 0.125}
-    assert distance(torch_path(settings("sgd", **decayed, rate_in_momentum=True, decoupled_decay=True)), theirs) < SAME
-    assert distance(torch_path(settings("sgd", **decayed, rate_in_momentum=True)), theirs) > OTHER
-    assert distance(torch_path(settings("sgd", **decayed, decoupled_decay=True)), theirs) > OTHER
+    theirs = of_keras(keras.optimizers.SGD, momentum=0.875, nesterov=nesterov)
+    values = {"momentum": 0.875, "nesterov": nesterov}
+    assert distance(torch_path(settings("sgd", **values, rate_in_momentum=True)), theirs) < SAME
+    assert distance(torch_path(settings("sgd", **values)), theirs) > OTHER
+    decayed = of_keras(keras.optimizers.SGD, **values, weight_decay=0.125)
+    assert distance(torch_path(settings("sgd", **values, rate_in_momentum=True, weight_decay=0.125)), decayed) > OTHER
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -16,20 +16,12 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 0.1}
 TRANSITION = {"center": 10.0, "period": 5.0, "rmsprop_rate": 0.05}
 CHOSEN = {
     "sgd, the rate inside": ("sgd", {**MOMENTUM, "rate_in_momentum": True, "nesterov": True}),
-    "sgd, corrected": ("sgd", {**MOMENTUM, "rate_in_momentum": True, "momentum_correction": True}),
-    "sgd, corrected, nesterov": (
-        "sgd",
-        {**MOMENTUM, "rate_in_momentum": True, "momentum_correction": True, "nesterov": True},
-    ),
-    "sgd, decoupled": ("sgd", {**MOMENTUM, "decoupled_decay": True}),
     "lars": ("lars", {**MOMENTUM, "rate_in_momentum": True, "undecayed": ("norm", "bias"), "unadapted": ("norm",)}),
-    "lars, clipped": ("lars", {**MOMENTUM, "trust_coefficient": 0.05, "trust_clip": True}),
     "lars, no momentum": ("lars", {"weight_decay": 0.1, "trust_denominator": "norm_of_sum"}),
     "lamb": ("lamb", {"weight_decay": 0.1, "undecayed": ("norm", "bias")}),
     "lamb, uncorrected": ("lamb", {"bias_correction": False, "unadapted": ("bias",)}),
     "rmsprop_to_sgd": ("rmsprop_to_sgd", {**MOMENTUM, "transition": TRANSITION}),
 }
-# A rate of 0 forgets the momentum where it is corrected.
 RATES = (0.1, 0.3, 0.3, 0.0, 0.05, 0.2)
 # What one operation on all of a type's numbers may be wrong by, in units of the largest parameter.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6}
