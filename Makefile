@@ -6,6 +6,8 @@ BIN := .venv/bin
 
 # A cluster's own mpirun goes first; a machine without one gets Open MPI from a wheel.
 TRAIN := torch,imagenet,report
+# Of the versions that are accepted, the one that the tests and the published figures are of.
+TORCH := torch==2.13.0
 ifeq ($(shell command -v mpirun 2>/dev/null),)
 TRAIN := $(TRAIN),mpi
 endif
@@ -13,7 +15,7 @@ endif
 # Thousands of processes import the same modules: what Python compiles of them is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train check test thorough test-setup lint docs bench faults flavours clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
+.PHONY: train check test thorough test-setup lint docs bench faults flavours pytorch clean gpu gpu-wheels horovod cluster cluster-stop hosts hosts-stop
 
 train: .venv/train.stamp
 	$(BIN)/hpctrain run digits -np 2 --oversubscribe --framework torch --run-dir hpctrain-runs/digits-$$(date +%Y%m%d-%H%M%S)-$$$$
@@ -63,6 +65,24 @@ faults: horovod
 # five more for each MPI, whose Horovod is compiled.
 flavours: horovod
 	$(BIN)/python tests/flavours/flavours.py .flavours
+
+# What works with another PyTorch that is accepted: `make pytorch VERSION=2.8.0`, in an environment of its own (7 GB) that sees
+# the other packages of this one.
+VERSION := 2.10.0
+PYTORCH := .pytorch/$(VERSION)
+pytorch: $(PYTORCH)/installed.stamp
+	PATH="$(CURDIR)/$(PYTORCH)/bin:$(CURDIR)/$(BIN):$$PATH" $(PYTORCH)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' \
+		tests/unit/worker/adapters tests/unit/worker/models tests/unit/worker/train
+	PATH="$(CURDIR)/$(PYTORCH)/bin:$(CURDIR)/$(BIN):$$PATH" $(PYTORCH)/bin/python -m pytest -m 'not thorough' \
+		tests/mpi/test_torchrun_scripts.py tests/mpi/test_verify.py tests/mpi/test_process_group.py
+
+$(PYTORCH)/installed.stamp: .venv/packages.stamp
+	$(PYTHON) -m venv --clear $(PYTORCH)
+	$(PYTORCH)/bin/python -m pip install torch==$(VERSION)
+	$(PYTORCH)/bin/python -m pip install --no-deps --editable .
+	$(BIN)/python -c 'import site; print(*site.getsitepackages(), sep="\n")' > \
+		"$$($(PYTORCH)/bin/python -c 'import site; print(site.getsitepackages()[0])')/packages.pth"
+	touch $@
 
 bench: horovod
 	$(BIN)/hpctrain bench step
@@ -131,7 +151,7 @@ horovod: .venv/packages.stamp
 # The version of the installed package is that of hpctrain/__init__.py.
 .venv/train.stamp: pyproject.toml hpctrain/__init__.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --editable '.[$(TRAIN)]'
+	$(BIN)/python -m pip install --editable '.[$(TRAIN)]' $(TORCH)
 	touch $@
 
 .venv/docs.stamp: pyproject.toml
@@ -141,7 +161,7 @@ horovod: .venv/packages.stamp
 
 # Of these packages most modules are never imported: Python compiles those that are, when they are.
 .venv/packages.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]'
+	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]' $(TORCH)
 	touch $@
 
 # Another MPI, for the thorough test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
@@ -165,5 +185,5 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .flavours .gpu .wheels dist site .mypy_cache .ruff_cache \
+	rm -rf .venv .mpich .deepspeed .frameworks .flavours .pytorch .gpu .wheels dist site .mypy_cache .ruff_cache \
 		.pytest_cache .hypothesis .import_linter_cache

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 pytorch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch in this Python")
+pytorch_2_13 = pytest.mark.skipif(
+    find_spec("torch") is None or tuple(map(int, version("torch").split(".")[:2])) < (2, 13),
+    reason="needs PyTorch 2.13, whose internals meshes and pipelines follow",
+)
 both_frameworks = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("tensorflow") is None, reason="needs PyTorch and TensorFlow in this Python"
 )

@@ -90,9 +90,14 @@ def spack_calls(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def spack_bound(spec: str) -> tuple[str, SpecifierSet]:
-    name, _, version = spec.partition("@")
-    own = canonicalize_name(name.removeprefix("py-"))
-    return own, SpecifierSet(f">={version.removesuffix(':')}" if version.endswith(":") else f"=={version}")
+    name, _, versions = spec.partition("@")
+    least, _, last = versions.partition(":")
+    bound = f">={least}"
+    if last:
+        # Spack's last version includes all that begin with it.
+        major, minor = last.split(".")
+        bound += f",<{major}.{int(minor) + 1}"
+    return canonicalize_name(name.removeprefix("py-")), SpecifierSet(bound)
 
 
 def test_spack() -> None:

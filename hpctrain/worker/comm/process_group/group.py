@@ -232,6 +232,13 @@ class HpctrainGroup(dist.ProcessGroup):
 
         return self._move(f"reduce_scatter_single ({reduction.name}) of {_sizes(inputs)}", body, outputs, opts)
 
+    # What PyTorch before 2.13 calls them.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
     # Messages and the barrier.
 
     def send(self, tensors: _Tensors, dst: int, tag: int) -> MessageWork:

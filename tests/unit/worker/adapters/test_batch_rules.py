@@ -102,4 +102,6 @@ def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> Non
             except BaseException as error:
                 wrong.append(f"{case} {division}: {type(error).__name__} {str(error)[:600]}")
     assert not wrong, "\n".join(wrong)
-    assert used or func in GATHERED, "no case in which the rule has a result: it needs one in batch_cases.py"
+    # PyTorch before 2.13 has no derivative of it.
+    unused = torch.__version__ < "2.13.0a0" and name_of(func).endswith("nextafter")
+    assert used or func in GATHERED or unused, "no case in which the rule has a result: it needs one in batch_cases.py"

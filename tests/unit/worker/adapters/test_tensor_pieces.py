@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from hpctrain.worker.adapters.torch.optimizer_contents import load_optimizer, optimizer_tensors  # noqa: E402
 from hpctrain.worker.adapters.torch.tensor_pieces import fill, pieces_of, tensor_of  # noqa: E402
+from support import needs  # noqa: E402
 
 RANKS = 8
 
@@ -28,6 +29,7 @@ def rank(request: pytest.FixtureRequest) -> Iterator[int]:
     dist.destroy_process_group()
 
 
+@needs.pytorch_2_13
 def test_three_axes_divide_one_dimension_from_right_to_left(rank: int) -> None:
     """Sharding within copies over tensor parallelism: of 7 rows 4 and 3, and of those 2 and 2, 2 and 1."""
     mesh = init_device_mesh("cpu", (2, 2, 2))

@@ -14,7 +14,7 @@ from hpctrain.worker.adapters.torch.batch import (
     reductions,
     shapes,
 )
-from hpctrain.worker.adapters.torch.batch.derivatives import gather_for_own_functions, watch_engine
+from hpctrain.worker.adapters.torch.batch.derivatives import dispatch_backward, gather_for_own_functions, watch_engine
 from hpctrain.worker.adapters.torch.batch.edge import watch_models
 from hpctrain.worker.adapters.torch.batch.ranks import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
@@ -37,6 +37,7 @@ def install() -> None:
     """Make PyTorch treat batches as this package says: in models, in functions of scripts and in asked gradients."""
     watch_models()
     gather_for_own_functions()
+    dispatch_backward()
     watch_engine()
     change_after_import({"torch._dynamo": _leave_to_eager})
 

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from hpctrain.worker.adapters.torch.backward_passes import asking, backward_begins, in_backward
 from hpctrain.worker.adapters.torch.batch.ranks import added_to, known_ranks, mean_over_ranks
@@ -105,6 +106,23 @@ def gather_for_own_functions() -> None:
         return before(cls, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+
+
+def dispatch_backward() -> None:
+    """Let ``torch.autograd.backward`` take batches where PyTorch's own calls no ``__torch_function__``. Idempotent."""
+    before = torch.autograd.backward
+    if torch.__version__ >= "2.13.0a0" or hasattr(before, "__wrapped__"):
+        return
+
+    @functools.wraps(before)
+    def dispatched(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        roots = _listed(tensors)
+        if has_torch_function(roots):
+            handle_torch_function(before, roots, roots, *args, **kwargs)
+        else:
+            before(tensors, *args, **kwargs)
+
+    torch.autograd.backward = dispatched
 
 
 def watch_engine() -> None:

@@ -29,6 +29,8 @@ from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group
 
 _WATCHDOG_MARGIN = timedelta(seconds=10)
+# The oldest PyTorch whose FSDP2 and DTensor have what is replaced and read here, in builds before its release too.
+_OLDEST = "2.13.0a0"
 
 
 def mesh(**sizes: int) -> DeviceMesh:
@@ -58,7 +60,18 @@ def mesh(**sizes: int) -> DeviceMesh:
 
 
 def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
-    """The DeviceMesh of a mesh over a communicator's ranks. Collective at the first call with these sizes."""
+    """The DeviceMesh of a mesh over a communicator's ranks. Collective at the first call with these sizes.
+
+    Raises:
+        HpctrainError: this PyTorch is too old for models that are divided.
+    """
+    if torch.__version__ < _OLDEST:
+        raise HpctrainError(
+            "HT-torch-version-unfit",
+            "a mesh needs PyTorch 2.13, and this one is {version}",
+            "pip install torch==2.13.0; or train without a mesh, or with torch's own fully_shard in the script",
+            version=torch.__version__,
+        )
     sizes = tuple(mesh.at(comm.size).sizes.values())
     made = comm.part("meshes", dict[tuple[int, ...], DeviceMesh])
     if sizes not in made:

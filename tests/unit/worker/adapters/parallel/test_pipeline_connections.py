@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support import needs
 from support.refusals import refused
 
 pytest.importorskip("torch")
 
+import torch
 from torch.distributed.pipelining import PipelineStage
+from torch.torch_version import TorchVersion
 
+from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of, schedule_on
+from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh
+from hpctrain.worker.comm.single import SingleCommunicator
 
 RANKS = 8
 
@@ -42,6 +48,7 @@ def test_neighbouring_stages_of_each_schedule_meet(schedule, pp):
     assert all(one == other or (min(one, other), max(one, other)) in found for one, other in pairs)
 
 
+@needs.pytorch_2_13
 def test_a_pytorch_whose_stages_work_otherwise_is_refused(monkeypatch):
     assert schedule_on(2, "zbv") == "zbv"
     name = "_backward_metadata_inference"
@@ -49,3 +56,9 @@ def test_a_pytorch_whose_stages_work_otherwise_is_refused(monkeypatch):
     monkeypatch.delattr(owner, name)
     with refused("HT-torch-version-unfit", missing=f"PipelineStage.{name}"):
         schedule_on(2, "zbv")
+
+
+def test_a_pytorch_without_todays_divided_tensors_is_refused_before_any_rank_waits(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu128"))
+    with refused("HT-torch-version-unfit", version="2.12.1+cu128"):
+        device_mesh(SingleCommunicator("test"), Mesh())

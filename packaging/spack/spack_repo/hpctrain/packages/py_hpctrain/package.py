@@ -47,4 +47,4 @@ class PyHpctrain(PythonPackage):
         depends_on("py-scikit-learn@1.4:")
         depends_on("py-tensorboard@2.16:")
 
-    depends_on("py-torch@2.13.0", when="+torch", type=("build", "run"))
+    depends_on("py-torch@2.8:2.13", when="+torch", type=("build", "run"))
