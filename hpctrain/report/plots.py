@@ -57,6 +57,8 @@ _STYLE: dict[Any, Any] = {
 }
 # A curve shows no more points, and fewer than the second number get a marker each.
 _POINTS, _MARKED = 600, 30
+# Of larger numbers neither sums nor the ends of an axis are finite.
+_LARGEST = 1e290
 MOST_NAMES = 100
 """Of more values that a script logs, the first are drawn: each curve takes a tenth of a second."""
 
@@ -71,7 +73,7 @@ class Means:
         return min(len(self._x), _POINTS)
 
     def add(self, x: float, y: float | None) -> None:
-        """Add the next value. A point leaves out None and what is not finite, and is a gap without other values."""
+        """Add the next value. A point leaves out None and what cannot be drawn, and is a gap without other values."""
         self._x.append(x)
         self._y.append(math.nan if y is None else y)
 
@@ -87,7 +89,7 @@ class Means:
         if not len(x):
             return x, y
         begins = np.cumsum([0, *map(len, np.array_split(x, len(self)))])[:-1]
-        finite = np.isfinite(y)
+        finite = np.abs(y) < _LARGEST
         with np.errstate(invalid="ignore"):
             means = np.add.reduceat(np.where(finite, y, 0.0), begins) / np.add.reduceat(finite.astype(float), begins)
         return np.add.reduceat(x, begins) / np.diff(begins, append=len(x)), means

@@ -50,7 +50,7 @@ def test_a_checkpoint_and_what_it_is_measured_against(hpctrain: Launch, tmp_path
     result = hpctrain("bench", "checkpoint", "-np", "2", "--model", "resnet18", "--rounds", "1", "--json")
     assert result.returncode == 0, result.stdout
     measured = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))
-    # 11.7 million parameters and as many of momentum, statistics and random states
+    # 11.7 million parameters and as many of momentum, and statistics
     assert 93_500_000 < measured["bytes"] < 94_000_000
     rows = {row["variant"]: row for row in measured["rows"]}
     wanted = [

@@ -35,7 +35,7 @@ REFUSED = {
     "tie_divided_in_two_ways_over_stages": ("HT-parallel-plan-not-valid", {}),
     "zero_1_of_a_divided_model": ("HT-parallel-plan-not-valid", {}),
     "compressed_shards": ("HT-compression-of-divided-model", {}),
-    "a_layer_added_to_a_divided_model": ("HT-model-divided", {"name": "head.1.weight", "model": "FSDPGPT"}),
+    "a_layer_added_to_a_divided_model": ("HT-model-divided", {"name": "head.1.weight", "model": "GPT"}),
     "a_layer_inserted_into_a_divided_model": ("HT-model-divided", {"name": "0.weight"}),
     "a_frozen_layer_added_and_unfrozen": ("HT-model-divided", {"name": "1.weight"}),
     "a_parameter_replaced_in_a_divided_model": ("HT-model-divided", {"name": "Linear.weight"}),

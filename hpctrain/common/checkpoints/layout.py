@@ -11,8 +11,8 @@ from hpctrain.common.checkpoints.pieces import Place
 from hpctrain.common.files.disk import matching
 
 MANIFEST, SUM = "state.json", "state.sha256"
-# Tensors that differ by rank: random states, statistics that its layers computed from its samples, and what its
-# optimizer keeps between synchronisations. Everything else is equal on all ranks, and is saved once.
+# Tensors that differ by rank: statistics that its layers computed from its samples, and what its optimizer keeps
+# between synchronisations. Everything else is equal on all ranks, and is saved once.
 RANDOM, STATISTICS, MOMENTS = "random.", "statistics.", "moments."
 OWN = (RANDOM, STATISTICS, MOMENTS)
 

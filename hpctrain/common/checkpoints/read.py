@@ -132,8 +132,7 @@ def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, S
     """The state from which a rank continues.
 
     Other ranks than those that were have the mean of their statistics, which is what batch normalisation is validated
-    with, the mean of what their optimizers kept, and one rank's random state. A rank that had none of some statistics
-    has their mean, too.
+    with, and the mean of what their optimizers kept. A rank that had none of some statistics has their mean, too.
 
     Args:
         path: a complete checkpoint (see :func:`hpctrain.common.checkpoints.find.verify`).

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 
@@ -284,8 +284,9 @@ def _fault(fault: ErrorDetails, model: type[BaseModel], where: str, kind: str) -
     values: dict[str, Any] = {"where": where, "key": key, "value": reprlib.repr(fault["input"])}
     match fault["type"]:
         case "extra_forbidden":
-            section: type[BaseModel] | None = model
-            # A number is a place in a list, whose items are what the key before it leads to.
+            section = subsection(model, "root") if issubclass(model, RootModel) else model
+            # A file that is a list has the section of its items. A number is a place in a list, whose items are
+            # what the key before it leads to.
             for part in (part for part in parents if isinstance(part, str)):
                 assert section is not None
                 section = subsection(section, part)

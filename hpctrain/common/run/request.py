@@ -171,7 +171,7 @@ def _require_framework(plan: Plan) -> None:
         raise HpctrainError(
             "HT-only-in-pytorch",
             "{title} is to run in Keras, and {feature} is for PyTorch",
-            "choose --framework torch, or leave it out",
+            "leave it out, or choose --framework torch for a run that begins anew",
             title=plan.title,
             feature=feature,
         )

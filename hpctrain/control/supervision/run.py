@@ -82,7 +82,9 @@ class _Attempt:
         try:
             ask(self._job.directory.stop, reason)
         except HpctrainError as error:
-            self._notice(f"warning: {reason}: the ranks cannot be asked to stop: {error.message}")
+            self._notice(
+                f"warning: {reason}: the ranks cannot be asked to stop: {self._run.held.in_words(error).message}"
+            )
             return False
         waiting = f"waiting up to {self._plan.stop.seconds:g} s for the ranks to end their step and save their state"
         self._notice(f"{reason}: {waiting}{further}")

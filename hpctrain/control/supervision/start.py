@@ -13,7 +13,7 @@ from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.settings import HOST_TIMEOUT
+from hpctrain.common.settings import HOST_TIMEOUT, TIMEOUT
 from hpctrain.control.horovod.check import require
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.command_line import torchrun_port
@@ -50,6 +50,7 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
     require_mitigation(plan, launcher)
     # A wrong setting is refused before anything is started.
     HOST_TIMEOUT.read()
+    TIMEOUT.read()
     # The packages of another interpreter cannot be seen from here.
     may_be_missing = plan.capabilities is not None and plan.capabilities.needs_build
     if may_be_missing and plan.start.container is None and plan.start.python is None:

@@ -59,7 +59,7 @@ def exchange_addresses(
         own_socket = make_socket(address) if make_socket else None
         own = address, own_socket.getsockname()[1] if own_socket else 0
     except (OSError, HpctrainError) as error:
-        own = str(error)
+        own = error.message if isinstance(error, HpctrainError) else str(error)
     # A rank that failed takes part as well, or the others would wait for it.
     endpoints = []
     for rank, end in enumerate(allgather(world, timeout, own, what)):

@@ -76,6 +76,8 @@ def answer_requests() -> None:
     """
     free = signal.getsignal(STACK_SIGNAL) in (signal.SIG_DFL, signal.SIG_IGN)
     if free and threading.current_thread() is threading.main_thread():
+        # Ranks that meet anew call this again, and faulthandler would not set again what it believes to be set.
+        faulthandler.unregister(STACK_SIGNAL)
         # faulthandler restores this handler at its end: a signal that comes too late must not end the process.
         signal.signal(STACK_SIGNAL, signal.SIG_IGN)
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=False)

@@ -113,6 +113,15 @@ def test_nothing_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert codes(said) == ["HT-run-not-found"] and "run" in said
 
 
+def test_a_wrong_variable_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "soon")
+    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 2
+    assert codes(capsys.readouterr().err) == ["HT-variable-invalid"]
+    assert not Path("run").exists()
+
+
 def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()

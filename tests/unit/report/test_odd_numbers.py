@@ -144,6 +144,13 @@ def test_means_leave_gaps() -> None:
     np.testing.assert_array_equal(y, [1.0, np.nan, 3.0] * 200)
 
 
+def test_means_leave_out_what_no_axis_can_show() -> None:
+    means = Means()
+    for step, value in enumerate([1.0, 1.7e308, -1.7e308, 3.0]):
+        means.add(step, value)
+    assert [value for value in means.points[1] if not math.isnan(value)] == [1.0, 3.0]
+
+
 @pytest.mark.parametrize("count", [1, 29, 600, 601, 1799, 4321])
 def test_means_are_those_of_equal_parts(count: int) -> None:
     values = np.random.default_rng(count).normal(size=(2, count))

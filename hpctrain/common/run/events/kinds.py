@@ -132,9 +132,7 @@ class RunEvent(BaseEvent):
         "nothing is reduced (one rank, local SGD); of a script, that of its first model; null without buckets (Keras, "
         "a mesh that divides the model)",
     )
-    decode: Text | None = Field(
-        default=None, description="how photographs are decoded: data.decode, with what auto chose; null without any"
-    )
+    decode: Text | None = Field(default=None, description="how photographs are decoded: data.decode; null without any")
     tokens: Count | None = Field(default=None, description="of a sample of text")
     flops: Count | None = Field(
         default=None,

@@ -7,7 +7,7 @@ import errno
 import re
 import reprlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -36,7 +36,7 @@ from hpctrain.common.run.events.kinds import (
 )
 
 LONGEST_LINE = 2**24
-"""Bytes of an event; the longest that was seen, a stall with a deep stack, has some thousands."""
+"""Bytes of an event; the longest that was seen has some thousands."""
 
 CLASSES: dict[str, type[KnownEvent]] = {kind.model_fields["event"].default: kind for kind in get_args(KnownEvent)}
 
@@ -164,12 +164,13 @@ class _Line(NamedTuple):
 
     Attributes:
         number: from 1.
+        offset: the bytes before it.
         kind: of its event; empty for what is none.
         step: the last step of the attempt before it.
     """
 
     number: int
-    text: bytes
+    offset: int
     kind: bytes
     step: _Line | None = None
 
@@ -178,7 +179,7 @@ class EventsFile:
     """The events of a run as far as they are written now; a file that is not there has none.
 
     Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
-    what a script logs. The others are kept as they are, without parsing any of them.
+    what a script logs. Where the others are is found once, without parsing any of them.
 
     Attributes:
         lines: the number of lines.
@@ -198,21 +199,22 @@ class EventsFile:
 
     def _find_lines(self, file: BufferedReader) -> None:
         # Of the current attempt. A long run has millions of lines, so these are tuples.
-        newest: dict[bytes, deque[tuple[int, bytes]]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
-        steps, kind, line = newest[b"step"], b"", b""
+        newest: dict[bytes, deque[tuple[int, int]]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
+        steps, offset, place, kind = newest[b"step"], 0, (0, 0), b""
         for self.lines, line in enumerate(_whole_lines(file), start=1):
-            kind = kind_of(line)
+            kind, place = kind_of(line), (self.lines, offset)
             if kind in newest:
-                newest[kind].append((self.lines, line))
-                continue
-            if kind == b"start":
-                self.has_steps = self.has_steps or bool(steps)
-                newest[b"step"].clear()
-                newest[b"log"].clear()
-            self._few.append(_Line(self.lines, line, kind, _Line(*steps[-1], b"step") if steps else None))
+                newest[kind].append(place)
+            else:
+                if kind == b"start":
+                    self.has_steps = self.has_steps or bool(steps)
+                    newest[b"step"].clear()
+                    newest[b"log"].clear()
+                self._few.append(_Line(*place, kind, _Line(*steps[-1], b"step") if steps else None))
+            offset += len(line)
         self._newest = {kind: [_Line(*line, kind) for line in lines] for kind, lines in newest.items()}
         self.has_steps = self.has_steps or bool(steps)
-        self._last = _Line(self.lines, line, kind) if line else None
+        self._last = _Line(*place, kind) if self.lines else None
 
     def __iter__(self) -> Iterator[Event]:
         if not self.lines:
@@ -237,25 +239,29 @@ class EventsFile:
         # What is no event is parsed too, which says so.
         lines = [line for line in self._few if not names or not line.kind or line.kind in names]
         last = None
-        for line in lines:
-            event = self._event(line)
+        for line, event in zip(lines, self._events(lines), strict=True):
             if line.step and isinstance(event, AfterStepEvent):
                 if last is None or line.step != last[0]:
-                    last = line.step, self._event(line.step)
+                    last = line.step, next(self._events([line.step]))
                 yield last[1]
             yield event
 
     def newest(self, kind: type[Frequent]) -> list[Frequent]:
         """The last hundred steps, or log events, of the last attempt."""
         lines = self._newest[kind.model_fields["event"].default.encode()] if self.lines else []
-        return [event for event in map(self._event, lines) if isinstance(event, kind)]
+        return [event for event in self._events(lines) if isinstance(event, kind)]
 
     def last(self) -> Event | None:
         """The last event; None without one."""
-        return self._event(self._last) if self._last else None
+        return next(self._events([self._last] if self._last else []), None)
 
-    def _event(self, line: _Line) -> Event:
-        return self._parse(line.text, line.number)
+    def _events(self, lines: Sequence[_Line]) -> Iterator[Event]:
+        if not lines:
+            return
+        with reading(self._path), open_regular(self._path, links=False) as file:
+            for line in lines:
+                file.seek(line.offset)
+                yield self._parse(file.readline(LONGEST_LINE), line.number)
 
     def _parse(self, line: bytes, number: int) -> Event:
         return parse_known(line) or parse_event(line, f"{self._path}:{number}")

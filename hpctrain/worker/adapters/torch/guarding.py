@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 import xxhash
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.worker.adapters.guard import Checksums, Guard
@@ -52,6 +53,15 @@ def guard_over(
         not_finite=not_finite,
         boxes=[box for _, _, _, box in held] if divided else None,
     )
+
+
+def release(guard: Guard) -> None:
+    """Release the parameters of a model that is collected as garbage.
+
+    That may come while PyTorch traces or measures another model, under a mode that takes no tensors but its own.
+    """
+    with _disable_current_modes():
+        guard.release()
 
 
 # Left out: ranks choose kernels for the parameters of their own stages, and all of them compute the same.

@@ -21,13 +21,12 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 from torch.nn.parameter import is_lazy
-from torch.utils.weak import WeakIdKeyDictionary
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import in_backward
 from hpctrain.worker.adapters.torch.broadcast import broadcast_tensors, check_same
-from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
+from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.reducer import GradientReducer, reduced
 from hpctrain.worker.adapters.torch.refusals import refuse_lazy, refuse_wrapped, wrapper
@@ -143,7 +142,7 @@ class Trained:
         if self._sealing is not None:
             self._sealing.detach()
         # A model that is dropped before the end leaves the checksums that prove its parameters equal.
-        self.guard, self._sealing = guard, weakref.finalize(self, guard.release)
+        self.guard, self._sealing = guard, weakref.finalize(self, release, guard)
         self._sealing.atexit = False
         if self._leader is not None and (leader := self._leader()) is not None:
             facts_of(leader).guard = guard
@@ -197,8 +196,10 @@ class Divided:
 
     def __init__(self, comm: Communicator, model: torch.nn.Module) -> None:
         self.comm = comm
-        self._title = type(model).__name__
-        self._known = WeakIdKeyDictionary(dict.fromkeys(model.parameters()))
+        # fully_shard has put its own class before the model's.
+        self._title = type(model).__name__.removeprefix("FSDP")
+        # No weak references: PyTorch moves divided parameters by swap_tensors, which refuses tensors that have any.
+        self._known = {id(parameter): parameter for parameter in model.parameters()}
         self._frozen: list[tuple[str, Parameter]] = []
         self._lists = _Lengths(model.modules())
         model.register_forward_pre_hook(lambda *_: self._check(), prepend=True)
@@ -206,7 +207,7 @@ class Divided:
     def came(self, name: str, parameter: Parameter) -> None:
         """Refuse a parameter that comes to the model, unless it is one of those that were divided, or frozen."""
         # FSDP2 registers gathered parameters where a class has a __setattr__ of its own.
-        if parameter in self._known or hasattr(parameter, "_hpctrain_gathered"):
+        if id(parameter) in self._known or hasattr(parameter, "_hpctrain_gathered"):
             return
         if parameter.requires_grad:
             self._refuse(name)

@@ -213,9 +213,12 @@ def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, mon
 def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
-    failure = failed(made, "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)", stop_seconds=0.2)
+    said: list[str] = []
+    deletes = "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)"
+    failure = failed(made, deletes, stop_seconds=0.2, notice=said.append)
     assert (failure.stopped, failure.exit_code) == (False, 1)
     assert not made.path.exists()
+    assert str(made.path / "stop") in "".join(said) and "/proc/" not in "".join(said)
 
 
 def test_a_record_that_names_another_process_is_passed_over(

@@ -166,6 +166,8 @@ REFUSED = [
     (slurm_yaml.read, YAML.replace("blocks: [{block: x, nodes: y}]", "blocks: y"), "HT-file-value", "f:7", None),
     (slurm_yaml.read, YAML.replace("[1]", "[one]"), "HT-file-value", "f:6", None),
     (slurm_yaml.read, YAML.replace("  tree:", "  tre:"), "HT-file-unknown-key", None, None),
+    (slurm_yaml.read, YAML.replace("children: s[1-2]", "childs: s[1-2]"), "HT-file-unknown-key", "f:13", None),
+    (slurm_yaml.read, BLOCK_YAML.replace("block_sizes", "block_sizes\ufffd"), "HT-file-unknown-key", None, None),
     (slurm_yaml.read, YAML.replace("- switch: s2", "- switch: s3"), NOT_VALID, "f:12", UNKNOWN.format("core", "s2")),
     (slurm_yaml.read, YAML.replace("children: s[1-2]", "children: s1\n        nodes: n5"), NOT_VALID, "f:12", None),
 ]

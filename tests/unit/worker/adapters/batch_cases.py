@@ -571,7 +571,7 @@ _cases("pairwise_distance", "func(x, y); func(x3, y3, keepdim=True); func(x, who
 _cases(
     "cosine_similarity",
     """
-    func(x, y); func(x, y, -1); func(x3, y3, dim=-1); func(x, whole, dim=-1); func(x3, y3, dim=1)
+    func(x, y); func(x3, y3); func(x, y, -1); func(x3, y3, dim=-1); func(x, whole, dim=-1); func(x3, y3, dim=1)
     func(x, vector, dim=-1)
     """,
 )

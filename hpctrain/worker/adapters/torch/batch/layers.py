@@ -170,10 +170,13 @@ def along_dim(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def of_pairs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of the last dimensions of several operands, whose leading dimensions are broadcast."""
     last = 1 if func in (F.pairwise_distance, F.cosine_similarity) else 2
-    if kwargs.get("dropout_p") or len(args) > (2 if last == 1 else 4) or kwargs.get("dim", -1) != -1:
+    if kwargs.get("dropout_p") or len(args) > (2 if last == 1 else 4):
         return NotImplemented
     operands = aligned(args, kwargs)
     if operands is None or operands.from_end <= last or 0 in operands.rows.sizes:
+        return NotImplemented
+    dim = kwargs.get("dim", 1 if func is F.cosine_similarity else -1)
+    if place_of(dim, operands.dims) != operands.dims - 1:
         return NotImplemented
     result = func(*operands.args, **operands.kwargs)
     return BatchTensor(result, operands.rows.along(operands.dims - operands.from_end))

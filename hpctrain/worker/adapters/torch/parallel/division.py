@@ -18,7 +18,7 @@ from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.torch.backward_passes import BackwardPasses, watch_gradients
 from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
-from hpctrain.worker.adapters.torch.guarding import guard_over, settings_of
+from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
@@ -156,7 +156,7 @@ def watch_steps(
     first, *others = optimizers
     facts_of(first).guard = guard
     # A model that is dropped before the end leaves the checksums that prove its parameters equal.
-    weakref.finalize(first, guard.release).atexit = False
+    weakref.finalize(first, release, guard).atexit = False
 
     def step_done(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if torch.compiler.is_compiling():
@@ -187,6 +187,11 @@ def of_divided_tensors(error: BaseException) -> str:
         )
     if "FSDP does not support deepcopy" in str(error):
         return "a model that is divided over the ranks cannot be copied; plan=ht.ParallelPlan(zero=1) keeps it whole"
+    if "Can't pickle <class 'torch.distributed.fsdp" in str(error):
+        return (
+            "a model that is divided over the ranks cannot be saved as an object: save its state, by "
+            "torch.distributed.checkpoint or hpctrain's own checkpoints"
+        )
     if "appears to not have been used in the graph" in str(error):
         return (
             "the loss was not computed from what torch.autograd.grad differentiates by; if that is a parameter that is "
