@@ -23,7 +23,7 @@ SCALARS = frozenset({"updates"})
 """These states are numbers; all others are arrays of the parameter's shape."""
 
 _MOMENTUM = Of("name", "sgd lars rmsprop_to_sgd")
-_SGD, _LARS = Of("name", "sgd"), Of("name", "lars")
+_LARS = Of("name", "lars")
 _BETAS = Of("name", "adam adamw lamb")
 
 
@@ -76,10 +76,6 @@ class Optimizer(Section):
         "the first that matches counts (torch only)",
     )
     clip_norm: Positive | None = Field(None, description="gradients are scaled by min(1, this / their norm)")
-    # Keys of earlier versions, which their plans have.
-    decoupled_decay: Annotated[Literal[False], _SGD] = Field(False, description="always false")
-    momentum_correction: Annotated[Literal[False], _SGD] = Field(False, description="always false")
-    trust_clip: Annotated[Literal[False], _LARS] = Field(False, description="always false")
 
     @property
     def rule(self) -> UpdateRule:

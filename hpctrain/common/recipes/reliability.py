@@ -18,9 +18,6 @@ class GuardSettings(Section):
     every: Count = Field(100, description="steps between two checks; the first step is always checked")
 
 
-_AS_BEFORE = (("grow", False), ("max_ranks", None))
-
-
 class FaultTolerance(Section):
     """What the run does when a rank dies."""
 
@@ -49,9 +46,6 @@ class FaultTolerance(Section):
             raise InvalidValueError(
                 "HT-value-not-valid", "input should be 'stop', 'shrink' or a section, not {value!r}", value=value
             )
-        if isinstance(value, dict):
-            # Plans of earlier versions have these keys, which a run that takes in hosts set.
-            return {key: item for key, item in value.items() if (key, item) not in _AS_BEFORE}
         return {"lost_rank": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")

@@ -198,7 +198,6 @@ class Images(Section):
     test_size: Count = Field(224, description="pixels per side in validation")
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
     deviation: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="the same")
-    as_bytes: Literal[True] = Field(True, description="as plans of earlier versions say: images travel as uint8")
 
     @model_validator(mode="after")
     def _consistent(self) -> Images:

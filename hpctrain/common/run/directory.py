@@ -266,7 +266,9 @@ def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, link
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
-        raise model_error(error, path, "the file is damaged: restore it, or run again") from error
+        raise model_error(
+            error, path, "the file is damaged, or of another version: restore it, or run again"
+        ) from error
 
 
 def model_error(error: ValidationError, path: str | Path, hint: str) -> HpctrainError:

@@ -6,7 +6,6 @@ The login half writes it to ``plan.json``; every rank reads it from there. The t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -36,14 +35,6 @@ class Script(FrozenModel):
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
     tracking: Trackers | None = Field(None, description="as a recipe's")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        """Plans of earlier versions have a key of scripts that took in hosts."""
-        if isinstance(values, dict):
-            return {key: value for key, value in values.items() if key != "fault_tolerance"}
-        return values
 
 
 class Slots(FrozenModel):

@@ -158,13 +158,6 @@ def test_a_wrong_override(override: str, code: str, values: dict[str, object] | 
     assert caught.value.exit_code == 2
 
 
-def test_plans_of_earlier_versions_are_read() -> None:
-    values = load_recipe("digits").model_dump(mode="json")
-    values["images"]["as_bytes"] = True
-    values["fault_tolerance"] |= {"grow": False, "max_ranks": None}
-    assert Recipe.model_validate_json(json.dumps(values)) == load_recipe("digits")
-
-
 def test_the_nearest_key_is_proposed() -> None:
     for override, key in (("optimizer.learnin_rate=1", "learning_rate"), ("optimzer.name=adam", "optimizer")):
         with refused("HT-file-unknown-key") as caught:

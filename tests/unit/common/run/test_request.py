@@ -28,13 +28,6 @@ def test_changes_are_the_options_that_were_given_even_with_the_default_value() -
     }
 
 
-def test_scripts_of_plans_of_earlier_versions_are_read() -> None:
-    script = SCRIPT.work
-    assert isinstance(script, Script)
-    text = script.model_dump_json()
-    assert Script.model_validate_json(text[:-1] + ', "fault_tolerance": {"grow": true}}') == script
-
-
 def test_the_plan_keeps_what_was_asked_for() -> None:
     asked = replace(SCRIPT, start=Start(python="python3"), stop=Stop(seconds=5), host_options=HostOptions(nodes=3))
     plan = unplaced_plan(asked, frozenset({"torch"}))
