@@ -68,8 +68,7 @@ def test_first_run(folder: Path) -> None:
 
 
 def test_topology(folder: Path) -> None:
-    notebook = _run("02_topology.ipynb", folder)
-    printed = _printed(notebook)
+    printed = _printed(_run("02_topology.ipynb", folder))
     rows = re.findall(r"(\w+) +crossings: +(\d+) \(at least (\d+)\), worst link load: ([\d.]+)", printed)
     assert [row[0] for row in rows] == ["given", "name", "tree", "placed"]
     given, *_, placed = rows
@@ -77,11 +76,6 @@ def test_topology(folder: Path) -> None:
     assert float(placed[3]) == 1 < float(given[3])
     assert "already optimal" in printed
     assert (folder / "hosts.txt").read_text().splitlines() == [f"node{host:04d} slots=8" for host in (3, 4, 19, 20)]
-    outputs = [output for cell in _code(notebook) for output in cell.outputs]
-    pictures = [output.data["image/svg+xml"] for output in outputs if "image/svg+xml" in output.get("data", {})]
-    (picture,) = pictures
-    assert all(picture.count(f">{name}</text>") == 2 for name in ("node0031", "leaf001", "spine004"))
-    assert all(picture.count(f">{title}</text>") == 1 for title in ("as given", "placed"))
 
 
 @pytest.mark.thorough
