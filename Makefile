@@ -67,14 +67,14 @@ flavours: horovod
 	$(BIN)/python tests/flavours/flavours.py .flavours
 
 # What works with another PyTorch that is accepted: `make pytorch VERSION=2.8.0`, in an environment of its own (7 GB) that sees
-# the other packages of this one.
+# the other packages of this one. Meshes need 2.13, and Horovod is built for the PyTorch of this one.
 VERSION := 2.10.0
 PYTORCH := .pytorch/$(VERSION)
 pytorch: $(PYTORCH)/installed.stamp
 	PATH="$(CURDIR)/$(PYTORCH)/bin:$(CURDIR)/$(BIN):$$PATH" $(PYTORCH)/bin/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' \
 		tests/unit/worker/adapters tests/unit/worker/models tests/unit/worker/train
 	PATH="$(CURDIR)/$(PYTORCH)/bin:$(CURDIR)/$(BIN):$$PATH" $(PYTORCH)/bin/python -m pytest -m 'not thorough' \
-		tests/mpi/test_torchrun_scripts.py tests/mpi/test_verify.py tests/mpi/test_process_group.py
+		-k 'not on_a_mesh and not without_groups' tests/mpi/test_torchrun_scripts.py tests/mpi/test_verify.py
 
 $(PYTORCH)/installed.stamp: .venv/packages.stamp
 	$(PYTHON) -m venv --clear $(PYTORCH)
