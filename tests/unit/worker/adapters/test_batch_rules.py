@@ -94,6 +94,8 @@ def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
 def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> None:
     if name_of(func) == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
+    if func is torch.autograd.backward and torch.__version__ < "2.13.0a0":
+        pytest.skip("it calls no __torch_function__ there, and dispatch_backward() replaces it")
     wrong, used = [], 0
     for case in _cases(func):
         for division in DIVISIONS:
