@@ -48,20 +48,6 @@ def start(tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("program", "argument", "warm"),
-    [("import beside", "", True), ("", "torch=mpi", True), ("", "", False), ("import beside", "keras", True)],
-)
-def test_a_framework_is_imported_beside_or_named_by_an_argument(tmp_path, program, argument, warm):
-    (tmp_path / "beside.py").write_text("def network():\n    import torch\n")
-    script = tmp_path / "script.py"
-    script.write_text(f"import sys\n{program}\nprint('torch' in sys.modules)\n")
-    environment = {**os.environ, **warm_start.READ_AT_IMPORT}
-    command = [sys.executable, str(script), argument]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=True)
-    assert done.stdout == f"{warm}\n"
-
-
 def test_it_gets_all_that_its_process_has(start, tmp_path):
     (tmp_path / "beside.py").write_text("value = 3")
     process = start(
@@ -105,39 +91,12 @@ def test_it_gets_all_that_its_process_has(start, tmp_path):
     assert process.returncode == 7
 
 
-def test_torchrun_and_its_ranks_begin_warm(tmp_path):
-    script = tmp_path / "rank.py"
-    # What is printed and not flushed is lost, but in an interpreter without buffers, as torchrun starts it.
-    script.write_text("import os, sys; print('torch' in sys.modules); os._exit(0)\nimport torch\n")
-    command = [sys.executable, "-m", "torch.distributed.run", str(script)]
-    environment = {**os.environ, **warm_start.READ_AT_IMPORT}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.communicate(timeout=LIMIT)[0] == "True\n"
-    assert process.returncode == 0
-
-
 @pytest.mark.parametrize(
     "variables", [{"OMP_NUM_THREADS": "3,2"}, {"PYTHONHASHSEED": "5"}, {"LD_LIBRARY_PATH": "/lib"}]
 )
 def test_what_differs_before_the_imports_begins_cold(start, variables):
     out, _ = start("print(warm)", **variables).communicate(timeout=LIMIT)
     assert out == "False\n"
-
-
-def test_memory_is_mapped_from_the_size_that_the_environment_says(start):
-    program = """
-        import ctypes
-        libc = ctypes.CDLL(None)
-        libc.malloc.restype = ctypes.c_void_p
-        # glibc raises its own threshold to the size of a block that is freed.
-        libc.free(ctypes.c_void_p(libc.malloc(8 << 20)))
-        # The first ones can find room in what was freed.
-        address = [libc.malloc(200 << 10) for _ in range(100)][-1]
-        # A mapped block begins at a page, after two words.
-        print(warm, address % 4096 == 16)
-    """
-    out, _ = start(program, **{warm_start.MAPPING_THRESHOLD: "131072"}).communicate(timeout=LIMIT)
-    assert out == "True True\n"
 
 
 @pytest.mark.long
@@ -176,36 +135,6 @@ def test_a_signal_of_the_launcher_goes_on_to_the_rank(start):
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT) == 9
-
-
-def test_a_rank_takes_ctrl_c_though_its_server_ignores_it(tmp_path):
-    """As that of a suite that a shell runs in the background."""
-    program = Path(launching.__file__).with_name("warm_interpreters.py")
-    server = subprocess.Popen(
-        [sys.executable, str(program), str(os.getpid()), "."],
-        cwd=tmp_path,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
-    try:
-        _until(lambda: Path(warm_start.socket_path(str(tmp_path), "torch", 0)).exists())
-        script = tmp_path / "script.py"
-        script.write_text(
-            "import signal, sys\nwarm = 'torch' in sys.modules\nimport torch\n"
-            "print(warm, signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            env={**os.environ, **warm_start.READ_AT_IMPORT, warm_start.DIRECTORY: str(tmp_path)},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=True,
-        )
-        assert done.stdout == "True True\n"
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_the_rank_ends_when_its_process_is_killed(start):
