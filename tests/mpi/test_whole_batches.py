@@ -24,7 +24,6 @@ PARTED = {OF_EACH_RANK: "HT-parameters-differ"}
 DIVIDED = {
     **PARTED,
     "called_by_parameters": "explained",
-    "copies_that_evaluate": "explained",
     "errors_within_backward": "HT-backward-ended-early",
     "optimizers_made_anew": "HT-gradients-reduced-twice",
 }

@@ -193,6 +193,6 @@ def _begin() -> None:
 
 _begin()
 # There is one module of this name: what the tests' other processes begin with comes after it.
-_STARTUP = Path(__file__).parents[2] / "startup"
+_STARTUP = Path(__file__).parents[2] / "support" / "startup"
 sys.path.append(str(_STARTUP))
 runpy.run_path(str(_STARTUP / "sitecustomize.py"))

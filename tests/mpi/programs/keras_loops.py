@@ -37,11 +37,6 @@ def loop_over_a_list(run):
 
 
 @pattern
-def loop_over_a_cycle(run):
-    return taped(run, lambda data: itertools.islice(itertools.cycle(data), 11))
-
-
-@pattern
 def loop_over_a_dataset_of_a_dataset(run):
     return taped(run, lambda data: data.skip(1).repeat(3).take(7).prefetch(2))
 
@@ -69,21 +64,6 @@ def loop_clipped_by_hand(run):
     return norms, model.get_weights()
 
 
-@pattern
-def loop_with_validation_before_backward(run):
-    model, optimizer = run.distribute(dense(), adam())
-    model.compile(optimizer, "mse")
-    data, other = run.data(run.normal(4), run.normal(1)), run.data(run.normal(4), run.normal(1))
-    loss = losses.MeanSquaredError()
-    for x, y, *rest in data:
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True)) * (rest[-1] if rest else 1.0)
-        model.evaluate(other, verbose=0)
-        gradients = tape.gradient(value, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    return model.get_weights()
-
-
 def own_batches(run, *arrays):
     """Whole batches on one process; on each rank as many rows of its own."""
     rank, size = (run.comm.rank, run.comm.size) if run.comm else (0, 1)
@@ -99,15 +79,6 @@ def a_generator_on_each_rank(run):
     model.compile(optimizer, "mse")
     batches = (batch for batch in itertools.cycle(list(own_batches(run, run.normal(4), run.normal(1)))))
     return run.fit(model, batches, steps_per_epoch=3), model.get_weights()
-
-
-@pattern
-def train_on_batch_of_each_rank(run):
-    model, optimizer = run.distribute(dense(), adam(gradient_accumulation_steps=2))
-    model.compile(optimizer, "mse")
-    for x, y in own_batches(run, run.normal(4), run.normal(1)):
-        model.train_on_batch(x, y)
-    return model.get_weights()
 
 
 @pattern

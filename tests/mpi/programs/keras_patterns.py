@@ -1,12 +1,11 @@
 """Ways to train with Keras, each on all ranks and on one process with the full batch, which are to agree.
 
-``python keras_patterns.py OUT (plain|BACKEND)[.KIND][=NAME,…] …`` writes OUT-BACKEND[.KIND]-RANK.npz with what each
+``python keras_patterns.py OUT (plain|BACKEND).KIND[=NAME,…]`` writes OUT-BACKEND.KIND-RANK.npz with what each
 pattern came to, or the error that it raised. The plain run imports no hpctrain.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 
 import keras
@@ -17,7 +16,7 @@ import keras_types  # noqa: F401
 import keras_whole  # noqa: F401
 import numpy as np
 import tensorflow as tf
-from keras_runs import KINDS, PATTERNS, Run
+from keras_runs import PATTERNS, Run
 
 
 def train(name: str, kind: str, comm, distributed: bool) -> dict[str, np.ndarray]:
@@ -27,15 +26,14 @@ def train(name: str, kind: str, comm, distributed: bool) -> dict[str, np.ndarray
 
 
 def main(out: str, chosen: str, names: str) -> None:
-    backend, _, kinds = chosen.partition(".")
+    backend, _, kind = chosen.partition(".")
     comm = None
     if backend != "plain":
         import hpctrain as ht
 
-        ht.shutdown()
         comm = ht.init(backend)
     results = {}
-    for name, kind in itertools.product(names.split(",") if names else PATTERNS, [kinds] if kinds else KINDS):
+    for name in names.split(",") if names else PATTERNS:
         try:
             results |= train(name, kind, comm, backend != "plain")
         except Exception as error:
@@ -45,6 +43,5 @@ def main(out: str, chosen: str, names: str) -> None:
 
 
 if __name__ == "__main__":
-    for part in sys.argv[2:]:
-        wanted, _, patterns = part.partition("=")
-        main(sys.argv[1], wanted, patterns)
+    wanted, _, patterns = sys.argv[2].partition("=")
+    main(sys.argv[1], wanted, patterns)

@@ -163,23 +163,6 @@ def train_step_divided_by_tokens(run):
     return _stepped(run, lambda y, y_pred: _mean(run, *_tokens(y, y_pred)))
 
 
-class OwnCounted(keras.Sequential):
-    run = None
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return _mean(self.run, *_tokens(y, y_pred))
-
-
-@pattern
-def compute_loss_divided_by_tokens(run):
-    model = OwnCounted(_network())
-    OwnCounted.run = run
-    model, optimizer = run.distribute(model, adam())
-    model.compile(optimizer)
-    optimizer.build(model.trainable_variables)
-    return run.fit(model, run.data(*_sentences(run))), model.get_weights()
-
-
 @pattern
 def loop_divided_by_tokens(run):
     model, optimizer = run.distribute(keras.Sequential(_network()), adam())

@@ -38,7 +38,7 @@ def typed(run: Run, make, policy: str = "float64", *, loop: str = "fit", built: 
             model.fit(data, epochs=EPOCHS, verbose=0, callbacks=run.callbacks())
             optimizer = model.optimizer
         else:
-            _loop(model, optimizer, loss, data, loop == "graph")
+            _loop(model, optimizer, loss, data)
         scale = [optimizer.dynamic_scale.numpy()] if overflow else []
         assert all(each < 2.0**15 for each in scale), "nothing overflowed"
         return [keras.ops.convert_to_numpy(keras.ops.cast(each, "float64")) for each in model.weights] + scale
@@ -47,7 +47,8 @@ def typed(run: Run, make, policy: str = "float64", *, loop: str = "fit", built: 
         keras.config.set_dtype_policy("float64")
 
 
-def _loop(model, optimizer, loss, data, graph: bool) -> None:
+def _loop(model, optimizer, loss, data) -> None:
+    @tf.function(reduce_retracing=True)
     def step(x, y, weight=None, share=1.0):
         with tf.GradientTape() as tape:
             value = optimizer.scale_loss(loss(y, model(x, training=True), sample_weight=weight) * share)
@@ -56,10 +57,9 @@ def _loop(model, optimizer, loss, data, graph: bool) -> None:
 
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    run = tf.function(step, reduce_retracing=True) if graph else step
     for _ in range(EPOCHS):
         for batch in data:
-            run(*batch)
+            step(*batch)
 
 
 def arrays_in_the_documented_order(run: Run):
@@ -78,7 +78,6 @@ PATTERNS |= {
     "built_in_the_first_step": lambda run: typed(run, lambda: sgd(nesterov=True), built=False),
     "clipped_in_a_graph": lambda run: typed(run, lambda: sgd(global_clipnorm=0.3), loop="graph"),
     "accumulated_in_a_graph": lambda run: typed(run, lambda: adam(gradient_accumulation_steps=3), loop="graph"),
-    "accumulated_eagerly": lambda run: typed(run, lambda: sgd(gradient_accumulation_steps=2), loop="eager"),
     "float32": lambda run: typed(run, sgd, "float32"),
     "overflow": lambda run: typed(run, sgd, "mixed_float16"),
     "overflow_in_a_graph": lambda run: typed(run, scaling, "mixed_float16", loop="graph"),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, case, distributed, labels, network, step, trained
+from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, case, distributed, network, step, trained
 
 import hpctrain as ht
 
@@ -38,19 +36,15 @@ def frozen() -> Heads:
 
 
 class Reentrant(nn.Module):
-    def __init__(self, reentrant: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.zeroth, self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.head, self.reentrant = nn.Linear(8, CLASSES), reentrant
+        self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The backward pass goes on after that of the checkpoint, with the weights of the first layer.
         x = torch.tanh(self.first(torch.tanh(self.zeroth(x))))
-        return self.head(checkpoint(self.second, x, use_reentrant=self.reentrant))
-
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = checkpoint(self.first, torch.tanh(self.zeroth(x)), use_reentrant=True)
-        return self.head(checkpoint(self.second, hidden, use_reentrant=True))
+        return self.head(checkpoint(self.second, x, use_reentrant=True))
 
 
 def linear(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
@@ -67,11 +61,6 @@ def penalised(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
     return F.cross_entropy(model(x), y) + 0.01 * sum(each.abs().sum() for each in model.parameters())
 
 
-def penalised_first(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    penalty = 0.01 * sum(each.abs().sum() for each in model.parameters())
-    return F.cross_entropy(model(x), y) + penalty
-
-
 def penalised_whole(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
     return F.cross_entropy(model(x), y) + 0.01 * sum(each.abs().sum() for each in whole)
@@ -82,12 +71,6 @@ def penalised_gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> t
     loss = F.cross_entropy(model(x), y)
     (inner,) = torch.autograd.grad(loss, x, create_graph=True)
     return loss + (inner * len(x)).square().sum(1).mean()
-
-
-def evaluated_first(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        model(x)
-    return F.cross_entropy(model(x), y)
 
 
 def functional(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -102,29 +85,17 @@ def checkpointed(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torc
 LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
     "two_heads": (Heads, lambda m, x, y: sum(F.cross_entropy(out, y) for out in m(x)[:2]) + m(x)[2].square().mean()),
     "twice": (network, lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y)),
-    # The second call's inputs have a gradient, the first one's have none.
-    "on_what_it_returned": (
-        lambda: nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()),
-        lambda m, x, y: m(m(x)).square().mean() + m(x).mean(),
-    ),
     "by_parts_alone": (Heads, parts_alone),
-    "by_a_method": (Heads, Heads.loss),
     "with_a_frozen_trunk": (frozen, Heads.loss),
-    "by_layers": (network, lambda m, x, y: F.cross_entropy(m[2](torch.tanh(m[0](x))), y)),
-    "by_forward": (network, lambda m, x, y: F.cross_entropy(m.forward(x), y)),
     "by_parameters": (network, lambda m, x, y: F.cross_entropy(linear(m, x), y)),
     "by_functional_call": (network, functional),
     "checkpointed": (network, checkpointed),
-    "recomputed": (lambda: Reentrant(False), lambda m, x, y: F.cross_entropy(m(x), y)),
     "recomputed_reentrantly": (Reentrant, lambda m, x, y: F.cross_entropy(m(x), y)),
     "recomputed_reentrantly_twice": (
         Reentrant,
         lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y),
     ),
-    "recomputed_reentrantly_by_parts": (Reentrant, lambda m, x, y: F.cross_entropy(m.parts(x), y)),
-    "after_an_evaluation": (network, evaluated_first),
     "with_a_penalty": (network, penalised),
-    "with_a_penalty_first": (network, penalised_first),
     "with_a_penalty_of_whole_weights": (network, penalised_whole),
     "with_a_penalty_of_gradients": (network, penalised_gradients),
 }
@@ -145,25 +116,6 @@ def two_heads_in_two_passes() -> Numbers:
         F.cross_entropy(two, y).backward()
         optimizer.step()
     return [model]
-
-
-@case
-def cached_states() -> Numbers:
-    class Cell(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-
-        def forward(self, x: torch.Tensor, cache: tuple[torch.Tensor, ...] = ()) -> dict[str, Any]:
-            cache = (*cache, self.inner(x))
-            return {"logits": self.outer(torch.stack(cache).mean(0)), "cache": cache}
-
-    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first = model(x)
-        second = model(x + 1, cache=first["cache"])
-        return F.cross_entropy(first["logits"], y) + F.cross_entropy(second["logits"], y)
-
-    return trained(Cell(), loss)
 
 
 @case
@@ -188,18 +140,6 @@ def parts_and_the_whole_in_turn() -> Numbers:
 
 
 @case
-def reentrant_checkpoints_accumulated() -> Numbers:
-    model, optimizer = distributed(Reentrant())
-    for index, (x, y) in enumerate(list(batches()) * 3):
-        with contextlib.nullcontext() if index % 3 == 2 else ht.no_sync():
-            F.cross_entropy(model(x), y).backward()
-        if index % 3 == 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    return [model]
-
-
-@case
 def adversaries_that_are_frozen_in_turn() -> Numbers:
     (made, one), (judge, two) = distributed(network()), distributed(network(CLASSES, 1))
     for x, _ in batches():
@@ -212,22 +152,6 @@ def adversaries_that_are_frozen_in_turn() -> Numbers:
 
 
 @case
-def weights_set_after_an_evaluation() -> Numbers:
-    model, optimizer = distributed(network())
-    average = [parameter.detach().clone() for parameter in model.parameters()]
-    for x, y in batches():
-        step(optimizer, F.cross_entropy(model(x), y))
-        with torch.no_grad():
-            model(x)
-            for mean, parameter in zip(average, model.parameters(), strict=True):
-                mean.lerp_(parameter.mul_(0.99), 0.1)
-    with torch.no_grad():
-        for mean, parameter in zip(average, model.parameters(), strict=True):
-            parameter.copy_(mean)
-    return [model]
-
-
-@case
 def gradients_that_hooks_scale() -> Numbers:
     def scale(parameter: nn.Parameter) -> None:
         parameter.grad = parameter.grad * 2
@@ -236,48 +160,6 @@ def gradients_that_hooks_scale() -> Numbers:
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(scale)
     return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()] + [model]
-
-
-@case
-def a_wrapper_around_the_model() -> Numbers:
-    class Task(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, batch: Any) -> torch.Tensor:
-            return F.cross_entropy(self.model(batch[0] * 2), batch[1])
-
-    model, optimizer = distributed(network())
-    task = Task(model)
-    return [step(optimizer, task(batch)) for batch in batches()] + [model]
-
-
-@case
-def copies_that_evaluate() -> Numbers:
-    model, optimizer = distributed(network())
-    numbers = []
-    for x, y in batches():
-        step(optimizer, F.cross_entropy(model(x), y))
-        with torch.no_grad():
-            numbers.append(copy.deepcopy(model)(x).sum())
-    return [*numbers, model]
-
-
-@case
-def penalties_by_themselves() -> Numbers:
-    """Sums over parameters, alone in their backward passes."""
-    model, optimizer = distributed(network())
-    anchors = [each.detach().clone() for each in model.parameters()]
-    for x, y in batches():
-        optimizer.zero_grad()
-        with ht.no_sync():
-            (0.01 * sum(each.square().sum() for each in model.parameters())).backward()
-            pairs = zip(model.parameters(), anchors, strict=True)
-            (0.01 * sum(F.mse_loss(each, anchor, reduction="sum") for each, anchor in pairs)).backward()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    return [model]
 
 
 @case
@@ -351,33 +233,3 @@ def counts_of_a_tensor_parallel_model() -> Numbers:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = ht.distribute(model, optimizer, mesh=ht.mesh(tp=ht.init().size), plan=plan)
     return [step(optimizer, ht.mean_loss(*tokens(model, x, y))) for x, y in batches()] + [model]
-
-
-@case
-def counts_of_a_pipeline() -> Numbers:
-    class Stages(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(CLASSES, 8)
-            self.blocks = nn.ModuleDict({str(number): nn.Linear(8, 8) for number in range(3)})
-            self.head = nn.Linear(8, CLASSES)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x if self.tokens is None else self.tokens(x)
-            for block in self.blocks.values():
-                x = block(x).tanh()
-            return x if self.head is None else self.head(x)
-
-    def total(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), y.masked_fill(y > 3, -100).flatten(), reduction="sum")
-
-    model = Stages()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    mesh = ht.mesh(pp=ht.init().size)
-    stages = ht.Pipeline(model, optimizer, total, count=lambda y: (y <= 3).sum(), mesh=mesh)
-    numbers = []
-    for x, y in batches(labels(CLASSES, 4), labels(CLASSES, 4, seed=9), batch=7, drop_last=True):
-        optimizer.zero_grad()
-        numbers.append(stages.step(x, y))
-        optimizer.step()
-    return [*numbers, stages]

@@ -27,13 +27,6 @@ def fitted(draw: Callable[[Any], Iterable[Batch]], workers: int = 0) -> Numbers:
     return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in draw(loader)] + [model]
 
 
-def last_of_each_epoch(loader: Any) -> Iterator[Batch]:
-    for _ in range(2):
-        for batch in loader:  # noqa: B007
-            pass
-        yield batch
-
-
 def left_by_break(loader: Any) -> Iterator[Batch]:
     for stop in (1, len(loader) - 1):
         for index, batch in enumerate(loader):  # noqa: B007
@@ -71,24 +64,12 @@ def of_two_iterators(loader: Any) -> Iterator[Batch]:
         yield one
 
 
-def after_a_look(loader: Any) -> Iterable[Batch]:
-    next(iter(loader))
-    return loader
-
-
 DRAWS: dict[str, Callable[[Any], Iterable[Batch]]] = {
     "in_order": lambda loader: itertools.chain(loader, loader),
-    "next_of_iter_five_times": lambda loader: (next(iter(loader)) for _ in range(5)),
-    "cycled": lambda loader: itertools.islice(itertools.cycle(loader), 9),
     "listed": lambda loader: (lambda found: [*found, *reversed(found)])(list(loader)),
-    "skipped": lambda loader: (batch for n, batch in enumerate(itertools.chain(loader, loader)) if n % 3),
-    "interrupted": lambda loader: itertools.chain(itertools.islice(loader, 2), itertools.islice(loader, 3)),
     "copied": lambda loader: ((x.float().sub(0.5).double(), y.clone()) for x, y in loader),
     "two_views": lambda loader: ((torch.cat([x + 0.1, x - 0.1]), torch.cat([y, y])) for x, y in loader),
-    **{
-        each.__name__: each
-        for each in (last_of_each_epoch, left_by_break, prefetched, drawn_by_a_thread, of_two_iterators, after_a_look)
-    },
+    **{each.__name__: each for each in (left_by_break, prefetched, drawn_by_a_thread, of_two_iterators)},
 }
 CASES |= {f"batches_{name}": functools.partial(fitted, draw) for name, draw in DRAWS.items()}
 CASES["batches_of_worker_processes"] = lambda: fitted(lambda loader: [*list(loader)[::-1], *loader], workers=2)
@@ -110,49 +91,10 @@ def data_of_its_own() -> Numbers:
 
 
 @case
-def two_loaders() -> Numbers:
-    model, optimizer = distributed(network())
-    other = batches(samples(seed=8), labels(seed=9), batch=6, shuffle=True)
-    numbers = []
-    for pair in zip(batches(shuffle=True), other, strict=False):
-        numbers += [step(optimizer, F.cross_entropy(model(x), y)) for x, y in pair]
-    return [*numbers, model]
-
-
-@case
 def training_on_an_evaluation() -> Numbers:
     model, optimizer = distributed(network())
     loader = ht.shard(torch.utils.data.DataLoader(list(zip(samples(), labels(), strict=True)), 13), evaluation=True)
     return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in loader] + [model]
-
-
-@case
-def input_gradients_of_an_evaluation() -> Numbers:
-    model, optimizer = distributed(network())
-    for x, _ in batches():
-        model(x.requires_grad_()).sum().backward(inputs=[x])
-    return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()] + [model]
-
-
-@case
-def order_of_nanogpt() -> Numbers:
-    """The next batch is drawn between the two passes, and evaluations come between them."""
-    model, optimizer = distributed(network())
-    loader, numbers = batches(shuffle=True), []
-    drawn = iter(loader)
-    x, y = next(drawn)
-    for index in range(6):
-        if index % 2 == 0:
-            with torch.no_grad():
-                numbers += [F.cross_entropy(model(u), v).item() for u, v in loader]
-        loss = F.cross_entropy(model(x), y)
-        following = next(drawn, None)
-        if following is None:
-            drawn = iter(loader)
-            following = next(drawn)
-        x, y = following
-        numbers.append(step(optimizer, loss))
-    return [*numbers, model]
 
 
 @case
@@ -189,17 +131,6 @@ def backward_passes_a_step_late() -> Numbers:
             # The graph that waits must not see parameters change.
             numbers += [each.grad.clone() for each in model.parameters()]
     return numbers
-
-
-@case
-def sums_of_two_batches_and_models() -> Numbers:
-    (model, one), (other, two) = distributed(network()), distributed(network())
-    for (x, y), (u, v) in zip(batches(), reversed(list(batches())), strict=True):
-        one.zero_grad()
-        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(u), v) + F.cross_entropy(other(u), v)
-        step(two, loss)
-        one.step()
-    return [model, other]
 
 
 @case

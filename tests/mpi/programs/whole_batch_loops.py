@@ -101,18 +101,6 @@ def meta_learning() -> Numbers:
 
 
 @case
-def averaged_weights() -> Numbers:
-    model, optimizer = distributed(network())
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    numbers = []
-    for x, y in batches():
-        numbers.append(step(optimizer, cross_entropy(model, x, y).square()))
-        average.update_parameters(model)
-        numbers.append(cross_entropy(average, x, y).item())
-    return [*numbers, average]
-
-
-@case
 def centres_that_learn() -> Numbers:
     model, optimizer = distributed(network())
     centres = nn.Parameter(torch.randn(CLASSES, CLASSES))
@@ -157,67 +145,11 @@ def low_ranks_added_later() -> Numbers:
 
 
 @case
-def several_optimizers_of_one_model() -> Numbers:
-    model = network()
-    a, b = torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters(), lr=0.01)
-    ht.distribute(model, a)
-    ht.distribute(model, b)
-    numbers = []
-    for number, (x, y) in enumerate(batches()):
-        loss = cross_entropy(model, x, y).sqrt()
-        a.zero_grad()
-        b.zero_grad()
-        loss.backward()
-        a.step()
-        if number % 2:
-            b.step()
-        numbers.append(loss.item())
-    return [*numbers, model]
-
-
-@case
-def automatic_casts() -> Numbers:
-    model, optimizer = distributed(network().float())
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    for x, y in batches():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = F.cross_entropy(model(x.float()), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-    return [round(value, 1) for value in (loss.item(), next(model.parameters()).abs().sum().item())]
-
-
-@case
-def schedules_by_the_loss() -> Numbers:
-    model, optimizer = distributed(network(), torch.optim.SGD, 0.5)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    numbers, running = [], 0.0
-    for _ in range(3):
-        for x, y in batches(shuffle=True):
-            loss = step(optimizer, cross_entropy(model, x, y))
-            running += loss * x.size(0)
-            schedule.step(loss)
-    return [*numbers, running, optimizer.param_groups[0]["lr"], model]
-
-
-@case
 def empty_parts_of_a_batch() -> Numbers:
     def loss(model, x, y):
         chosen = y == CLASSES  # none
         out = model(x)
         return F.cross_entropy(out, y) + out[chosen].sum() + model(x[y > 3]).sum() * 0.1
-
-    return trained(network(), loss)
-
-
-@case
-def losses_by_a_loop_over_samples() -> Numbers:
-    def loss(model, x, y):
-        out = model(x)
-        return torch.stack([F.cross_entropy(out[i : i + 1], y[i : i + 1]) * (1 + i) for i in range(len(x))]).mean()
 
     return trained(network(), loss)
 

@@ -30,17 +30,6 @@ def simclr_of_two_views() -> Numbers:
 
 
 @case
-def prototypes() -> Numbers:
-    def loss(model, x, y):
-        z = model(x)
-        present = y.unique()
-        centres = torch.stack([z[y == c].mean(0) for c in present])
-        return F.cross_entropy(-torch.cdist(z, centres), torch.searchsorted(present, y))
-
-    return trained(network(), loss)
-
-
-@case
 def cutmix_in_place() -> Numbers:
     def loss(model, x, y):
         other = torch.randperm(len(x))
@@ -52,24 +41,6 @@ def cutmix_in_place() -> Numbers:
         return share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[other])
 
     return trained(nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)), loss, batches(samples(2, 6), labels()))
-
-
-@case
-def assignments_of_sinkhorn() -> Numbers:
-    @torch.no_grad()
-    def sinkhorn(scores):
-        q = torch.exp(scores / 0.5).t()
-        q /= q.sum()
-        for _ in range(3):
-            q /= q.sum(dim=1, keepdim=True) * q.shape[0]
-            q /= q.sum(dim=0, keepdim=True) * q.shape[1]
-        return (q * q.shape[1]).t()
-
-    def loss(model, x, _):
-        a, b = model(x), model(x + 0.1 * torch.randn_like(x))
-        return -(sinkhorn(a) * b.log_softmax(1)).sum(1).mean() - (sinkhorn(b) * a.log_softmax(1)).sum(1).mean()
-
-    return trained(network(), loss)
 
 
 @case
@@ -92,21 +63,6 @@ def boxes_of_different_numbers() -> Numbers:
     return trained(network(), loss, batches(samples(), labels(), collate_fn=collate))
 
 
-class Keeping(nn.Module):
-    """A network that keeps what it has computed, in one way or another."""
-
-    def __init__(self, keep):
-        super().__init__()
-        self.net, self.keep = network(), keep
-        self.kept, self.parts, self.calls = {}, [], 0
-
-    def forward(self, x, y=None):
-        self.calls += 1
-        z = self.net(x)
-        self.keep(self, z)
-        return z if y is None else F.cross_entropy(z, y) / self.calls
-
-
 @case
 def features_by_hooks() -> Numbers:
     model, seen = network(), {}
@@ -120,43 +76,6 @@ def features_by_hooks() -> Numbers:
         return F.cross_entropy(seen["logits"], y) + seen["hidden"].std() + seen["given"].var()
 
     return trained(model, loss)
-
-
-@case
-def tensors_kept_in_containers() -> Numbers:
-    def keep(model, z):
-        model.kept["variance"], model.parts = z.var(0), [z.mean(0)]
-
-    return trained(
-        Keeping(keep),
-        lambda model, x, y: F.cross_entropy(model(x), y) + model.kept["variance"].sum() + model.parts[0].sum(),
-    )
-
-
-@case
-def calls_that_a_model_counts() -> Numbers:
-    model = Keeping(lambda model, z: model.parts.append(1))
-    return [*trained(model, lambda model, x, y: model(x, y)), model.calls, len(model.parts)]
-
-
-class Towers(nn.Module):
-    """Two networks, of whose results each is compared with each of the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = network(), network()
-
-    def forward(self, x, y):
-        return self.one(x) @ self.two(y).T
-
-
-@case
-def similarities_of_all_pairs() -> Numbers:
-    numbers = []
-    for batch in (13, 12):
-        data = batches(samples(), samples(seed=9), batch=batch, drop_last=True)
-        numbers += trained(Towers(), lambda model, x, y: F.cross_entropy(model(x, y), torch.arange(len(x))), data)
-    return numbers
 
 
 class Equilibrium(nn.Module):
@@ -204,20 +123,3 @@ def single_samples_changed_in_place() -> Numbers:
         kept += [x[0], x[-1]]
     kept[0] += 1  # of a batch that nobody reads any more
     return [*numbers, *[each.sum() for _, y in batches() for each in y], *[each.sum() for each in kept]]
-
-
-@case
-def losses_kept_in_training_alone() -> Numbers:
-    def keep(model, z):
-        if model.training:
-            model.kept["variance"] = z.var(0).sum()
-
-    model = Keeping(keep)
-
-    def loss(model, x, y):
-        with torch.no_grad():
-            model.eval()(x)
-        before = F.cross_entropy(model.eval()(x), y)  # with a graph
-        return F.cross_entropy(model.train()(x), y) + model.kept["variance"] + 0.1 * before
-
-    return trained(model, loss)

@@ -26,11 +26,6 @@ from whole_batches import (
 import hpctrain as ht
 
 
-class Own:
-    def __init__(self, logits, name):
-        self.logits, self.name = logits, name
-
-
 class Returning(nn.Module):
     """A network whose result is given another form."""
 
@@ -47,13 +42,6 @@ class Returning(nn.Module):
 
 
 @case
-def objects_of_their_own_class() -> Numbers:
-    return trained(
-        Returning(lambda out, _: Own(out, "net")), lambda model, x, y: F.cross_entropy(model(x).logits, y).sqrt()
-    )
-
-
-@case
 def nested_dictionaries() -> Numbers:
     def loss(model, x, y):
         out = model(x)
@@ -63,39 +51,6 @@ def nested_dictionaries() -> Numbers:
         return {"a": {"logits": out}, "b": (hidden.sum(1), {"mean": hidden.mean(1), "nothing": None}), "name": "net"}
 
     return trained(Returning(form), loss)
-
-
-@case
-def distributions() -> Numbers:
-    def loss(model, x, y):
-        policy = model(x)
-        return -(policy.log_prob(y) * (y.double() - y.double().mean())).mean() - 0.1 * policy.entropy().mean()
-
-    return trained(Returning(lambda out, _: torch.distributions.Categorical(logits=out)), loss)
-
-
-@case
-def a_gate_with_an_auxiliary_loss() -> Numbers:
-    class Mixture(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate, self.experts = nn.Linear(FEATURES, 3), nn.ModuleList(network() for _ in range(3))
-
-        def forward(self, x):
-            gates = self.gate(x).softmax(-1)
-            top = gates.argmax(-1)
-            out = x.new_zeros(len(x), CLASSES)
-            for number, expert in enumerate(self.experts):
-                mine = top == number
-                out[mine] = expert(x[mine]) * gates[mine, number].unsqueeze(1)
-            share = F.one_hot(top, 3).to(x.dtype).mean(0)
-            return out, 3 * (share * gates.mean(0)).sum()
-
-    def loss(model, x, y):
-        out, balance = model(x)
-        return F.cross_entropy(out, y) + 0.1 * balance
-
-    return trained(Mixture(), loss)
 
 
 @case
@@ -144,25 +99,6 @@ def packed_sequences() -> Numbers:
 
 
 @case
-def methods_and_parts_of_models() -> Numbers:
-    def loss(model, x, y):
-        hidden = model.features(x)
-        return F.cross_entropy(model.head(hidden * 2), y) + torch.cdist(hidden, hidden).mean()
-
-    return trained(Returning(None), loss)
-
-
-@case
-def slices_and_single_samples() -> Numbers:
-    def loss(model, x, y):
-        out = torch.cat([model(x[:1]), model(x[1:2]), model(x[2:])])
-        one = model(x[0])
-        return F.cross_entropy(out, y) + F.cross_entropy(one, y[0])
-
-    return trained(network(), loss)
-
-
-@case
 def models_inside_models() -> Numbers:
     inner, outer = network(), None
     inner, one = ht.distribute(inner, torch.optim.SGD(inner.parameters(), lr=0.1))
@@ -196,14 +132,6 @@ def normalised_weights() -> Numbers:
 
 
 @case
-def compiled_models() -> Numbers:
-    model = network()
-    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    compiled = torch.compile(model, backend="eager")
-    return [step(optimizer, F.cross_entropy(compiled(x), y) + x.var()) for x, y in batches()] + [model]
-
-
-@case
 def compiled_steps() -> Numbers:
     model = network()
     model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -213,48 +141,6 @@ def compiled_steps() -> Numbers:
         return F.cross_entropy(model(x), y) + model(x).var(0).mean()
 
     return [step(optimizer, loss_of(x, y)) for x, y in batches()] + [model]
-
-
-@case
-def evaluation_in_the_loop() -> Numbers:
-    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8).eval(), nn.Dropout(0.0), nn.Linear(8, CLASSES))
-    numbers = []
-
-    def loss(model, x, y):
-        model.eval()
-        with torch.no_grad():
-            before = model(x)
-        numbers.append((before.argmax(1) == y).double().mean().item())
-        return F.cross_entropy(model(x), y) + (model(x) - before).square().sum()
-
-    return trained(model, loss) + numbers
-
-
-@case
-def strings_and_none_in_a_batch() -> Numbers:
-    def collate(items):
-        return {
-            "x": torch.stack([x for x, _ in items]),
-            "y": torch.stack([y for _, y in items]),
-            "none": None,
-            "name": "set",
-        }
-
-    model = network()
-    model, optimizer = ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    numbers = []
-    for batch in batches(collate_fn=collate):
-        assert batch["none"] is None and batch["name"] == "set"
-        numbers.append(step(optimizer, F.cross_entropy(model(batch["x"]), batch["y"]).sqrt()))
-    return [*numbers, model]
-
-
-@case
-def sparse_tensors_in_a_batch() -> Numbers:
-    def collate(items):
-        return torch.stack([x for x, _ in items]).relu().to_sparse(), torch.stack([y for _, y in items])
-
-    return trained(network(), lambda model, x, y: F.cross_entropy(model(x.to_dense()), y), batches(collate_fn=collate))
 
 
 @case
@@ -297,21 +183,6 @@ def tables_as_long_as_rows() -> Numbers:
 
 
 @case
-def masks_as_long_as_batches() -> Numbers:
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(FEATURES, CLASSES)
-
-        def forward(self, x, mask):
-            return self.layer(x) * mask.sum() / 78
-
-    mask = torch.ones(12, 12).tril()
-    data = batches(batch=12, drop_last=True)
-    return trained(Masked(), lambda model, x, y: F.cross_entropy(model(x, mask), y), data)
-
-
-@case
 def objects_as_batches() -> Numbers:
     def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> SimpleNamespace:
         x, y = default_collate(items)
@@ -331,22 +202,6 @@ def objects_as_batches() -> Numbers:
 
 
 @case
-def synchronised_batch_norm() -> Numbers:
-    """Outputs, gradients and running statistics, of batches that divide or not."""
-    numbers: Numbers = []
-    for batch, momentum, affine in ((8, 0.1, True), (7, None, True), (9, 0.3, False)):
-        norm = nn.BatchNorm2d(4, momentum=momentum, affine=affine)
-        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), norm, nn.Conv2d(4, 2, 3))
-        model.append(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(8), nn.Linear(8, 3)))
-        if ht.init().size > 1:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        x, y = samples(2, 4, 4, number=2 * batch), samples(3, number=2 * batch, seed=9)
-        numbers += trained(model, lambda model, x, y: F.mse_loss(model(x), y), batches(x, y, batch=batch))
-        numbers += [*model.buffers(), model.eval()(x)]
-    return numbers
-
-
-@case
 def complex_parameters() -> Numbers:
     class Wave(nn.Module):
         def __init__(self):
@@ -360,12 +215,3 @@ def complex_parameters() -> Numbers:
     # Six digits are those of the type.
     found = trained(Wave(), lambda model, x, y: model(x).mean(), rate=0.01)
     return [round(number, 3) for number in found[:-1]]
-
-
-@case
-def replaced_and_distributed_again() -> Numbers:
-    model, optimizer = distributed(network())
-    numbers = [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()]
-    model[2] = nn.Linear(8, CLASSES, bias=False)
-    model, optimizer = distributed(model)
-    return [*numbers, *(step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()), model]

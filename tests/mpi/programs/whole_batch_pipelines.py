@@ -20,11 +20,10 @@ BOTTOM, TOP = ("embed", "blocks.0", "blocks.1"), ("blocks.2", "blocks.3", "head"
 
 
 class Net(nn.Module):
-    """The mean over a sequence, or with ``each`` an output for each of its places."""
+    """The mean over a sequence."""
 
-    def __init__(self, *, each: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.each = each
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleDict({str(i): nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for i in range(BLOCKS)})
         self.head = nn.Linear(WIDTH, WORDS)
@@ -36,7 +35,7 @@ class Net(nn.Module):
             x = block(x)
         if self.head is None:
             return x
-        return self.head(x if self.each else x.mean(1))
+        return self.head(x.mean(1))
 
 
 def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -48,8 +47,8 @@ def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 class Training:
     """A pipeline over two ranks, or one stage on one process, and the numbers of its steps."""
 
-    def __init__(self, schedule: str, frozen: tuple[str, ...] = (), **options: bool) -> None:
-        model = Net(**options)
+    def __init__(self, schedule: str, frozen: tuple[str, ...] = ()) -> None:
+        model = Net()
         for name in frozen:
             model.get_submodule(name).requires_grad_(False)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -64,8 +63,8 @@ class Training:
         part = 0 if parts == 1 else self.mesh.get_local_rank("dp_shard")
         return (each.chunk(parts)[part] for each in tensors)
 
-    def step(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
-        self.numbers.append(self.pipeline.step(*self.own(x, y), scale=scale))
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.numbers.append(self.pipeline.step(*self.own(x, y)))
 
     def evaluate(self, x: torch.Tensor, y: torch.Tensor) -> None:
         self.numbers.append(self.pipeline.evaluate(*self.own(x, y)))
@@ -77,21 +76,9 @@ class Training:
         self.optimizer.zero_grad()
 
 
-def batch(rows: int, length: int, *, each: bool = False, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randint(0, WORDS, (rows, length), generator=torch.Generator().manual_seed(seed + 31 * length + rows))
-    return x, x.flip(1).contiguous() if each else x[:, 0].contiguous()
-
-
-def lengths(at: Training) -> None:
-    for length in (7, 5, 3, 7, 9, 5):
-        at.step(*batch(8, length))
-        at.update()
-
-
-def lengths_of_targets(at: Training) -> None:
-    for length in (4, 6, 2):
-        at.step(*batch(8, length, each=True))
-        at.update(clip=0.5)
+def batch(rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randint(0, WORDS, (rows, length), generator=torch.Generator().manual_seed(31 * length + rows))
+    return x, x[:, 0].contiguous()
 
 
 def rows_and_lengths(at: Training) -> None:
@@ -106,13 +93,6 @@ def evaluations_between(at: Training) -> None:
         at.evaluate(*batch(4 * rows, length + 2))
         at.update()
         at.evaluate(*batch(rows, 3))
-
-
-def accumulated(at: Training) -> None:
-    for turn in range(2):
-        for length in (7, 4, 6):
-            at.step(*batch(8, length, seed=turn), scale=1 / 3)
-        at.update(clip=0.3)
 
 
 def frozen_stage(at: Training) -> None:
@@ -155,12 +135,8 @@ def different_batches(at: Training) -> None:
 
 
 SHAPES: dict[str, tuple[Callable[[Training], None], dict[str, Any]]] = {
-    "lengths": (lengths, {}),
-    "lengths_of_targets": (lengths_of_targets, {"each": True}),
     "rows_and_lengths": (rows_and_lengths, {}),
     "evaluations_between": (evaluations_between, {}),
-    "accumulated": (accumulated, {}),
-    "frozen_first_stage": (frozen_stage, {"frozen": BOTTOM}),
     "frozen_last_stage": (frozen_stage, {"frozen": TOP}),
     "unfrozen_later": (unfrozen_later, {"frozen": BOTTOM}),
     "other_types": (other_types, {}),
