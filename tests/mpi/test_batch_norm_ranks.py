@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from support.imported_programs import imported
-from support.refusals import codes
 
 torch = pytest.importorskip("torch")
 
@@ -89,9 +88,3 @@ def _compare(ranks: list, expected: dict[str, np.ndarray]) -> None:
         else:
             joined = np.sum(parts, axis=0)
         np.testing.assert_allclose(joined, value, rtol=1e-9, atol=1e-9, err_msg=name)
-
-
-def test_who_waits_for_a_rank_that_does_not_come_gives_up(mpirun):
-    result = mpirun(PROGRAM, RANKS, "absent", check=False, HPCTRAIN_TIMEOUT="2")
-    (line,) = [line for line in result.stdout.splitlines() if codes(line)]
-    assert line.startswith("rank 2: ") and codes(line) == ["HT-wait-timed-out"]

@@ -2,21 +2,16 @@
 
 ``python batch_norm.py IN OUT FRAMEWORK=BACKEND`` reads weights, and images and labels of each rank, from IN and
 writes OUT-FRAMEWORK-BACKEND-SPAN-RANK.npz: logits, gradients and statistics after one step in training.
-
-``python batch_norm.py absent`` leaves a rank out of a sum.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
-import time
 
 import numpy as np
 
 import hpctrain as ht
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.sections import BatchNormSettings
 from hpctrain.worker.models.batch_norm import extent
 
@@ -99,22 +94,5 @@ def compare(source: str, out: str, part: str) -> None:
         np.savez(f"{out}-{framework}-{backend}-{span}-{comm.rank}.npz", **step(layers, given, comm))
 
 
-def absent() -> None:
-    comm = ht.init("mpi")
-    group = comm.group(2)
-    assert group.allreduce(np.array([comm.rank])) == [4 * (comm.rank // 2) + 1]
-    try:
-        if comm.rank != 3:
-            group.allreduce(np.ones(3))
-    except HpctrainError as error:
-        print(f"rank {comm.rank}: {error}", flush=True)
-        os._exit(0)
-    # mpirun ends them as soon as one has left: that is the neighbour of the rank that is absent.
-    time.sleep(30)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["absent"]:
-        absent()
-    else:
-        compare(*sys.argv[1:])
+    compare(*sys.argv[1:])

@@ -438,22 +438,8 @@ def check_stall() -> None:
     if comm.rank == 2:
         time.sleep(600)
     if comm.rank == 1:
-        dist.all_reduce(found, group=group, async_op="later" in sys.argv).wait()
+        dist.all_reduce(found, group=group)
     time.sleep(600)
-
-
-def check_functional_stall() -> None:
-    """The same through DTensor, whose collectives are called from C++."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
-
-    import hpctrain as ht
-
-    comm = ht.init("mpi")
-    require_default_group(comm)
-    mesh = init_device_mesh("cpu", (comm.size,))
-    if comm.rank == 1:
-        time.sleep(600)
-    DTensor.from_local(torch.ones(5), mesh, [Shard(0)]).redistribute(placements=[Replicate()]).to_local()
 
 
 def check_death() -> None:
@@ -491,5 +477,4 @@ def run(check: str) -> None:
 
 if __name__ == "__main__":
     for check in sys.argv[1:]:
-        if check != "later":
-            run(check)
+        run(check)

@@ -14,10 +14,9 @@ import torch
 from random_streams import STREAMS, as_of_a_new_run
 from situations import Named, run
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 import hpctrain as ht
-from hpctrain.worker.comm.single import SingleCommunicator
 
 SEED, BATCH, EPOCHS, FEATURES = 3, 8, 2, 4
 ALIKE = alike = Named()
@@ -100,23 +99,9 @@ def a_split_with_a_generator_on_ranks_that_are_seeded_apart(comm):
 
 
 @alike
-def the_same_data_for_each_fold(comm):
-    data = TensorDataset(*numbers())
-    return max(trained(loader(Subset(data, np.delete(np.arange(29), np.s_[fold::3])))) for fold in range(3))
-
-
-@alike
 def a_data_set_of_dictionaries(comm):
     named = Own(lambda sample, i: {"x": sample[0], "y": sample[1], "path": f"/tmp/of-{comm.rank}/{i}.png", "id": i})
     return trained(loader(named))
-
-
-@alike
-def a_collate_function_that_takes_samples_apart(comm):
-    def collate(samples):
-        return torch.stack([each.pop("x") for each in samples]), torch.stack([each.pop("y") for each in samples])
-
-    return trained(loader(Own(lambda sample, _: {"x": sample[0], "y": sample[1]}), collate_fn=collate))
 
 
 def moved(noise):
@@ -135,12 +120,6 @@ def random_transforms(comm):
 
 
 @alike
-def rare_random_transforms_with_generators_of_their_own(comm):
-    coins = np.random.default_rng()
-    return moved(lambda _: float(coins.random() < 0.05))
-
-
-@alike
 def images_that_two_hosts_decode_to_slightly_different_numbers(comm):
     def change(sample, index):
         image = np.random.default_rng(index).integers(0, 255, (3, 32, 32), dtype=np.uint8)
@@ -152,110 +131,6 @@ def images_that_two_hosts_decode_to_slightly_different_numbers(comm):
     for x, y, _ in ht.shard(loader(Own(change)), seed=SEED):
         step(model, optimizer, x, y)
     return 0.0
-
-
-@alike
-def a_loader_for_each_epoch(comm):
-    data = Own()
-    for _ in range(3):
-        ht.shard(loader(data), seed=SEED)
-    return float(data.fetched > 8)
-
-
-def without_none(samples):
-    return torch.utils.data.default_collate([each for each in samples if each is not None])
-
-
-@alike
-def a_collate_function_that_drops_samples_in_worker_processes(comm):
-    data = Own(lambda sample, i: None if i % 7 == 0 else sample)
-    return trained(loader(data, collate_fn=without_none, num_workers=1))
-
-
-@alike
-def a_collate_function_that_drops_large_samples_and_mixes_the_others(comm):
-    def collate(samples):
-        x, y = without_none([each if each[0][0] < 0.8 else None for each in samples])
-        return (x + x.flip(0)) / 2, y
-
-    return trained(loader(Own(), collate_fn=collate))
-
-
-def whole(value):
-    """A batch as lists, of which each rank has all."""
-    if isinstance(value, torch.Tensor):
-        return value.whole().tolist()
-    if isinstance(value, dict):
-        return {name: whole(each) for name, each in value.items()}
-    return [whole(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def as_one_process(comm, make) -> float:
-    """How many batches differ from those of one process, to the bit."""
-    ht.init()._parts.pop("loaders", None)
-    alone = ht.shard(make(), comm=SingleCommunicator("one process"))
-    sharded = ht.shard(make())
-    wrong = 0
-    for _ in range(EPOCHS):
-        wrong += sum(whole(one) != whole(other) for one, other in zip(sharded, alone, strict=True))
-    return float(wrong)
-
-
-def padded(samples):
-    """As data collators do: to the longest of the batch, with noise and texts."""
-    sequences = [each["x"][: 1 + each["index"] % 4] for each in samples]
-    mask = torch.rand(len(samples), max(map(len, sequences))) + random.random() + np.random.rand()
-    return {
-        "x": nn.utils.rnn.pad_sequence(sequences, batch_first=True),
-        "mask": mask,
-        "texts": [s["text"] for s in samples],
-    }
-
-
-class Drawing(Own):
-    """Samples that are drawn anew in each epoch, with all generators there are."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda sample, _: sample, samples=29)
-        self.coins = np.random.default_rng(9)
-
-    def __getitem__(self, index):
-        noise = torch.rand(FEATURES) + random.random() + np.random.rand() + self.coins.random()
-        return {"x": self.x[index] + noise, "index": index, "text": f"sample {index}"}
-
-
-@alike
-def random_numbers_and_texts_of_samples(comm):
-    return as_one_process(comm, lambda: loader(Drawing())) + as_one_process(
-        comm, lambda: loader(Drawing(), num_workers=2)
-    )
-
-
-@alike
-def batches_with_fewer_samples_than_ranks(comm):
-    return as_one_process(comm, lambda: loader(Drawing(), batch_size=1)) + as_one_process(
-        comm, lambda: loader(Drawing(), batch_size=2, collate_fn=padded)
-    )
-
-
-@alike
-def a_collate_function_that_treats_each_sample_by_itself(comm):
-    def collate(samples):
-        collated.append(len(samples))
-        return torch.stack([each["x"] for each in samples], 1), [each["text"] for each in samples]
-
-    collated: list[int] = []
-    given = ht.shard(loader(Drawing(), collate_fn=collate), seed=SEED, collate_by_sample=True)
-    wrong = [(x.shape[1], len(texts)) for x, texts in given if len(texts) != x.shape[1]]
-    return float(len(wrong) + (max(collated) > 5))
-
-
-@alike
-def a_loader_that_is_made_again_for_each_epoch(comm):
-    data, orders = TensorDataset(torch.arange(29)), set()
-    for _ in range(3):
-        orders.add(str([whole(x) for (x,) in ht.shard(loader(data))]))
-    return float(len(orders) != 3)
 
 
 # Data that differ.

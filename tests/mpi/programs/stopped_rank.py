@@ -1,4 +1,4 @@
-"""A rank stops itself with SIGSTOP, and the others wait for it over Gloo. ``python stopped_rank.py RANK``
+"""Rank 0 stops itself with SIGSTOP, and the others wait for it over Gloo.
 
 Each of the others prints one JSON object: the error with its rank, its host and the seconds that it waited.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +19,7 @@ comm = ht.init("gloo")
 engine = comm.torch()
 buffer = engine.allocate(100, torch.float32, torch.device("cpu"))
 engine.allreduce(buffer, "before").wait()
-if comm.rank == int(sys.argv[1]):
+if comm.rank == 0:
     os.kill(os.getpid(), signal.SIGSTOP)
     # The launcher continues it to end it.
     time.sleep(60)

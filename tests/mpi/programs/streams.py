@@ -285,12 +285,6 @@ class Lengths(Sampler):
             del order[:size]
 
 
-class Endless(Sampler):
-    def __iter__(self):
-        while True:
-            yield from torch.randperm(SAMPLES).tolist()
-
-
 @situation
 def samplers(comm):
     data = Numbered()
@@ -325,16 +319,6 @@ def an_order_that_no_seed_reaches(comm):
     again = ht.shard(DataLoader(Numbered(), sampler=OwnSampler(), batch_size=6))
     again.load_state_dict(loader.state_dict())
     refused(lambda: next(iter(again)), "HT-loader-order-not-kept", epoch=1)
-
-
-@situation
-def an_endless_sampler(comm):
-    def make():
-        return DataLoader(Numbered(), sampler=Endless(), batch_size=3, num_workers=1)
-
-    whole, parts = iter(alone(make())), iter(ht.shard(make()))
-    for _ in range(150):  # more than are drawn at once
-        assert own(next(parts)) == own_of(own(next(whole)))
 
 
 @situation
