@@ -57,7 +57,7 @@ FLAKY := .pytest_cache/flaky
 tests = $(BIN)/python -m pytest --durations 10 $(1) || { [ $$? -eq 1 ] && $(BIN)/python -m pytest $(1) \
 	--numprocesses 0 --maxfail 10 --last-failed --last-failed-no-failures none -p tests.flaky --flaky-file $(FLAKY); }
 
-# 359 runs that are hurt on purpose, four hours on two cores; `make thorough` has a short campaign.
+# 324 runs that are hurt on purpose, four hours on two cores; `make thorough` has a short campaign.
 faults: horovod
 	$(BIN)/python tests/fault_campaign/campaign.py --seed 0
 

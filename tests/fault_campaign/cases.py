@@ -155,7 +155,7 @@ def carry_out(case: Case, place: Place, library: Library) -> tuple[Verdict, list
     if ends[0].code != 0 and ends[0].code is not None:
         if promise.mends:
             promise.mends()
-        again = ("--resume", *promise.resumes) if ends[0].began else training.arguments
+        again = ("--resume",) if ends[0].began else training.arguments
         ends.append(place.begin(*again).end())
     whole = library.whole(scene.setting)
     return judge(promise, ends, place.directory.path, whole), ends

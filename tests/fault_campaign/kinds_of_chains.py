@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable, Sequence
 
 from fault_campaign.cases import Scene, kind
-from fault_campaign.faulted_run import Ended, OutOfTimeError, Training
+from fault_campaign.faulted_run import OutOfTimeError, Training
 from fault_campaign.oracle import Event, Promise
 from fault_campaign.references import PACE
 
-# Long enough for twenty interruptions at points of their own.
-_LONG = 24
+# Long enough for so many interruptions at points of their own.
+_COUNT, _LONG = 20, 24
 _STEPS = 23 * _LONG
 
 
@@ -35,25 +35,6 @@ def _kill(scene: Scene, training: Training) -> None:
 _WAYS: tuple[Callable[[Scene, Training], None], ...] = (_ask_rank,) * 7 + (_ask_launcher, _make_file, _kill)
 
 
-def _interrupt(scene: Scene, count: int) -> Promise:
-    scene.change(work=("digits", "--set", f"epochs={_LONG}"))
-    points = sorted(scene.draw.sample(range(2, _STEPS - 80), count))
-    wrong: list[str] = []
-    for number, point in enumerate(points):
-        training = _start(scene, first=number == 0)
-        way = scene.draw.choice(_WAYS)
-        _wait_for(training, point)
-        way(scene, training)
-        wrong += _interrupted(training.end(), 4 if way is not _kill else -signal.SIGKILL)
-    scene.training = scene.place.begin("--resume")
-
-    def check(events: Sequence[Event]) -> list[str]:
-        starts = [event for event in events if event["event"] == "start"]
-        return wrong if len(starts) == count + 1 else [*wrong, f"{len(starts)} attempts, not {count + 1}"]
-
-    return Promise(codes=(0,), check=check, leaves=True)
-
-
 def _start(scene: Scene, *, first: bool, arguments: tuple[str, ...] = ()) -> Training:
     work = scene.setting.arguments if first else ("--resume",)
     return scene.place.begin(*work, *arguments, injected=[PACE])
@@ -65,18 +46,26 @@ def _wait_for(training: Training, step: int) -> None:
     training.wait_until(f"step {step}", lambda: training.steps() > begun and training.newest() >= step)
 
 
-def _interrupted(ended: Ended, code: int) -> list[str]:
-    return [] if ended.code == code else [f"an interruption ended with exit status {ended.code}:\n{ended.printed}"]
-
-
-@kind("3 interruptions of one run", tm=1, th=1, km=1, kh=1)
-def three_interruptions(scene: Scene) -> Promise:
-    return _interrupt(scene, 3)
-
-
 @kind("20 interruptions of one run", tm=1, th=1, km=1, kh=1)
 def twenty_interruptions(scene: Scene) -> Promise:
-    return _interrupt(scene, 20)
+    scene.change(work=("digits", "--set", f"epochs={_LONG}"))
+    points = sorted(scene.draw.sample(range(2, _STEPS - 80), _COUNT))
+    wrong: list[str] = []
+    for number, point in enumerate(points):
+        training = _start(scene, first=number == 0)
+        way = scene.draw.choice(_WAYS)
+        _wait_for(training, point)
+        way(scene, training)
+        ended, code = training.end(), 4 if way is not _kill else -signal.SIGKILL
+        if ended.code != code:
+            wrong.append(f"an interruption ended with exit status {ended.code}:\n{ended.printed}")
+    scene.training = scene.place.begin("--resume")
+
+    def check(events: Sequence[Event]) -> list[str]:
+        starts = [event for event in events if event["event"] == "start"]
+        return wrong if len(starts) == _COUNT + 1 else [*wrong, f"{len(starts)} attempts, not {_COUNT + 1}"]
+
+    return Promise(codes=(0,), check=check, leaves=True)
 
 
 @kind("4, 2 and then 3 ranks", tm=1, th=1, km=1, kh=1)

@@ -58,19 +58,3 @@ def read_only_checkpoints(scene: Scene) -> Promise:
     unmount = scene.place.mount(folder, "--bind", str(folder))
     subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True, capture_output=True)
     return Promise(codes=(1, 2), says=("cannot write .*: Read-only file system",), mends=unmount)
-
-
-@kind("a place that is read-only", tm=1, th=1)
-def read_only_place(scene: Scene) -> Promise:
-    _require_root()
-    run = scene.place.directory.path
-    run.mkdir()
-    unmount = scene.place.mount(run, "--bind", str(run))
-    subprocess.run(["mount", "-o", "remount,bind,ro", str(run)], check=True, capture_output=True)
-    scene.begin()
-    return Promise(
-        codes=(2,),
-        says=("cannot write .*: Read-only file system",),
-        mends=unmount,
-        resumes=scene.setting.arguments,
-    )

@@ -80,14 +80,6 @@ for _name, (_pattern, _damage, _where) in _DAMAGED.items():
     kind(_name, **_where)(partial(damage_newest, pattern=_pattern, damage=_damage))
 
 
-@kind("a checkpoint under another's name", tm=1, th=1)
-def misnamed(scene: Scene) -> Promise:
-    before, newest = checkpoints(scene.stopped())[-2:]
-    shutil.rmtree(newest)
-    shutil.copytree(before, newest)
-    return Promise(codes=(0,), says=(newest.name,), check=began_at(step_of(before)))
-
-
 @kind("every checkpoint damaged", tm=2, th=1, km=1, kh=1)
 def all_damaged(scene: Scene) -> Promise:
     """It does not begin anew by itself; what is put back is found again."""
@@ -135,14 +127,6 @@ def events_cut(scene: Scene) -> Promise:
     return Promise(codes=(0,))
 
 
-@kind("events.jsonl ends in zeros", tm=2, th=1, km=1, kh=1)
-def events_zeroed(scene: Scene) -> Promise:
-    path, lines = _events(scene.stopped())
-    left = scene.draw.randrange(len(lines[-1]))
-    path.write_bytes(b"".join(lines[:-1]) + lines[-1][:left] + bytes(scene.draw.randint(1, 4096)))
-    return Promise(codes=(0,))
-
-
 @kind("a line of events.jsonl damaged", tm=1, th=1, km=1)
 def events_damaged(scene: Scene) -> Promise:
     """It is the run's record: nothing is guessed, the line is named, and the run goes on once it is put right."""
@@ -156,15 +140,6 @@ def events_damaged(scene: Scene) -> Promise:
         says=(rf"events\.jsonl:{number + 1}: not an event",),
         mends=lambda: path.write_bytes(b"".join(lines)) and None,
     )
-
-
-@kind("records and summary damaged", tm=1, th=1, kh=1)
-def records_damaged(scene: Scene) -> Promise:
-    """What only tells how the last attempt ended."""
-    run = scene.stopped()
-    for path in (run / "summary.json", *sorted((run / "ranks").glob("*.json"))):
-        scene.draw.choice((cut, zero_end, remove))(path, scene.draw)
-    return Promise(codes=(0,))
 
 
 @kind("plan.json damaged", tm=1, km=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from fault_campaign.cases import Scene, kind
@@ -12,10 +12,9 @@ from fault_campaign.kinds_of_signals import RESTARTED
 from fault_campaign.oracle import Event, Promise
 
 GUARDED = 5
+
+
 # An hour, as when a clock is set by hand or by a time server that was wrong.
-_JUMPS = (3600.0, -3600.0, -30.0)
-
-
 def once(scene: Scene, what: str, **arguments: Any) -> dict[str, Any]:
     """Something that happens to one rank before one step, in one attempt."""
     step, _ = scene.moment(2)
@@ -70,38 +69,15 @@ def poison_and_stop(scene: Scene) -> Promise:
     return Promise(codes=(1,), says=(named,), check=check)
 
 
-@kind("a sample that is not a number, rule skip", tm=1, th=1, ts=1, km=1, kh=1)
-def poison_and_skip(scene: Scene) -> Promise:
-    injected = once(scene, "poison")
-    scene.begin("--set", "numbers.non_finite=skip", injected=[injected])
-    step, rank = injected["step"], injected["rank"]
-    return Promise(codes=(0,), equal="accuracy", check=lambda events: _not_finite(events, "skip", step, rank))
+def poison_and_go_on(scene: Scene, rule: str, steps: tuple[int, int]) -> Promise:
+    injected = {**once(scene, "poison"), "step": scene.draw.randint(*steps)}
+    scene.begin("--set", f"numbers.non_finite={rule}", injected=[injected])
+    told = partial(_not_finite, rule=rule, step=injected["step"], rank=injected["rank"])
+    return Promise(codes=(0,), equal="accuracy", check=told)
 
 
-@kind("a sample that is not a number, rule roll_back", tm=1, th=1, km=1, kh=1)
-def poison_and_roll_back(scene: Scene) -> Promise:
-    step = scene.draw.randint(25, 85)
-    injected = {**once(scene, "poison"), "step": step}
-    scene.begin("--set", "numbers.non_finite=roll_back", injected=[injected])
-    rank = injected["rank"]
-    return Promise(codes=(0,), equal="accuracy", check=lambda events: _not_finite(events, "roll_back", step, rank))
-
-
-@kind("the clock jumps", tm=2, th=1, ts=1, km=1, kh=1)
-def clock(scene: Scene) -> Promise:
-    """The day's clock, on launcher and ranks; what is measured is measured by another."""
-    trigger = Path(scene.once("jump"))
-    seconds = scene.draw.choice(_JUMPS)
-    training = scene.begin(injected=[{"what": "jump", "seconds": seconds, "when": str(trigger)}])
-    training.wait_for_step(*scene.moment())
-    trigger.touch()
-
-    def check(events: Sequence[Event]) -> list[str]:
-        timed = [
-            event for event in events if "seconds" in event and event["event"] in ("step", "epoch", "checkpoint", "end")
-        ]
-        return [
-            f"it took {each['seconds']} s: {each}" for each in timed if not 0 <= each["seconds"] < scene.place.limit
-        ][:1]
-
-    return Promise(codes=(0,), check=check)
+# There is a checkpoint to go back to.
+poison_and_skip = partial(poison_and_go_on, rule="skip", steps=(2, 82))
+poison_and_roll_back = partial(poison_and_go_on, rule="roll_back", steps=(25, 85))
+kind("a sample that is not a number, rule skip", tm=1, th=1, ts=1, km=1, kh=1)(poison_and_skip)
+kind("a sample that is not a number, rule roll_back", tm=1, th=1, km=1, kh=1)(poison_and_roll_back)

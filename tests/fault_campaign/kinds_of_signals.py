@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
 import time
 from collections.abc import Sequence
 
@@ -124,25 +122,6 @@ def stop_for_good(scene: Scene, timeout: int = TIMEOUT) -> Promise:
     return Promise(codes=RESTARTED, says=gloo if scene.case.backend == "gloo" else named)
 
 
-@kind("a slow rank", tm=1, th=1, km=1, kh=1)
-def slow(scene: Scene) -> Promise:
-    training = scene.begin()
-    rank, _ = scene.rank(), scene.draw
-    training.wait_for_step(3)
-    process = training.ranks()[rank]
-
-    def pulse() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            while process.is_running():
-                process.suspend()
-                time.sleep(0.15)
-                process.resume()
-                time.sleep(0.05)
-
-    threading.Thread(target=pulse, daemon=True).start()
-    return Promise(codes=(0,))
-
-
 _ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -162,16 +141,6 @@ def ask_rank(scene: Scene) -> Promise:
     training.wait_for_step(*scene.moment(3, 40))
     training.send(scene.draw.choice((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)), scene.rank())
     return Promise(codes=(4,), says=("stopped as asked",))
-
-
-@kind("a second signal", tm=1, th=1, km=1, kh=1)
-def ask_twice(scene: Scene) -> Promise:
-    training = scene.begin()
-    training.wait_for_step(*scene.moment(3, 40))
-    training.send(signal.SIGTERM)
-    time.sleep(0.05)
-    training.send(signal.SIGTERM)
-    return Promise(codes=(4,), says=("interrupted by SIGTERM; (every process was ended|all ranks saved)",))
 
 
 @kind("a rank of three dies, and the others go on", tm=2, km=1)

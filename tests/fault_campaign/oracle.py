@@ -42,7 +42,6 @@ class Promise:
         codes: the exit statuses that the command may have: 0 where the run gets over it.
         says: patterns that are all found in what it printed: the cause, and where it is.
         mends: what the user does about the cause before the run is resumed.
-        resumes: arguments of the resume.
         equal: what the run then has in common with an uninterrupted one: all bits of its state and losses, its losses
             to rounding, its accuracy nearly, each of them with the order of samples; or that alone. With ``mesh`` all
             further attempts are on other meshes: until then the bits of its losses, then to rounding, and the arrays.
@@ -54,7 +53,6 @@ class Promise:
     codes: tuple[int, ...]
     says: tuple[str, ...] = ()
     mends: Callable[[], None] | None = None
-    resumes: tuple[str, ...] = ()
     equal: Literal["bits", "rounding", "accuracy", "order", "mesh"] = "bits"
     leaves: bool = False
     refusal: str | None = None

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from fault_campaign.cases import case_of, deck
 from fault_campaign.faulted_run import Ended
-from fault_campaign.oracle import Promise, foreign_records, judge, other_curve, read_lines, trained_twice, wrong_order
+from fault_campaign.oracle import Promise, foreign_records, judge, trained_twice
 from support.golden import check_text
 
 SAMPLES, BATCH, SEED, EPOCHS = 10, 4, 3, 2
@@ -180,29 +180,6 @@ def test_on_another_mesh_the_losses_go_on_to_rounding(
     assert told is None or told in verdict.faults[0]
 
 
-def test_another_mesh_has_the_same_arrays_and_is_one(run: Path, whole: Path) -> None:
-    divide(whole, ("model.a[0:2 of 4]", 0), ("model.a[2:4 of 4]", 2))
-    divide(run, ("model.a[0:2 of 2]", 0), ("model.b", 2))
-    assert "2 arrays" in judge(OTHER_MESH, [FAULTED, FINISHED], run, whole).faults[0]
-    events = [event for event in read_lines(run / "events.jsonl") if event.get("attempt") != 2]
-    assert list(other_curve(run, whole))
-    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    check_text("oracle-no-other-mesh", "\n".join(other_curve(run, whole)))
-
-
-def test_the_epochs_of_a_text_are_cut_from_one_order() -> None:
-    order = np.random.default_rng((SEED, 0)).permutation(30)
-    steps = [
-        {"iteration": number + 1, "epoch": number // 3 + 1, "samples": 4, "first": number % 3 * 4}
-        | {"order": zlib.crc32(order[4 * number : 4 * number + 4].astype("<i8").tobytes())}
-        for number in range(6)
-    ]
-    asked = {"samples": 12, "seed": SEED, "batch": 4}
-    assert not list(wrong_order(steps, **asked, windows=30))
-    assert "other samples" in next(wrong_order(steps, **asked, windows=29))
-    assert "other samples" in next(wrong_order(steps, **asked))
-
-
 def test_rounding_and_accuracy_have_bounds(tmp_path: Path, whole: Path) -> None:
     write(tmp_path / "run", interrupted(changed(5, loss=0.20005)(step_events()), accuracy=0.96), last=2.0)
     for equal, loss, accuracy, told in (
@@ -213,22 +190,6 @@ def test_rounding_and_accuracy_have_bounds(tmp_path: Path, whole: Path) -> None:
         assert judge(promise, [FAULTED, FINISHED], tmp_path / "run", whole).outcome == "resumed"
         write(tmp_path / equal, interrupted(changed(5, loss=loss)(step_events()), accuracy=accuracy))
         assert told in judge(promise, [FAULTED, FINISHED], tmp_path / equal, whole).faults[0]
-
-
-def test_what_a_kind_looks_at_counts(run: Path, whole: Path) -> None:
-    promise = Promise(codes=(4,), says=KILLED.says, check=lambda events: [f"{len(events)} events"])
-    assert judge(promise, [FAULTED, FINISHED], run, whole).faults == ("11 events",)
-
-
-def test_a_summary_that_is_not_done(run: Path, whole: Path) -> None:
-    (run / "summary.json").write_text('{"status": "resumable"}')
-    (fault,) = judge(KILLED, [FAULTED, FINISHED], run, whole).faults
-    assert fault.split()[0] == "summary.json"
-
-
-def test_nobody_can_promise_silence() -> None:
-    with pytest.raises(AssertionError, match="silence"):
-        Promise(codes=(4,))
 
 
 def test_a_case_follows_from_its_seed_alone() -> None:

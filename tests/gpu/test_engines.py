@@ -22,14 +22,10 @@ import pytest
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.horovod.cuda import find_toolkit
-from support.alike import DRAWN, alike
 from support.gpu_sections import GPUS, launch, on_gpus
-from support.imported_programs import imported
 from support.interrupted_runs import assert_same_bits, interrupted
-from support.launching import Launch
 
 PROGRAMS = Path(__file__).with_name("programs")
-OF_RANKS = Path(__file__).parents[1] / "mpi" / "programs"
 DEVICE = "cuda" if GPUS else "cpu"
 
 # How far the losses of the same batches may be apart: another order of adding up in this type. In 16 bits the shares of
@@ -100,47 +96,6 @@ _WAYS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("way", _WAYS)
 def test_steps_that_are_compiled_or_replayed(tmp_path, note, way):
     compare(tmp_path, note, backend="nccl", ranks=GPUS, precision="float32", **_WAYS[way])
-
-
-def scripts_on_a_gpu(mpirun: Launch, program: str, ranks: int, *arguments: str) -> str:
-    """A program of tests/mpi, whose ranks share a GPU where there are more of them; returns what it printed."""
-    output: str = mpirun(PROGRAMS / "on_gpu.py", ranks, str(OF_RANKS / program), *arguments, timeout=500).stdout
-    return output
-
-
-@on_gpus
-def test_scripts_equal_one_process_on_a_cpu(mpirun, tmp_path, note):
-    """Optimizers, clipping, accumulation, unused, tied and sparse parameters, loss scaling, narrow types."""
-    backend, ranks = "mpi", 3
-    program = imported(OF_RANKS / "torch_equivalence.py")
-    # Within 1e-10 of a CPU, also where a network is converted to float64.
-    cases = [name for name in program.CASES if name != "compiled"]
-    scripts_on_a_gpu(mpirun, "torch_equivalence.py", ranks, str(tmp_path / "out"), f"{backend}={','.join(cases)}")
-    results = [np.load(tmp_path / f"out-{backend}-{rank}.npz") for rank in range(ranks)]
-    apart = {name: float(np.abs(results[0][name] - program.reference(name)).max()) for name in cases}
-    note(**{name: f"{each:.1e}" for name, each in apart.items()})
-    assert all(np.array_equal(each[name], results[0][name]) for each in results for name in cases)
-    assert not {name: each for name, each in apart.items() if not each <= program.TOLERANCE.get(name, 1e-10)}
-
-
-@on_gpus
-def test_misuse_is_noticed_as_on_a_cpu(mpirun, tmp_path, note):
-    """Both behaviours are compared; what they should be is in tests/mpi/test_torch_behaviour.py."""
-    on_gpu = tmp_path / "gpu"
-    scripts_on_a_gpu(mpirun, "torch_behaviour.py", 2, "mpi", str(on_gpu))
-    mpirun(OF_RANKS / "torch_behaviour.py", 2, "mpi", str(tmp_path / "cpu"))
-    found, wanted = (
-        [json.loads((tmp_path / f"{where}-mpi-{rank}.json").read_text()) for rank in range(2)]
-        for where in ("gpu", "cpu")
-    )
-    different = {
-        f"{name} on rank {rank}": {"gpu": found[rank].get(name), "cpu": value}
-        for rank in range(2)
-        for name, value in wanted[rank].items()
-        if name not in DRAWN and not alike(found[rank].get(name), value)
-    }
-    note(checks=len(wanted[0]), different=different)
-    assert not different
 
 
 @pytest.fixture(scope="session")

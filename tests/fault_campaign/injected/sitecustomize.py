@@ -106,12 +106,6 @@ def _own_part(parameter: Any) -> Any:
 # Of a process.
 
 
-def jump(*, seconds: float, when: str) -> None:
-    """The clock of the day jumps as soon as a file is there; the monotonic ones do not, as on Linux."""
-    true, trigger = time.time, Path(when)
-    time.time = lambda: true() + (seconds if trigger.exists() else 0.0)
-
-
 def slow_writing(*, seconds: float) -> None:
     """Checkpoints take their time to reach the disk."""
     true = os.fsync
@@ -133,7 +127,7 @@ _OF_A_TRAINING: dict[str, Callable[..., Any]] = {
     "flip": flip,
     "spoil": spoil,
 }
-_OF_A_PROCESS: dict[str, Callable[..., None]] = {"jump": jump, "slow_writing": slow_writing}
+_OF_A_PROCESS: dict[str, Callable[..., None]] = {"slow_writing": slow_writing}
 
 
 def _first(once: str | None) -> bool:
