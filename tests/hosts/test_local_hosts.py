@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,47 +14,6 @@ import pytest
 
 from support.hosts.local_hosts import HostsError, LocalHosts, obstacle
 from support.startup import warm_start
-
-_SEND = """\
-import socket, sys, time
-with socket.create_connection((sys.argv[1], 9000)) as link:
-    begin = time.perf_counter()
-    for _ in range(64):
-        link.sendall(bytes(1 << 17))
-    link.shutdown(socket.SHUT_WR)
-    link.recv(1)
-    print(8 * 64 * (1 << 17) / (time.perf_counter() - begin) / 1e6)
-"""
-_RECEIVE = """\
-import socket
-with socket.create_server(("", 9000)) as server:
-    link, _ = server.accept()
-    while link.recv(1 << 20):
-        pass
-    link.close()
-"""
-
-
-def _carried(hosts: LocalHosts, source: str, target: str, least: float) -> float:
-    """What one TCP connection carries at best, in Mbit/s. A busy machine only takes away: until it is ``least``."""
-    best, tries = 0.0, 0
-    while tries < 3 or (best <= least and tries < 30):
-        best = max(best, _mbit(hosts, source, target))
-        tries += 1
-    return best
-
-
-def _mbit(hosts: LocalHosts, source: str, target: str) -> float:
-    receiver = subprocess.Popen(hosts.command(target, sys.executable, "-c", _RECEIVE))
-    try:
-        listening = ("ss", "-Hltn", "sport = :9000")
-        deadline = time.monotonic() + 60
-        while not hosts.run(target, *listening).stdout and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return float(hosts.run(source, sys.executable, "-c", _SEND, target).stdout)
-    finally:
-        receiver.kill()
-        receiver.wait()
 
 
 def test_each_has_a_name_an_address_and_temporary_files_of_its_own(hosts: LocalHosts, tmp_path: Path):
@@ -90,24 +48,6 @@ def test_a_rank_begins_in_a_warm_interpreter_and_on_its_host(hosts: LocalHosts, 
     assert "of-h2" in shm.split()
     assert listed.strip() == own
     assert result.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
-
-
-def test_links_carry_what_they_are_set_to_in_each_direction(hosts: LocalHosts):
-    hosts.rate("h2", "100mbit", "to")
-    assert 80 < _carried(hosts, "h1", "h2", 80) < 105
-    assert _carried(hosts, "h2", "h1", 200) > 200
-    hosts.rate("h2", "100mbit", "from")
-    hosts.rate("h2", "1gbit", "to")
-    assert 80 < _carried(hosts, "h2", "h1", 80) < 105
-
-
-def test_a_cable_that_is_cut_carries_nothing_until_it_is_mended(hosts: LocalHosts):
-    ping = ("h1", "ssh", "-o", "ConnectTimeout=5", "h4", "true")
-    assert hosts.run(*ping, check=False).returncode == 0
-    hosts.cut("h4")
-    assert hosts.run(*ping, check=False).returncode == 255
-    hosts.mend("h4")
-    assert hosts.run(*ping, check=False).returncode == 0
 
 
 def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalHosts):

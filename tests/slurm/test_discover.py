@@ -10,6 +10,7 @@ from hpctrain.control.schedulers.profile import load_profile
 from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
 from support.refusals import refused
 from support.slurm.local_slurm import LocalSlurm
+from support.slurm.slurm_conf import MAX_MINUTES
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def test_the_default_partition(slurm: LocalSlurm, tmp_path: Path) -> None:
     settings, profile = slurm.settings, discovered.profile
     assert (profile.name, profile.partition) == ("local", "batch")
     assert (profile.node.gpus, profile.node.cores) == (settings.gpus, settings.cpus)
-    assert profile.time == f"{settings.max_minutes // 60:02}:{settings.max_minutes % 60:02}:00"
+    assert profile.time == f"{MAX_MINUTES // 60:02}:00:00"
     assert profile.requeue
     said = "\n".join(discovered.findings)
     kind = f"{settings.gpus} GPUs, {settings.cpus} cores, 4000 MB"

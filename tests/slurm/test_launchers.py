@@ -62,13 +62,6 @@ def test_ranks_are_where_the_plan_has_them(slurm: LocalSlurm, tmp_path: Path, la
     assert placed in (["n1", "n3", "n2", "n4", "n4"], ["n1", "n3", "n4", "n4", "n2"])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix"])
-def test_more_ranks_than_the_job_has_tasks(slurm: LocalSlurm, tmp_path: Path, launcher: str) -> None:
-    output = in_job(slurm, tmp_path, *run("--launcher", launcher, "-np", "4"), options=("-N2", "-n2", "-c2"))
-    assert [rank[:2] for rank in ranks(output)] == [(rank, 4) for rank in range(4)]
-
-
 @pytest.mark.slow
 def test_a_job_inside_a_step(slurm: LocalSlurm, tmp_path: Path) -> None:
     # The step has all processors of its node; steps beside it would wait for its end.

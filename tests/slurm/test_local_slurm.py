@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -11,8 +9,7 @@ import pytest
 
 from hpctrain.control.hosts.arrange import known_fabric
 from support.launching import Launch
-from support.slurm import local_slurm
-from support.slurm.local_slurm import LocalSlurm, Settings, SlurmError
+from support.slurm.local_slurm import LocalSlurm, Settings
 from support.topology.listings import listing
 
 
@@ -44,40 +41,6 @@ def test_slurm_gives_a_job_all_hosts_of_a_ragged_fabric(hpctrain: Launch, tmp_pa
         assert "core.joins-leaf5.leaf6.n6" in ran
         assert len(ran.split()) == 7
         assert "lack access to" not in (other.folder / "slurmctld.log").read_text()
-
-
-def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    folder = tmp_path.parent / "c"
-    settings = Settings(topology="Nonsense=1\n")
-    with pytest.raises(SlurmError, match=r"slurmctld.*unrecognized key: Nonsense"), LocalSlurm(settings, folder):
-        pytest.fail("it started")
-    assert not folder.exists()
-    assert not _processes(folder)
-
-
-def test_start_and_stop_by_hand(tmp_path: Path) -> None:
-    script = Path(local_slurm.__file__)
-    environment = {"PATH": "/usr/bin:/usr/sbin", "XDG_RUNTIME_DIR": str(tmp_path)}
-
-    def do(action: str) -> str:
-        return subprocess.run(
-            [sys.executable, script, action], env=environment, check=True, text=True, capture_output=True
-        ).stdout
-
-    try:
-        assert do("start") == do("start")
-        assert do("start").startswith(f"export SLURM_CONF={tmp_path}/hpctrain-cluster/slurm.conf\n")
-    finally:
-        do("stop")
-    assert do("stop") == ""
-    assert not list(tmp_path.iterdir())
-    assert not _processes(tmp_path)
-
-
-def _processes(folder: Path) -> list[psutil.Process]:
-    """Those whose environment knows the cluster of this folder."""
-    environments = {process: local_slurm.environment_of(process.pid) for process in psutil.process_iter()}
-    return [process for process, has in environments.items() if str(folder) in has.get("SLURM_CONF", "")]
 
 
 def test_daemons_listen_at_the_loopback_alone(slurm: LocalSlurm) -> None:

@@ -30,22 +30,12 @@ if comm.rank == 0:
 ODD = "a,b c\n'quoted' \"twice\" $(touch pwned) ; touch pwned `touch pwned` \\n #x"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "asked", "backend"),
-    [
-        ("mpirun", "auto", "mpi (no GPU on"),
-        pytest.param("srun-pmix", "gloo", "gloo (asked for)", marks=pytest.mark.thorough),
-    ],
-)
-def test_trains_on_two_nodes(
-    submit: Submit, slurm_hpctrain: Launch, tmp_path: Path, launcher: str, asked: str, backend: str
-) -> None:
-    options = ("--launcher", launcher, "--backend", asked, "--run-dir", "run", "--wait")
-    result = submit("digits", *TWO_NODES, *options)
+def test_trains_on_two_nodes(submit: Submit, slurm_hpctrain: Launch, tmp_path: Path) -> None:
+    result = submit("digits", *TWO_NODES, "--launcher", "mpirun", "--run-dir", "run", "--wait")
     assert result.returncode == 0, result.stdout
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["ranks"], summary["backend"]) == ("done", 2, backend.split()[0])
+    assert (summary["status"], summary["ranks"], summary["backend"]) == ("done", 2, "mpi")
     assert summary["metrics"]["test_accuracy"] >= 0.975
     assert f"test accuracy {summary['metrics']['test_accuracy']:.4f}\n" in result.stdout
     (job,) = jobs_of(run)
@@ -55,17 +45,16 @@ def test_trains_on_two_nodes(
         assert json.loads(said.stdout)["state"] == "done"
     logs = slurm_hpctrain("logs", job)
     assert logs.returncode == 0
-    assert "2 ranks," in logs.stdout and f"backend {backend}" in logs.stdout
+    assert "2 ranks," in logs.stdout and "backend mpi (no GPU on" in logs.stdout
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("srun-pmix", marks=pytest.mark.thorough)])
 @pytest.mark.long
-def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path, launcher: str) -> None:
+def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path) -> None:
     """n1 and n3 share a leaf, n2 and n4 another: sorted names cross between them at every step."""
     script = tmp_path / "where.py"
     script.write_text(WHERE)
     options = ["--cluster", "auto", "--nodes", "4", "--tasks-per-node", "1", "--gpus-per-node", "0"]
-    options += ["--launcher", launcher, "--env", f"ODD={ODD}", "--run-dir", "run", "--wait"]
+    options += ["--launcher", "mpirun", "--env", f"ODD={ODD}", "--run-dir", "run", "--wait"]
     result = submit("where.py", *options, "--", ODD)
     assert result.returncode == 0, result.stdout
     log = without_marks((tmp_path / "run" / "logs" / "rank-0.log").read_text())
@@ -94,18 +83,15 @@ def lose_node(slurm: LocalSlurm, submit: Submit) -> Iterator[Callable[[str], Non
         slurm.start_slurmd(node)
 
 
-@pytest.mark.parametrize(
-    "kept", [("--set", "fault_tolerance=shrink"), pytest.param(("--sbatch", "no-kill"), marks=pytest.mark.thorough)]
-)
 @pytest.mark.long
 def test_a_run_goes_on_without_a_lost_node(
-    slurm: LocalSlurm, submit: Submit, lose_node: Callable[[str], None], tmp_path: Path, kept: tuple[str, str]
+    slurm: LocalSlurm, submit: Submit, lose_node: Callable[[str], None], tmp_path: Path
 ) -> None:
-    """In the same job, if that is kept, by the same launcher, from the newest checkpoint, fault-tolerant or not."""
+    """In the same job, if that is kept, by the same launcher, from the newest checkpoint."""
     run = tmp_path / "run"
     three = ("--cluster", "auto", "--nodes", "3", *SIZE[2:])
-    settings = ("--backend", "mpi", "--launcher", "mpirun", "--set", "epochs=6")
-    said = submit("digits", *three, *settings, *kept, "--run-dir", "run")
+    settings = ("--backend", "mpi", "--launcher", "mpirun", "--set", "epochs=6", "--set", "fault_tolerance=shrink")
+    said = submit("digits", *three, *settings, "--run-dir", "run")
     assert said.returncode == 0, said.stdout
     (job,) = jobs_of(run)
     wait_for_step(run, 30)

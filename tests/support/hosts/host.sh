@@ -1,10 +1,10 @@
 #!/bin/bash
 # What a host of local_hosts.py does as the first process of its namespaces: files of its own, then sshd.
-#   host.sh NAME FOLDER CORES SHARED…
+#   host.sh NAME FOLDER SHARED…
 # FOLDER holds what all hosts know of each other (etc/, ssh/); SHARED are folders that all see at the same place.
 set -eu
-name=$1 folder=$2 cores=$3
-shift 3
+name=$1 folder=$2
+shift 2
 
 hostname "$name"
 mount -t proc proc /proc
@@ -40,4 +40,4 @@ exec 8<"$stage/tmp" 9<"$stage/run"
 mount --rbind /proc/self/fd/9 /run
 mount --rbind /proc/self/fd/8 /tmp
 cd /
-exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin taskset --cpu-list "$cores" /usr/sbin/sshd -D -e 8<&- 9<&-
+exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/sbin/sshd -D -e 8<&- 9<&-

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -75,12 +75,10 @@ class Settings:
     Attributes:
         hosts: how many: h1, h2 …, with the addresses 10.77.0.1, 10.77.0.2 …
         rate: of each link in either direction, in tc's words: ``1gbit``, ``100mbit``; ``none`` for no limit.
-        one_core: each host sees one core of this machine, in turn; else all.
     """
 
     hosts: int = 4
     rate: str = "1gbit"
-    one_core: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -179,7 +177,7 @@ class LocalHosts:
             **variables,
         }
         words = [f"{name}={value}" for name, value in environment.items()]
-        inside = ["env", "-i", f"--chdir={cwd or Path.cwd()}", *words, "taskset", "--cpu-list", self._cores(host)]
+        inside = ["env", "-i", f"--chdir={cwd or Path.cwd()}", *words]
         return [*self._enter(host, *_INSIDE), *inside, *command]
 
     def run(
@@ -314,7 +312,7 @@ class LocalHosts:
     def _boot(self, host: str) -> None:
         program = Path(__file__).with_name("host.sh")
         unshare = ["unshare", *_INSIDE, "--fork", "--kill-child=KILL", "--propagation=private"]
-        self._hold(host, *unshare, "bash", str(program), host, str(self.folder), self._cores(host), *self._shared)
+        self._hold(host, *unshare, "bash", str(program), host, str(self.folder), *self._shared)
         # The kernel removes the cable of a host that went down, in its own time.
         number = self.names.index(host) + 1
         # The same each time it boots: others remember it.
@@ -371,12 +369,6 @@ class LocalHosts:
     def _ip(self, name: str, *commands: str) -> None:
         _do([*self._enter(name, "--net"), "ip", "-batch", "-"], "\n".join(commands))
 
-    def _cores(self, host: str) -> str:
-        cores = sorted(os.sched_getaffinity(0))
-        if self.settings.one_core:
-            cores = [cores[self.names.index(host) % len(cores)]]
-        return ",".join(map(str, cores))
-
     def _write_files(self) -> None:
         if not self._stay:
             # Its input ends with this process, however that ends.
@@ -404,7 +396,6 @@ class LocalHosts:
         variables = " ".join(f'"{name}={value}"' for name, value in self._variables.items())
         (ssh / "sshd_config").write_text(f"{_SSHD}SetEnv {variables}\n")
         (ssh / "ssh_config").write_text(_SSH)
-        (self.folder / "settings.json").write_text(json.dumps(asdict(self.settings)))
 
 
 _SSHD = """\
@@ -468,16 +459,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("action", choices=("start", "stop", "on", *_ACTIONS), help="a method of LocalHosts, or run on")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="its arguments: on HOST COMMAND, rate HOST 100mbit to")
-    parser.add_argument("--one-core", action="store_true", help="each host sees one core, of the hosts that start")
     given = parser.parse_args()
     if reason := obstacle():
         sys.exit(reason)
     folder = Path("/run/hpctrain-hosts")
-    record = folder / "settings.json"
-    kept = json.loads(record.read_text()) if given.action != "start" and record.exists() else {}
     variables = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    settings = Settings(**{"one_core": given.one_core, **kept})
-    hosts = LocalHosts(folder, settings, shared=[Path.cwd()], variables=variables, stay=True)
+    hosts = LocalHosts(folder, shared=[Path.cwd()], variables=variables, stay=True)
     try:
         _act(hosts, given.action, given.words)
     except HostsError as error:

@@ -149,20 +149,6 @@ class LocalSlurm:
         self._wait(f"job {job} is {' or '.join(states)}", lambda: self.job(job)["JobState"] in states, timeout)
         return self.job(job)
 
-    def wait_for_step(self, job: str, step: str, timeout: float = 60) -> None:
-        """Until the step runs something on each node of the job.
-
-        Raises:
-            SlurmError: it does not within ``timeout`` seconds.
-        """
-
-        def runs() -> bool:
-            nodes = self.run("scontrol", "show", "hostnames", self.job(job)["NodeList"]).split()
-            return all(self._tasks(job, step, node) for node in nodes)
-
-        self.wait_for(job, "RUNNING", timeout=timeout)
-        self._wait(f"step {job}.{step} runs", runs, timeout)
-
     def wait_idle(self, timeout: float = 60) -> None:
         """Until every node is idle.
 
@@ -185,26 +171,6 @@ class LocalSlurm:
         """As if a node lost its power: its daemon, its steps and all that they run end at once."""
         self.kill_slurmd(node)
         self._kill_jobs(SLURMD_NODENAME=node)
-
-    def kill_step(self, job: str, step: str, node: str) -> None:
-        """End what one step (``0``, ``1`` …, ``batch``) runs on a node; its slurmstepd reports it.
-
-        Raises:
-            SlurmError: it runs nothing there.
-        """
-        tasks = self._tasks(job, step, node)
-        if not tasks:
-            raise SlurmError(f"step {job}.{step} runs nothing on {node}")
-        _kill(tasks)
-
-    def _tasks(self, job: str, step: str, node: str) -> list[psutil.Process]:
-        """What a step's slurmstepd started on a node."""
-        title = f"slurmstepd: [{job}.{step}]"
-        own = list(self._job_processes(SLURMD_NODENAME=node))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            stepds = [process for process in own if " ".join(process.cmdline()).strip() == title]
-            return [task for stepd in stepds for task in stepd.children(recursive=True)]
-        return []
 
     def _start_munged(self) -> None:
         files = {"key": "munge.key", "seed": "munge.seed", "log": "munged.log", "pid": "munged.pid"}

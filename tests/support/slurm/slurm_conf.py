@@ -26,15 +26,9 @@ class Settings:
         cpus: that each node claims, however many the machine has.
         gpus: that each node claims; the devices after them are /dev/null.
         topology: text of topology.conf.
-        max_minutes: that a job of the default partition may ask for.
-        requeue_seconds: after which a requeued job may start again (measured 6 s for 5). Slurm takes the life of a
-            credential for it, so it is also how long a busy machine may take to start a step.
-        lost_seconds: of silence after which a node counts as lost and its jobs are requeued.
         tracking: of the processes of a step: ``pgid``, or ``cgroup`` as on clusters. By the first, a signal to a batch
             job goes to all that its script runs in the foreground or background; by the second, to the script alone.
         kill_seconds: between a job's SIGTERM and its SIGKILL.
-        grace_seconds: between the signal that announces a preemption and the preemption (measured 13 s for 5).
-        answer_seconds: that any part of Slurm has for an answer. A node that is gone is missed only after some of them.
     """
 
     nodes: tuple[str, ...] = ("n1", "n2", "n3", "n4")
@@ -42,13 +36,21 @@ class Settings:
     cpus: int = 2
     gpus: int = 2
     topology: str = INTERLEAVED
-    max_minutes: int = 60
-    requeue_seconds: int = 5
-    lost_seconds: int = 15
     tracking: str = "pgid"
     kill_seconds: int = 3
-    grace_seconds: int = 2
-    answer_seconds: int = 10
+
+
+# That a job of the default partition may ask for.
+MAX_MINUTES = 60
+# After which a requeued job may start again (measured 6 s for 5). Slurm takes the life of a credential for it, so it is
+# also how long a busy machine may take to start a step.
+_REQUEUE_SECONDS = 5
+# Of silence, after which a node counts as lost and its jobs are requeued.
+_LOST_SECONDS = 15
+# Between the signal that announces a preemption and the preemption (measured 13 s for 5).
+_GRACE_SECONDS = 2
+# That any part of Slurm has for an answer. A node that is gone is missed only after some of them.
+_ANSWER_SECONDS = 10
 
 
 def write(settings: Settings, folder: Path) -> None:
@@ -96,7 +98,7 @@ ClusterName=local
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire={settings.requeue_seconds}
+AuthInfo=socket={folder}/munge.socket,cred_expire={_REQUEUE_SECONDS}
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -118,13 +120,13 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 KillWait={settings.kill_seconds}
-MessageTimeout={settings.answer_seconds}
-SlurmdTimeout={settings.lost_seconds}
+MessageTimeout={_ANSWER_SECONDS}
+SlurmdTimeout={_LOST_SECONDS}
 ReturnToService=2
 # Ended jobs are looked up by the tests, and there is no database.
 MinJobAge=86400
 {nodes}\
-PartitionName=batch Nodes=ALL Default=YES MaxTime={settings.max_minutes} GraceTime={settings.grace_seconds}\
+PartitionName=batch Nodes=ALL Default=YES MaxTime={MAX_MINUTES} GraceTime={_GRACE_SECONDS}\
  PriorityTier=1 State=UP
 PartitionName=short Nodes=ALL MaxTime=5 PriorityTier=10 PreemptMode=OFF State=UP
 """
