@@ -27,7 +27,6 @@ pytest.importorskip("torch")
 PROGRAMS = Path(__file__).parent / "programs" / "as_under_torchrun"
 # What the ranks are given beside the words of the launcher.
 ENVIRONMENT = {"OF_THE_USER": "a b", "OMP_NUM_THREADS": "1"}
-THOROUGH = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +78,6 @@ def lines_of(text: str, folder: Path) -> Counter[str]:
         ["distributes.py"],
         ["fails.py"],
         *(["endings.py", way] for way in ("status_3", "left_early", "chained_error", "error_in_handler", "killed")),
-        *(
-            pytest.param(["endings.py", way], marks=THOROUGH, id=way)
-            for way in ("text", "left_by_hand_with_3", "error", "error_in_hook", "own_hook", "closed_output")
-        ),
     ],
     ids=lambda words: words[-1] if words[0] == "endings.py" else words[0],
 )
@@ -212,21 +207,3 @@ def test_an_error_is_not_kept_back_by_a_finally_block_that_leaves_the_run(
     result = hpctrain("run", "script.py", "-np", "2", HPCTRAIN_TIMEOUT="40")
     assert (result.returncode, "HT-rank-exception" in codes(result.stdout)) == (1, True), result.stdout
     assert "ValueError: a bad sample" in result.stdout
-
-
-@pytest.mark.long
-def test_what_an_error_about_a_divided_tensor_means_is_said_once(hpctrain: Launch, tmp_path: Path) -> None:
-    script = """\
-import torch
-import hpctrain as ht
-ht.init()
-model = torch.nn.Linear(3, 5)
-ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
-model(torch.ones(2, 3)).sum().backward()
-model.weight.grad.reshape(-1)
-"""
-    (tmp_path / "flat.py").write_text(script)
-    result = hpctrain("run", "flat.py", "-np", "2", "--run-dir", "run")
-    assert result.returncode == 1, result.stdout
-    logs = [(tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
-    assert max(log.count("t.full_tensor()") for log in logs) == 1, logs

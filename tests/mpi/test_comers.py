@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from support.comers import cells
-from support.comers.cells import NAMES
 from support.launching import Launch
 from support.refusals import codes
 
@@ -20,11 +19,6 @@ PROGRAM = Path(__file__).parent / "programs" / "horovod_keras_scripts.py"
 def test_scripts_of_others_have_the_losses_of_one_process(tmp_path: Path, words: list[str]) -> None:
     cells.require(words[1])
     cells.execute(words, cells.on_this_machine, tmp_path)
-
-
-def test_the_page_has_every_script() -> None:
-    found = {Path(words[1]).stem for place in ("here", "hosts", "submit") for words in cells.printed(place)}
-    assert found == {*NAMES, "sweep"}
 
 
 @pytest.mark.long
@@ -54,17 +48,6 @@ def test_processes_that_a_rank_spawns_are_no_ranks(hpctrain: Launch, tmp_path: P
     result = hpctrain("run", "script.py", "-np", "2")
     assert result.returncode == 1, result.stdout
     assert "DistNetworkError" in result.stdout
-
-
-@pytest.mark.parametrize(
-    "script",
-    [pytest.param(name, marks=pytest.mark.thorough if name != "nanogpt" else pytest.mark.long) for name in NAMES],
-)
-def test_a_killed_rank_is_named_and_the_run_resumed(tmp_path: Path, script: str) -> None:
-    cells.require(script)
-    cell = cells.killed(script, tmp_path, cells.alone(cells.framework(script)))
-    assert cell.right, cell.output
-    assert cell.code == "HT-rank-killed" and cell.named_seconds is not None, cell.output
 
 
 @pytest.mark.long

@@ -1,19 +1,15 @@
-"""One script of others, unchanged, under one launcher: what it printed, and how long a killed rank took to be named."""
+"""One script of others, unchanged, under one launcher, and what it printed."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,43 +31,8 @@ OF_FRAMEWORKS = {
 }
 VARIABLES = {**AS_ROOT, **OF_FRAMEWORKS, "TF_CPP_MIN_LOG_LEVEL": "2"}
 STEPS = 10
-# Seconds a step of a script in which a rank is to be killed.
-_PAUSE = "0.5"
-# Script: the options that it needs.
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "ddp": (),
-    "fsdp2": (),
-    "nanogpt": (),
-    "titan": (),
-    "lightning_fit": (),
-    "accelerate_loop": (),
-    "trainer": (),
-    "horovod_torch": ("--backend", "horovod"),
-    "horovod_keras": ("--backend", "horovod"),
-    "tf_distribute": ("--backend", "multi_worker"),
-}
 # Runs a command in a folder with these variables; returns its status and what it printed.
 Run = Callable[[list[str], Path, Mapping[str, str]], tuple[int, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Killed:
-    """What came of a run of which rank 1 was killed, and of its resumption.
-
-    Attributes:
-        difference: the largest between its losses and those of one process; None if a step is missing.
-        named_seconds: until the run ended with the killed rank's name.
-    """
-
-    status: int
-    difference: float | None
-    output: str
-    named_seconds: float | None
-    code: str
-
-    @property
-    def right(self) -> bool:
-        return self.status == 0 and self.difference is not None and self.difference < 1e-6
 
 
 def on_this_machine(command: list[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
@@ -174,50 +135,8 @@ def framework(script: str) -> str:
     return "keras" if script in ("horovod_keras", "tf_distribute") else "torch"
 
 
-def killed(script: str, folder: Path, expected: Mapping[int, float]) -> Killed:
-    """Kill rank 1 after the sixth step, then resume the run; the status is that of the resumed one."""
-    run, killing = folder / "run", _Killing(folder / "run")
-    thread = threading.Thread(target=killing.wait_and_kill, daemon=True)
-    thread.start()
-    options = (*NAMES[script], "-np", "2", "--launcher", "mpirun", "--run-dir", "run")
-    command = [HPCTRAIN, "run", str(SCRIPTS / f"{script}.py"), *options, "--", _PAUSE]
-    status, output = on_this_machine(command, folder, VARIABLES)
-    ended = time.time()
-    killing.ended = True
-    thread.join()
-    summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").exists() else {}
-    failure = summary.get("failure") or {}
-    named = killing.at is not None and status != 0 and failure.get("rank") == 1
-    resumed, more = on_this_machine([HPCTRAIN, "run", "--resume", "--run-dir", "run"], folder, VARIABLES)
-    return Killed(
-        status=resumed,
-        difference=_difference(losses(output + more), expected),
-        output=f"exit {status}\n{output}\nresumed:\n{more}",
-        named_seconds=ended - killing.at if named and killing.at else None,
-        code=failure.get("code", ""),
-    )
-
-
 def _difference(found: Mapping[int, float], expected: Mapping[int, float]) -> float | None:
     """None if a step is missing."""
     if found.keys() != expected.keys():
         return None
     return max(abs(found[step] - expected[step]) for step in expected)
-
-
-class _Killing:
-    """Kills rank 1 when rank 0 has printed its sixth loss."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self.ended = False
-        self.at: float | None = None
-
-    def wait_and_kill(self) -> None:
-        log = self._run / "logs" / "rank-0.log"
-        while not self.ended:
-            if log.exists() and "step 5 loss" in log.read_text(errors="replace"):
-                os.kill(json.loads((self._run / "ranks" / "rank-1.json").read_text())["pid"], 9)
-                self.at = time.time()
-                return
-            time.sleep(0.02)

@@ -93,17 +93,6 @@ def ddp() -> object:
     return seen, [parameter.tolist() for parameter in model.parameters()], same
 
 
-def accumulated() -> object:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(3, 1))
-    rows = DATA.tensors[0].chunk(2)[RANK]
-    with model.no_sync():
-        model(rows[:2]).sum().backward()
-    model(rows[2:]).sum().backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return [parameter.grad.tolist() for parameter in model.parameters()]
-
-
 def fsdp() -> object:
     torch.manual_seed(0)
     model = fully_shard(torch.nn.Linear(3, 4))
@@ -117,21 +106,10 @@ def fsdp() -> object:
     return list(model.weight.to_local().shape), state["model"]["weight"].full_tensor().tolist()
 
 
-def by_hand() -> object:
-    """Each rank takes rows by itself and averages the gradients by itself."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    model(DATA.tensors[0][RANK::2]).square().mean().backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-    return [parameter.grad.tolist() for parameter in model.parameters()]
-
-
 if __name__ == "__main__":
     Path(f"stored-{RANK}.txt").write_text(json.dumps(stored()))
     dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
-    for program in (group, collectives, subgroups, ddp, accumulated, fsdp, by_hand):
+    for program in (group, collectives, subgroups, ddp, fsdp):
         Path(f"{program.__name__}-{RANK}.txt").write_text(json.dumps(program(), indent=1))
         print(program.__name__, dist.get_rank())
     dist.destroy_process_group()

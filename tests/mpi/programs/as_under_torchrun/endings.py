@@ -17,24 +17,12 @@ def status_3() -> None:
     sys.exit(3)
 
 
-def text() -> None:
-    sys.exit("no data set in data/")
-
-
 def left_early() -> None:
     """Rank 1 alone has work left, without a collective."""
     if RANK == "0":
         sys.exit(0)
     time.sleep(1)
     LOG.write("the other's work\n")
-
-
-def left_by_hand_with_3() -> None:
-    os._exit(3)
-
-
-def error() -> None:
-    raise ValueError("the loss is negative")
 
 
 def chained_error() -> None:
@@ -53,23 +41,7 @@ def error_in_handler() -> None:
     atexit.register(lambda: 1 / 0)
 
 
-def error_in_hook() -> None:
-    sys.excepthook = lambda *_: print({}["colour"])
-    raise ValueError("the loss is negative")
-
-
-def own_hook() -> None:
-    atexit.register(lambda: LOG.write("tidied up\n"))
-    sys.excepthook = lambda kind, error, _: print("hook:", kind.__name__, error)
-    raise ValueError("the loss is negative")
-
-
-def closed_output() -> None:
-    print("the last line")
-    sys.stdout.close()
-
-
-ENDS_WELL = (left_early, error_in_handler, closed_output)
+ENDS_WELL = (left_early, error_in_handler)
 
 if __name__ == "__main__":
     way = globals()[sys.argv[1]]

@@ -13,11 +13,8 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import typing
-import warnings
-import weakref
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +78,6 @@ def own_handlers() -> object:
     return got
 
 
-def warned() -> object:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        warnings.warn("the data set is small", stacklevel=1)
-    return [(str(each.message), Path(each.filename).name, each.lineno, each.category.__name__) for each in caught]
-
-
 def logged() -> object:
     before = list(logging.root.handlers), logging.root.level
     logging.basicConfig(filename=f"logged-{RANK}.txt", format="%(levelname)s:%(name)s:%(module)s:%(message)s")
@@ -112,10 +102,6 @@ def child() -> object:
     return done.returncode, done.stdout, done.stderr
 
 
-def shell() -> object:
-    return subprocess.getstatusoutput("echo $RANK of $WORLD_SIZE; kill -TERM $$")
-
-
 def double(number: int) -> int:
     return 2 * number
 
@@ -130,15 +116,6 @@ def spawn() -> object:
         return list(pool.map(double, range(3)))
 
 
-def forked_by_hand() -> object:
-    statuses = []
-    for status in (0, 3):
-        if not (pid := os.fork()):
-            os._exit(status)
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    return statuses
-
-
 def pickled() -> object:
     text = pickle.dumps(Point(1, Path("a")))
     return pickle.loads(text) == Point(1, Path("a")), b"__main__" in text, typing.get_type_hints(Point)["x"].__name__
@@ -150,19 +127,6 @@ def imported() -> object:
     return beside.inner.NAME, beside.inner.__package__, beside.__path__ == [str(Path(__file__).with_name("beside"))]
 
 
-def module() -> object:
-    command = [sys.executable, "-m", "beside", RANK]
-    return subprocess.run(command, check=False, capture_output=True, text=True).stdout
-
-
-def temporary() -> object:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "a").write_text("b")
-    finalized: list[int] = []
-    weakref.finalize(Point(1, Path()), finalized.append, 1)
-    return Path(folder).exists(), finalized
-
-
 def ends() -> object:
     # What is registered first comes last.
     atexit.register(LOG.write, "last handler\n")
@@ -172,8 +136,8 @@ def ends() -> object:
 
 
 PROGRAMS = (
-    *(named, variables, streams, found_handlers, own_handlers, warned, logged, threads, child, shell, fork, spawn),
-    *(forked_by_hand, pickled, imported, module, temporary, ends),
+    *(named, variables, streams, found_handlers, own_handlers, logged, threads, child, fork, spawn),
+    *(pickled, imported, ends),
 )
 
 if __name__ == "__main__":

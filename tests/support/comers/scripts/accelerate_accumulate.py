@@ -1,14 +1,10 @@
 """Accelerate as `accelerate launch` starts it: four micro-batches a step by `accumulate`, and a schedule."""
 
-import sys
-import time
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 accelerator = Accelerator(gradient_accumulation_steps=4)
 torch.set_default_dtype(torch.float64)
 set_seed(0)
@@ -31,6 +27,5 @@ for step in range(10):
         updates += accelerator.sync_gradients
         total += accelerator.reduce(loss.detach(), "mean").item() / 4
     accelerator.print(f"step {step} loss {total!r}")
-    time.sleep(pause)
 assert updates == 10, updates
 accelerator.end_training()

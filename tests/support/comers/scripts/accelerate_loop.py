@@ -1,14 +1,11 @@
 """Accelerate's loop, with batches per process and its own samplers; each epoch is one step on all samples."""
 
 import os
-import sys
-import time
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 torch.set_default_dtype(torch.float64)
 accelerator = Accelerator()
 set_seed(0)
@@ -33,4 +30,3 @@ for epoch in range(first, 10):
         accelerator.backward(loss)
         optimizer.step()
         accelerator.print(f"step {epoch} loss {accelerator.gather(loss.detach()).mean().item()!r}")
-        time.sleep(pause)

@@ -2,8 +2,6 @@
 
 import copy
 import os
-import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -23,7 +21,7 @@ class ModelEmaV2(torch.nn.Module):
             average.copy_(self.decay * average + (1.0 - self.decay) * value)
 
 
-def train(model, ema, optimizer, data, steps, pause):
+def train(model, ema, optimizer, data, steps):
     """The wrapper lives as long as its group."""
     rank, world = dist.get_rank(), dist.get_world_size()
     loader = DataLoader(
@@ -41,12 +39,10 @@ def train(model, ema, optimizer, data, steps, pause):
         dist.all_reduce(mean)
         if rank == 0:
             print(f"step {step} loss {mean.item()!r}")
-        time.sleep(pause)
 
 
 @record
 def main():
-    pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
     world = int(os.environ["WORLD_SIZE"])
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
@@ -56,7 +52,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for steps in (range(5), range(5, 10)):
         dist.init_process_group(backend="gloo", init_method="env://")
-        train(model, ema, optimizer, data, steps, pause)
+        train(model, ema, optimizer, data, steps)
         averages = [None] * world
         dist.all_gather_object(averages, [value.tolist() for value in ema.module.state_dict().values()])
         assert all(each == averages[0] for each in averages)

@@ -1,12 +1,8 @@
 """Lightning's Fabric, which takes the loop as it is; each epoch is one step on all samples."""
 
-import sys
-import time
-
 import lightning
 import torch
 
-pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 torch.set_default_dtype(torch.float64)
 fabric = lightning.Fabric(precision="64-true")
 fabric.launch()
@@ -22,4 +18,3 @@ for epoch in range(10):
         fabric.backward(loss)
         optimizer.step()
         fabric.print(f"step {epoch} loss {fabric.all_reduce(loss.detach(), reduce_op='mean').item()!r}")
-        time.sleep(pause)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import time
 
 import torch
 import torch.distributed as dist
@@ -12,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 parser = argparse.ArgumentParser()
-parser.add_argument("pause", nargs="?", type=float, default=0.0)
 parser.add_argument("-b", "--batch-size", default=64, type=int)
 parser.add_argument("--world-size", default=-1, type=int)
 parser.add_argument("--rank", default=-1, type=int)
@@ -82,7 +80,6 @@ def main_worker(local, processes, args):
             state = {"epoch": epoch + 1, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "scheduler": scheduler.state_dict()}, "saving.pth.tar")
             os.replace("saving.pth.tar", "checkpoint.pth.tar")
-        time.sleep(args.pause)
     if args.distributed:
         dist.destroy_process_group()
 

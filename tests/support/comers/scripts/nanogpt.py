@@ -1,14 +1,11 @@
 """After nanoGPT's train.py: distributed with accumulation if RANK is set, else one process; it saves and resumes."""
 
 import os
-import sys
-import time
 
 import torch
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.0
 ddp = int(os.environ.get("RANK", -1)) != -1
 if ddp:
     init_process_group(backend="gloo")
@@ -49,6 +46,5 @@ for step in range(first, 10):
         torch.distributed.all_reduce(mean)
     if master_process:
         print(f"step {step} loss {mean.item()!r}")
-    time.sleep(pause)
 if ddp:
     destroy_process_group()

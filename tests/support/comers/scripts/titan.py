@@ -4,8 +4,6 @@ Two ranks are one tensor-parallel group; more are data-parallel groups of two.
 """
 
 import os
-import sys
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -48,8 +46,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, dims: ParallelDims) -> nn.Mo
 
 
 class Trainer:
-    def __init__(self, pause: float):
-        self.pause = pause
+    def __init__(self):
         world = int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo", timeout=timedelta(seconds=300))
         self.dims = ParallelDims(tp=2 if world % 2 == 0 else 1, world_size=world)
@@ -96,10 +93,9 @@ class Trainer:
                 self.save()
             self.train_step()
             self.step += 1
-            time.sleep(self.pause)
 
 
 if __name__ == "__main__":
-    trainer = Trainer(float(sys.argv[1]) if len(sys.argv) > 1 else 0.0)
+    trainer = Trainer()
     trainer.train()
     dist.destroy_process_group()
