@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import hpctrain
-from hpctrain.worker.programs.doctor import _expected, _numbers
 from support.launching import Launch
 
 PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "doctor.py"
@@ -116,26 +115,6 @@ def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
     assert "open files" in checks_by_name(result)
 
 
-def test_variables_that_lie_are_said(mpirun: Launch, tmp_path: Path) -> None:
-    """One rank, whose environment speaks of two: as where another mpirun's ranks start it."""
-    mpirun(PROGRAM, 1, str(tmp_path), "1", str(tmp_path), cwd=tmp_path)
-    (honest,) = tmp_path.glob("world-*.json")
-    assert json.loads(honest.read_text())["worlds"][0]["claimed"] == 1
-    honest.unlink()
-    program = tmp_path / "lying.py"
-    program.write_text(
-        "import os, runpy, sys\n"
-        "from mpi4py import MPI\n"
-        "os.environ['OMPI_COMM_WORLD_SIZE'] = '2'\n"
-        f"sys.argv[0] = {str(PROGRAM)!r}\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    mpirun(program, 1, str(tmp_path), "2", str(tmp_path))
-    (lying,) = tmp_path.glob("world-*.json")
-    (world,) = json.loads(lying.read_text())["worlds"]
-    assert (world["size"], world["claimed"]) == (1, 2)
-
-
 def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpctrain.common.run.plan import HostOptions, Slots, Start
     from hpctrain.control.doctor import diagnosis as doctor_ranks
@@ -148,18 +127,3 @@ def test_a_launcher_that_hangs_is_ended(hpctrain: Launch, tmp_path: Path, monkey
     assert (check.name, check.status) == ("ranks", "failed") and "1 s" in check.found
     left = subprocess.run(["pgrep", "-f", str(tmp_path / "bin")], capture_output=True, text=True, check=False)
     assert left.stdout == ""
-
-
-def test_a_rank_that_cannot_start_is_said(hpctrain: Launch, tmp_path: Path) -> None:
-    path = fake_mpirun(tmp_path, '#!/bin/sh\n[ "$1" = --version ] && echo "mpirun (Open MPI) 5.0.11"\nexit 7\n')
-    result = hpctrain("doctor", "-np", "2", "--json", PATH=path)
-    assert result.returncode == 3, result.stdout
-    ranks = checks_by_name(result)["ranks"]
-    assert ranks["status"] == "failed"
-    assert ranks["remedy"]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 33])
-def test_the_expected_sum_is_that_of_all_ranks(ranks: int) -> None:
-    total = sum(_numbers(rank).astype("float64") for rank in range(ranks))
-    assert (_expected(ranks) == total).all()

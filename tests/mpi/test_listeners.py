@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 _PROGRAM = Path(__file__).parent / "programs" / "listens.py"
 _HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 
@@ -27,18 +25,3 @@ def test_ranks_of_one_host_listen_at_the_loopback_alone(tmp_path: Path) -> None:
         addresses = [rank[backend] for rank in found]
         assert {address for each in addresses for address in each} <= {"127.0.0.1", "::1"}, backend
         assert all(addresses) == (backend == "gloo"), backend
-
-
-@pytest.mark.long
-def test_two_runs_under_torchrun_have_a_store_each_at_the_loopback_alone(tmp_path: Path) -> None:
-    def start(name: str, other: str) -> subprocess.Popen[str]:
-        options = ["-np", "2", "--oversubscribe", "--launcher", "torchrun", "--run-dir", str(tmp_path / "runs" / name)]
-        words = [str(_HPCTRAIN), "run", str(_PROGRAM.with_name("torchrun_listens.py")), *options]
-        command = [*words, "--", str(tmp_path), name, other]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    for run in [start("one", "two"), start("two", "one")]:
-        output, _ = run.communicate(timeout=120)
-        assert run.returncode == 0, output
-    for name in ("one", "two"):
-        assert json.loads((tmp_path / name).read_text()) == ["127.0.0.1"]

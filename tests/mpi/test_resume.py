@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
@@ -112,75 +110,3 @@ def wait_for(process: subprocess.Popen[str], *paths: Path) -> None:
     while not all(path.exists() for path in paths):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)[0]
         time.sleep(0.05)
-
-
-SCRIPT = """
-import json, os, sys, time
-import hpctrain as ht
-
-comm = ht.init()
-done = json.load(open("state.json"))["done"] if os.path.exists("state.json") else 0
-print("from", done, flush=True)
-for step in range(done, done + 3 if os.path.exists("finish") else 10_000):
-    time.sleep(0.02)
-    if ht.should_stop():
-        if comm.rank == 0:
-            json.dump({"done": step}, open("state.json", "w"))
-        comm.barrier()
-        sys.exit(ht.RESUMABLE)
-    if step == done + 20 and comm.rank == 0:
-        open("at work", "w").close()
-"""
-
-
-def stopped(folder: Path, arguments: list[str], whom: Callable[[int], int]) -> str:
-    """Run the script until it is at work, and send SIGTERM; returns what was printed."""
-    with started(folder, arguments) as process:
-        wait_for(process, folder / "at work")
-        (folder / "at work").unlink()
-        os.kill(whom(process.pid), signal.SIGTERM)
-        output, _ = process.communicate(timeout=200)
-    assert process.returncode == 4, output
-    resume = "hpctrain run --resume --run-dir run"
-    assert resume in output
-    records = read_records(RunDirectory(folder / "run"))
-    assert {rank: (record.status, record.exit_code) for rank, record in records.items()} == {
-        0: ("resumable", 4),
-        1: ("resumable", 4),
-    }
-    return output
-
-
-@pytest.mark.long
-def test_a_script_that_asks_whether_to_stop(hpctrain: Launch, tmp_path: Path) -> None:
-    """SIGTERM to the launcher, which waits for a script that listens; then to one rank, as Slurm may deliver it."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    output = stopped(tmp_path, ["train.py", "-np", "2"], lambda pid: pid)
-    assert "SIGTERM" in output
-    first = json.loads((tmp_path / "state.json").read_text())["done"]
-    output = stopped(tmp_path, ["--resume"], lambda pid: read_records(RunDirectory(tmp_path / "run"))[1].pid)
-    assert f"from {first}\n" in output
-    done = json.loads((tmp_path / "state.json").read_text())["done"]
-    (tmp_path / "finish").touch()
-    again = hpctrain("run", "--resume", "--run-dir", "run")
-    assert again.returncode == 0, again.stdout
-    assert f"from {done}\n" in again.stdout
-    assert done > first > 0
-
-
-@pytest.mark.long
-def test_a_fault_tolerant_run_begins_again_when_launcher_and_ranks_are_gone(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-
-    def kill_all(pid: int) -> None:
-        for process in psutil.Process(pid).children(recursive=True):
-            process.kill()
-
-    arguments = ["digits", "-np", "2", "--set", "fault_tolerance=shrink", "--set", "epochs=6"]
-    status, output = interrupted(tmp_path, 30, arguments, kill_all)
-    assert status == 0, output
-    starts = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event.event == "start"]
-    assert [start.attempt for start in starts] == [1, 2], output
-    # An epoch's end, of which each has a checkpoint.
-    assert starts[1].iteration in range(23, 6 * 23, 23), output
-    assert [step for step, *_ in numbers(tmp_path / "run") if step] == list(range(1, 6 * 23 + 1))

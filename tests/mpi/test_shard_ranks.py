@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import pytest
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from support.launching import Launch
-from support.refusals import codes, refused
+from support.refusals import codes
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
@@ -68,33 +67,6 @@ def test_ranks_make_the_same_tokens(hpctrain: Launch, tmp_path: Path):
     assert len(list((tmp_path / "tokens").glob("train-*.bin"))) > 2
 
 
-@pytest.mark.thorough
-def test_ranks_that_are_killed_half_way(source: Path, alone: Path, hpctrain: Launch, tmp_path: Path):
-    folder = tmp_path / "shards"
-    process = _started(source, folder)
-    try:
-        _wait_for(lambda: len(list(folder.glob("train-*.tar"))) >= 5, process)
-        ranks = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_rank(child)]
-        assert len(ranks) == 3
-        for rank in ranks:
-            rank.send_signal(signal.SIGKILL)
-        output, _ = process.communicate(timeout=200)
-    finally:
-        if process.poll() is None:
-            # It ends its ranks.
-            process.terminate()
-            process.communicate(timeout=200)
-    assert process.returncode == 1, output
-    assert "SIGKILL" in output or "signal 9" in output
-    done = len(list(folder.glob("train-*.tar")))
-    assert 5 <= done < len(list(alone.glob("train-*.tar")))
-    with refused("HT-shards-not-there", folder=folder):
-        open_shards(folder, "train")
-    result = hpctrain("data", "shard", str(source), str(folder), "-np", "2", *_SHARD)
-    assert result.returncode == 0, result.stdout
-    assert _contents(folder) == _contents(alone)
-
-
 @pytest.mark.long
 def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path, hpctrain: Launch, tmp_path: Path):
     folder = tmp_path / "shards"
@@ -121,21 +93,6 @@ def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path
         process.communicate()
         psutil.wait_procs(others, timeout=100)
     assert hpctrain("data", "shard", str(source), str(folder), *_SHARD).returncode == 0
-
-
-def test_a_wrong_archive_is_said_by_the_command(source: Path, hpctrain: Launch, tmp_path: Path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for archive in source.iterdir():
-        (broken / archive.name).symlink_to(archive)
-    (broken / "ILSVRC2012_img_val.tar").unlink()
-    content = (source / "ILSVRC2012_img_val.tar").read_bytes()
-    (broken / "ILSVRC2012_img_val.tar").write_bytes(content[: len(content) // 2])
-    result = hpctrain("data", "shard", str(broken), "shards", "-np", "2", *_SHARD)
-    assert result.returncode == 2, result.stdout
-    assert codes(result.stdout) == ["HT-archive-damaged"] and "ILSVRC2012_img_val.tar" in result.stdout
-    assert "Traceback" not in result.stdout
-    assert not (tmp_path / "shards").exists()
 
 
 def _started(source: Path, folder: Path, **variables: str) -> subprocess.Popen[str]:
