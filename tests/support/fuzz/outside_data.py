@@ -1,13 +1,11 @@
-"""Readers of data sets, their archives and photographs, and of checkpoints."""
+"""Readers of data sets, their photographs, and of checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
 import hashlib
 import io
-import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,29 +13,18 @@ from pathlib import Path
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from support.fuzz.outside_texts import Reader, clear, write
-
-
-@functools.cache
-def _source() -> Mapping[str, bytes]:
-    """The archives of a small ImageNet."""
-    from hpctrain.common.shards.fake import FakeSet, make_fake
-
-    with tempfile.TemporaryDirectory() as name:
-        make_fake(Path(name), FakeSet(images=20, classes=2, seed=0, size=16, broken=1))
-        return {path.name: path.read_bytes() for path in sorted(Path(name).iterdir())}
+from support.fuzz.outside_texts import Reader, clear
 
 
 @functools.cache
 def _shard_files() -> Mapping[str, bytes]:
-    """A folder of shards of it."""
+    """A folder of shards of a small ImageNet."""
+    from hpctrain.common.shards.fake import FakeSet, make_fake
     from hpctrain.common.shards.make import ShardRequest, make_shards
 
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
-        source.mkdir()
-        for file, content in _source().items():
-            (source / file).write_bytes(content)
+        make_fake(source, FakeSet(images=20, classes=2, seed=0, size=16, broken=1))
         folder = Path(name) / "shards"
         make_shards(ShardRequest(source=source, folder=folder, shard_samples=50), map, lambda words: None)
         return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
@@ -60,37 +47,6 @@ def _manifest(content: bytes, folder: Path) -> None:
                     shards.key(index)
             finally:
                 shards.close()
-
-
-def _archive(content: bytes, folder: Path) -> None:
-    """An archive of images, as that of a class and as that of validation."""
-    from hpctrain.common.shards.image_sources import TRAIN, find_source
-    from hpctrain.common.shards.listing import ValidationTar, list_part, require_distinct
-
-    with contextlib.suppress(HpctrainError):
-        path = write(folder, "val.tar", content)
-        require_distinct(list_part(ValidationTar(archive=path, labels=(0, 1))))
-    for name, whole in _source().items():
-        (folder / name).write_bytes(content if name == TRAIN else whole)
-    for part in find_source(folder).parts["train"]:
-        list_part(part)
-
-
-def _archives() -> Iterable[bytes]:
-    return [content for name, content in _source().items() if name.endswith(".tar")]
-
-
-def _devkit(content: bytes, folder: Path) -> None:
-    """The development kit, or the tar in it, after whose checksum no change of the kit itself comes."""
-    from hpctrain.common.shards.devkit import read_devkit
-
-    packed = content if content[:2] == b"\x1f\x8b" else gzip.compress(content, 1)
-    read_devkit(write(folder, "kit.tar.gz", packed))
-
-
-def _kits() -> Iterable[bytes]:
-    kits = [content for name, content in _source().items() if name.endswith(".gz")]
-    return [*kits, *map(gzip.decompress, kits)]
 
 
 def _jpeg(content: bytes, _: Path) -> None:
@@ -157,24 +113,10 @@ def _checkpoints() -> Mapping[str, bytes]:
         return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def _tar() -> bytes:
-    """Each kind of member that a tar can have."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE)
-        for number, kind in enumerate(kinds):
-            info = tarfile.TarInfo(f"../ILSVRC2012_val_{number:08}.JPEG" + "ä" * number * 40)
-            info.type, info.linkname = kind, "/etc/passwd"
-            tar.addfile(info)
-    return buffer.getvalue()
-
-
 READERS: Mapping[str, Reader] = {
     "shards": Reader(
         read=_manifest, seeds=lambda: [_shard_files()[name] for name in ("manifest.json", "train-index.npy")]
     ),
-    "archive": Reader(read=_archive, seeds=lambda: [*_archives(), _tar()]),
-    "devkit": Reader(read=_devkit, seeds=_kits),
     "jpeg": Reader(read=_jpeg, seeds=_photographs),
     "checkpoint": Reader(read=_checkpoint, seeds=lambda: _checkpoints().values()),
 }

@@ -54,12 +54,6 @@ def _recipe(content: bytes, folder: Path) -> None:
     override_recipe(entry, ["seed=2", "data.name=digits"])
 
 
-def _override(content: bytes, _: Path) -> None:
-    from hpctrain.common.recipes.load import load_recipe
-
-    load_recipe("digits", _text(content).split("\n"))
-
-
 def _recipes() -> Iterable[bytes]:
     import hpctrain.common.recipes
 
@@ -265,42 +259,8 @@ def _slurm_texts() -> Iterable[bytes]:
     ]
 
 
-def _measurements(content: bytes, folder: Path) -> None:
-    """The content as a calibration and a traced network."""
-    from hpctrain.common.workloads.workload import read_workload
-    from hpctrain.control.predict.calibration import read_calibration
-
-    path = write(folder, "file", content)
-    for read in (
-        lambda: read_calibration([path]),
-        lambda: read_workload(path),
-    ):
-        with contextlib.suppress(HpctrainError):
-            read()
-
-
-def _measured() -> Iterable[bytes]:
-    import hpctrain.common.workloads
-
-    network = Path(hpctrain.common.workloads.__file__).parent / "transformer.json"
-    curves = [
-        {"engine": "mpi", "ranks": 2, "hosts": 1, "bytes": nbytes, "median_s": 1e-9 * nbytes}
-        for nbytes in (4096, 2**20)
-    ]
-    times = [{"batch": batch, "median_s": 0.001 * batch, "spread": 0.01} for batch in (4, 8)]
-    sweep = {"model": "convnet", "device": "cpu", "ranks": 2, "rows": times, "fixed_s": 0.001, "per_sample_s": 0.001}
-    texts = [{"rows": curves}, {"sweeps": [sweep]}]
-    return [
-        network.read_bytes(),
-        *(json.dumps(text).encode() for text in texts),
-    ]
-
-
 READERS: Mapping[str, Reader] = {
     "recipe": Reader(read=_recipe, seeds=_recipes),
-    "override": Reader(
-        read=_override, seeds=lambda: [b"epochs=5\nbatch.size=64", b"fault_tolerance=shrink\noptimizer={name: sgd}"]
-    ),
     "profile": Reader(read=_profile, seeds=_profiles),
     "hosts": Reader(
         read=_hosts, seeds=lambda: [b"gpu[001-032,040]:8,login1", b"# ours\nn1 slots=4 max_slots=8\nn2:4\n", b"a\na\nb"]
@@ -311,6 +271,5 @@ READERS: Mapping[str, Reader] = {
     "node": Reader(read=_node, seeds=_nodes),
     "events": Reader(read=_events, seeds=_runs),
     "run_files": Reader(read=_run_files, seeds=_run_texts),
-    "measurements": Reader(read=_measurements, seeds=_measured),
     "slurm": Reader(read=_slurm, seeds=_slurm_texts),
 }

@@ -99,15 +99,6 @@ def _some_file(chance: random.Random, run: Path) -> Path:
     return chance.choice(known if known and chance.random() < 0.8 else small or [run / "plan.json"])
 
 
-def _bytes(chance: random.Random, run: Path, outside: Path) -> None:
-    path = _some_file(chance, run)
-    content = bytearray(path.read_bytes())
-    for _ in range(chance.choice((1, 1, 3, 30))):
-        if content:
-            content[chance.randrange(len(content))] = chance.choice((0, 10, 34, 48, 57, 92, 125, 0xFF))
-    path.write_bytes(content)
-
-
 def _cut(chance: random.Random, run: Path, outside: Path) -> None:
     path = _some_file(chance, run)
     size = path.stat().st_size
@@ -118,24 +109,6 @@ def _cut(chance: random.Random, run: Path, outside: Path) -> None:
 def _gone(chance: random.Random, run: Path, outside: Path) -> None:
     path = chance.choice(sorted(run.rglob("*")))
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _lines(chance: random.Random, run: Path, outside: Path) -> None:
-    """Lines in another order, doubled, left out, or very many."""
-    path = run / "events.jsonl"
-    if chance.random() < 0.2 or not _is_small(path):
-        path = _some_file(chance, run)
-    lines = path.read_bytes().splitlines(keepends=True)
-    match chance.randrange(4):
-        case 0:
-            chance.shuffle(lines)
-        case 1:
-            lines += lines * chance.choice((1, 20))
-        case 2:
-            lines = chance.sample(lines, len(lines) // 2)
-        case _:
-            lines.insert(chance.randrange(len(lines) + 1), b"x" * chance.choice((1, 10**5, 2**24)))
-    path.write_bytes(b"".join(lines))
 
 
 def _value(chance: random.Random, run: Path, outside: Path) -> None:
@@ -217,7 +190,7 @@ def _new(chance: random.Random, run: Path, outside: Path) -> None:
             path.write_text(json.dumps({"jobs": ["1"], "pid": os.getppid(), "seeds": [10**9]}))
 
 
-MUTATIONS: tuple[Mutation, ...] = (_bytes, _cut, _gone, _lines, _value, _value, _value, _instead, _new)
+MUTATIONS: tuple[Mutation, ...] = (_cut, _gone, _value, _value, _value, _instead, _new)
 
 
 def mutate(seed: int, run: Path, outside: Path) -> tuple[str, ...]:
