@@ -81,55 +81,6 @@ class MeanOfBatches(Largest):
         return self.found / self.batches
 
 
-class MeanOfTensorFlow(Largest):
-    """Divides a sum by the samples, which it counts in a variable that Keras does not know."""
-
-    def __init__(self):
-        super().__init__()
-        self.name = "mean_of_tensorflow"
-        self.samples = tf.Variable(0)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.found.assign_add(tf.reduce_sum(tf.abs(y_true - y_pred)))
-        self.samples.assign_add(tf.shape(y_true)[0])
-
-    def result(self):
-        return self.found / tf.cast(self.samples, self.dtype)
-
-    def reset_state(self):
-        super().reset_state()
-        self.samples.assign(0)
-
-
-class Remembering(Largest):
-    """Keeps in Python what it makes its result of."""
-
-    def __init__(self):
-        super().__init__()
-        self.name = "remembering"
-        self.errors, self.least = [], 1.0
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.found.assign_add(tf.reduce_sum(y_true))
-        self.errors.append(np.abs(y_true - y_pred).ravel())
-        self.least = min(self.least, float(self.errors[-1].min()))
-
-    def result(self):
-        return self.found + np.median(np.concatenate(list(self.errors))) + 10 * self.least
-
-    def reset_state(self):
-        super().reset_state()
-        self.errors.clear()
-
-
-class MeanOfNumbers(MeanOfBatches):
-    """Gets one number for each batch."""
-
-    def update_state(self, number):
-        self.found.assign_add(number)
-        self.batches.assign_add(1)
-
-
 class Counting(keras.Model):
     """Counts samples in a step of its own."""
 
@@ -154,10 +105,9 @@ def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
     """Batches of 5, 5 and 1, so that all ranks but one have no sample of the last."""
     x, y, _ = samples(11, 3)
     # The first makes no variable in its first step, which TensorFlow then traces once.
-    for make, eagerly in (
-        (lambda: [keras.metrics.Precision(name="precision"), keras.metrics.TruePositives(name="positives")], False),
-        (lambda: [root, Largest(), MeanOfBatches(), MeanOfTensorFlow(), keras.metrics.AUC(name="auc")], False),
-        (lambda: [Remembering()], True),
+    for make in (
+        lambda: [keras.metrics.Precision(name="precision"), keras.metrics.TruePositives(name="positives")],
+        lambda: [root, Largest(), MeanOfBatches(), keras.metrics.AUC(name="auc")],
     ):
         found = []
         for distributed in (True, False):
@@ -168,7 +118,7 @@ def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
                 model, optimizer = ht.distribute(model, optimizer)
                 data = ht.shard(data)
             note = keras.callbacks.LambdaCallback(on_test_end=lambda logs, seen=seen: seen.append(dict(logs)))
-            model.compile(optimizer, LOSS, metrics=make(), run_eagerly=eagerly)
+            model.compile(optimizer, LOSS, metrics=make())
             history = model.fit(data, epochs=2, validation_data=data, verbose=0, callbacks=[note]).history
             seen.append(model.evaluate(data, verbose=0, callbacks=[note], return_dict=True))
             found.append((history, *seen))
@@ -176,69 +126,6 @@ def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
             assert set(ours) == set(plain)
             for name, value in plain.items():
                 np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
-
-
-class ByHand(keras.Sequential):
-    """Clips each gradient in another way, and adds up those of two batches."""
-
-    def build(self, *arguments):
-        super().build(*arguments)
-        self.sums = [tf.Variable(tf.zeros_like(each.value), trainable=False) for each in self.trainable_variables]
-        self.batches = tf.Variable(0, trainable=False)
-        self.mean = MeanOfNumbers()
-
-    @tf.function
-    def gradients(self, x, y):
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        return loss, self.clipped(tape.gradient(loss, self.trainable_variables))
-
-    def clipped(self, gradients):
-        factor = tf.minimum(1.0, 0.1 / tf.linalg.global_norm(gradients))
-        first, second, third, fourth, *others = gradients
-        return [
-            factor * first,
-            tf.clip_by_norm(second, 0.05),
-            tf.clip_by_value(third, -0.02, 0.02),
-            keras.ops.clip(fourth, -0.03, 0.03),
-            *(tf.clip_by_value(each, -0.02, 0.02) for each in tf.clip_by_global_norm(others, 0.1)[0]),
-        ]
-
-    def train_step(self, data):
-        loss, clipped = self.gradients(*data)
-        for total, each in zip(self.sums, clipped, strict=True):
-            total.assign_add(each)
-        self.batches.assign_add(1)
-        tf.cond(self.batches % 2 == 0, self.apply_sums, lambda: None)
-        self.mean.update_state(loss)
-        return {"loss": loss, "mean": self.mean.result()}
-
-    def apply_sums(self):
-        self.optimizer.apply_gradients(zip(self.sums, self.trainable_variables, strict=True))
-        for total in self.sums:
-            total.assign(tf.zeros_like(total))
-
-
-def gradients_changed_by_hand_are_those_of_whole_batches() -> None:
-    """Batches of 5, 5 and 1, so that each update adds up batches of which the ranks have other shares."""
-    x, y, _ = samples(11, 3)
-    found, said = [], []
-    COMM.say = said.append
-    for distributed in (True, False):
-        keras.utils.set_random_seed(0)
-        hidden = [keras.layers.Dense(3, activation="tanh") for _ in range(2)]
-        model = ByHand([keras.Input((4,)), *hidden, keras.layers.Dense(1, activation="sigmoid")])
-        optimizer, data = keras.optimizers.SGD(0.5, momentum=0.9), tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
-        if distributed:
-            model, optimizer = ht.distribute(model, optimizer)
-            data = ht.shard(data)
-        model.compile(optimizer, LOSS)
-        model.fit(data, epochs=4, verbose=0)
-        found.append(model.get_weights())
-    del COMM.say
-    assert [text for text in said if "mean_of_batches" in text] == said[:1], said
-    for ours, plain in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 
 def different_metrics_are_refused() -> None:
@@ -411,7 +298,6 @@ def main(folder: Path) -> None:
         return
     metrics_are_those_of_the_joined_samples()
     metrics_that_are_no_sums_are_those_of_whole_batches()
-    gradients_changed_by_hand_are_those_of_whole_batches()
     different_metrics_are_refused()
     different_models_are_refused()
     an_update_before_the_broadcast_is_refused()

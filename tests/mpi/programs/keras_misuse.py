@@ -47,29 +47,6 @@ def ranks_stop_together(comm) -> None:
     assert batches == [0, 1, 0, 1, 2, 3], batches
 
 
-def the_order_behind_shard_is_that_of_all_ranks(comm) -> None:
-    """A shuffle without a seed is refused there too, and what one rank draws alone moves the order of all."""
-    x, y, _ = samples(12, 0)
-    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.5))
-    model.compile(optimizer, LOSS)
-    tf.random.set_seed(None)
-    whole = tf.data.Dataset.from_tensor_slices((x, y))
-    refused(lambda: model.fit(ht.shard(whole.batch(4)).shuffle(3), verbose=0), "HT-shard-wrong-data", ht.HpctrainError)
-    refused(lambda: model.predict(ht.shard(whole.batch(6)), verbose=0), "HT-argument-not-valid")
-    begin = model.get_weights()
-    found = []
-    for draws in (comm.rank == 1, True):
-        for data in (ht.shard(whole.shuffle(12, seed=1).batch(4)).prefetch(1), ht.shard((x, y), batch_size=4)):
-            model.set_weights(begin)
-            if draws:
-                next(iter(data))
-            model.fit(data, epochs=2, verbose=0)
-            found.append(model.get_weights())
-    for one, other in zip(found[:2], found[2:], strict=True):
-        for ours, theirs in zip(one, other, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
 def files_are_written_by_one_rank(comm, folder: Path) -> None:
     folder = comm.broadcast_object(folder) / "together"
     x, y, _ = samples(12, 1)
@@ -126,20 +103,6 @@ def batch_norms_are_equal_when_they_are_saved_or_evaluated(comm) -> None:
     assert all((each != start).any() for each, start in zip(seen[0][2:4], (0, 1), strict=True))
 
 
-def a_short_run_that_parts_is_stopped_at_its_end(comm) -> None:
-    x, y, _ = samples(12, 0)
-    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
-    model.compile(optimizer, LOSS)
-
-    def part(batch: int, logs: object) -> None:
-        if batch == 1 and comm.rank == 1:
-            model.weights[0].assign(model.weights[0] + 1)
-
-    parting = keras.callbacks.LambdaCallback(on_train_batch_end=part)
-    fit = functools.partial(model.fit, x, y, batch_size=4, verbose=0, callbacks=[parting])
-    assert "step 3 " in refused(fit, "HT-parameters-differ")
-
-
 def the_best_weights_of_one_rank_alone_are_refused(comm) -> None:
     x, y, _ = samples(12, 0)
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
@@ -172,8 +135,6 @@ def gradients_of_other_variables_are_refused(comm) -> None:
 def check(comm, folder: Path) -> None:
     any_optimizer_updates_all_ranks_alike(comm)
     ranks_stop_together(comm)
-    the_order_behind_shard_is_that_of_all_ranks(comm)
     files_are_written_by_one_rank(comm, folder)
     batch_norms_are_equal_when_they_are_saved_or_evaluated(comm)
-    a_short_run_that_parts_is_stopped_at_its_end(comm)
     the_best_weights_of_one_rank_alone_are_refused(comm)

@@ -80,15 +80,6 @@ def a_seeded_shuffle(comm):
 
 
 @alike
-def a_shuffle_under_one_seed(comm):
-    def make():
-        keras.utils.set_random_seed(1)
-        return slices().shuffle(16).batch(BATCH)
-
-    return trained(make)
-
-
-@alike
 def a_look_of_rank_0_at_the_first_batch(comm):
     model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.1))
     data = ht.shard(slices().batch(BATCH))
@@ -166,15 +157,6 @@ def masks_of_one_seed(comm):
     before = masks(comm, model)
     ht.distribute(model, keras.optimizers.SGD(0.1))
     return {"equal": before, "apart": masks(comm, model)}
-
-
-@stream
-def masks_of_a_seed_of_the_layers_own(comm):
-    keras.utils.set_random_seed(0)
-    model, alone = dropping(3), dropping(3)
-    ht.distribute(model, keras.optimizers.SGD(0.1))
-    found = masks(comm, model)
-    return {"apart": found, "alone": np.asarray(alone.layers[0](np.ones((1, 64)), training=True))[0].tolist()}
 
 
 if __name__ == "__main__":
