@@ -35,8 +35,8 @@ OF_RANKS = ROOT / "tests" / "mpi" / "programs"
 _TIMEOUT, _STALL = 40, 10
 
 
-# What differs between devices: random numbers, which a GPU draws otherwise.
-_DRAWN = ("start_from_rank_0", "back")
+# A GPU draws its random numbers otherwise.
+_DRAWN = "start_from_rank_0"
 on_every_backend = pytest.mark.parametrize("backend", [BACKEND, *(["mpi"] if GPUS else [])])
 
 
@@ -78,16 +78,16 @@ def test_misuse_is_noticed_as_on_a_cpu(tmp_path, note, backend):
         found = json.loads((tmp_path / f"here-{backend}-{rank}.json").read_text())
         wanted = json.loads((tmp_path / f"cpu-{over}-{rank}.json").read_text())
         for name, value in wanted.items():
-            if name not in _DRAWN and not alike(found.get(name), value):
+            if name != _DRAWN and not alike(found.get(name), value):
                 different[f"{name} on rank {rank}"] = {backend: found.get(name), "cpu": value}
     note(backend=backend, checks=len(wanted), different=different)
-    assert len(wanted) > 20 and not different
+    assert len(wanted) > 10 and not different
 
 
 def alike(one: Any, other: Any) -> bool:
     """Equal, or almost, or the same words where a checksum, an address or a random number is among them."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in other if name not in _DRAWN)
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in other)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, float) and isinstance(other, float):

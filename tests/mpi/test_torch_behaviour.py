@@ -94,15 +94,6 @@ def test_models_whose_backward_passes_come_in_another_order_are_refused_on_every
             assert {"Red", "Blue"} == set(re.findall(r"\((\w+)\)", refusal["values"]["models"]))
 
 
-def test_what_is_added_or_replaced_after_distribute_trains_as_in_one_process(ranks):
-    for rank in ranks:
-        found = rank["replaced_parameters"]
-        assert max(found["off"].values()) < 1e-6
-        check(found["dtype"], "HT-parameter-changed-form", dtype="torch.float64")
-        # converted and back: the gradients still lie in the bucket
-        assert found["back"] == [None, ranks[0]["replaced_parameters"]["back"][1]]
-
-
 def test_what_reduces_gradients_by_itself_is_refused(ranks):
     for rank in ranks:
         assert len(rank["wrapped"]) >= 2

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import recipe_runs
 
 import hpctrain as ht
-from hpctrain.common.checkpoints.keep import Policy
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events import EventWriter
@@ -28,7 +26,7 @@ from hpctrain.worker.data.sampling import epoch_order, share
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 
-SIZE, SAMPLES, STEPS = 6, 24, 4
+SIZE, SAMPLES = 6, 24
 # The step whose batch has the bad sample, on the last rank; and the step after which a bit flips on that rank.
 BAD_STEP, FLIPPED, EVERY = 3, 5, 3
 
@@ -75,7 +73,6 @@ class Runs:
         name: str,
         settings: Recipe,
         *,
-        resume_from: int = 0,
         prepare: Callable[[Any], None] = lambda trainer: None,
     ) -> dict[str, Any]:
         comm, folder = self.comm, self.folder / name
@@ -85,15 +82,15 @@ class Runs:
         if comm.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
         comm.barrier()
-        refused, policy = None, Policy(last=9)
+        refused = None
         with (
             EventWriter(folder / "events.jsonl" if comm.rank == 0 else None) as events,
-            Checkpoints(folder / "checkpoints", comm, events, policy=policy) as saves,
+            Checkpoints(folder / "checkpoints", comm, events) as saves,
         ):
             dumps = folder / "dumps"
             loop = Loop(settings, comm, trainer, self.train, self.test, events, checkpoints=saves, dumps=dumps)
             try:
-                loop.run(resume_from)
+                loop.run()
             except HpctrainError as error:
                 refused = error.record()
         state = trainer.state()
@@ -119,15 +116,6 @@ class Runs:
 
         settings = recipe(numbers={"non_finite": "skip"}, epochs=4)
         return {**self.run("flipped", settings, prepare=prepare), "flipped": name}
-
-    def gone_back(self) -> dict[str, Any]:
-        """From the bad step to the checkpoint after the second, to the end; and again from one after the bad step."""
-        settings = recipe(numbers={"non_finite": "roll_back"}, checkpoints={"every_steps": 2})
-        whole = self.run("whole", settings)
-        if self.comm.rank == 0:
-            shutil.copytree(self.folder / "whole" / "checkpoints", self.folder / "resumed" / "checkpoints")
-        self.comm.barrier()
-        return {"whole": whole, "resumed": self.run("resumed", settings, resume_from=STEPS)}
 
 
 def main(folder: str, backend: str, *work: str) -> None:
