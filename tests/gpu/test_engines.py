@@ -1,7 +1,7 @@
 """What only GPUs show: engines over NCCL, narrow types, compiled and replayed steps, energy, binding, images a second.
 
-Without a GPU the same programs run on the CPU where they can, so that they do not rot; the rest is skipped.
-`make gpu` runs this by itself and writes a report.
+Without a GPU one training runs on the CPU, so that its program does not rot. `make gpu` runs this by itself and writes
+a report.
 """
 
 from __future__ import annotations
@@ -75,12 +75,10 @@ def compare(folder: Path, note, *, backend: str, ranks: int, precision: str, **m
     return found
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["float64", *(["float32", "bf16", "fp16"] if GPUS else [])])
 @pytest.mark.long
 def test_losses_are_those_of_one_process(tmp_path, note, precision):
     """Over NCCL with a rank a GPU; over Gloo where there is none."""
-    if not GPUS and precision in ("float32", "fp16"):
-        pytest.skip("PyTorch sees no GPU; on CPUs float64 and bf16 stand for all")
     compare(tmp_path, note, backend="nccl" if GPUS else "gloo", ranks=GPUS or 2, precision=precision)
 
 
@@ -155,25 +153,24 @@ def test_mpi_takes_gradients_through_page_locked_memory(tmp_path, note):
     compare(tmp_path, note, backend="mpi", ranks=max(2, GPUS), precision="float64")
 
 
-@pytest.mark.thorough
+@on_gpus
 def test_horovod_built_for_this_machine(tmp_path, note):
     """With CUDA and NCCL where they are: compiled, if no such build is cached, and proved on two ranks."""
-    if GPUS and find_toolkit() is None:
+    if find_toolkit() is None:
         pytest.skip("no nvcc on the PATH, and no CUDA_HOME that has one")
     built = launch(tmp_path, "horovod", "build", seconds=540).stdout.splitlines()[-1]
     note(build=built)
     # It is built for the CPU's memory too, where NCCL's header is not found.
-    assert not GPUS or "NCCL" in built
-    ranks = GPUS or 2
-    compare(tmp_path, note, backend="horovod", ranks=ranks, precision="float64")
+    assert "NCCL" in built
+    compare(tmp_path, note, backend="horovod", ranks=GPUS, precision="float64")
 
 
-@pytest.mark.long
+@on_gpus
 def test_a_parameter_that_one_rank_changed_is_noticed(tmp_path, note):
     """The guard's checksums are computed on the GPU."""
     ranks = max(2, GPUS)
     backend = "nccl" if GPUS > 1 else "mpi"
-    options = {"precision": "float32", "device": DEVICE, "corrupt": True}
+    options = {"precision": "float32", "device": "cuda", "corrupt": True}
     start = ["run", str(PROGRAMS / "steps.py"), "-np", str(ranks), "--oversubscribe", "--backend", backend]
     command = [sys.executable, "-m", "hpctrain", *start, "--", "out.json", json.dumps(options)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
@@ -182,45 +179,39 @@ def test_a_parameter_that_one_rank_changed_is_noticed(tmp_path, note):
     assert "0.weight" in done.stderr
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("bf16", marks=pytest.mark.thorough)])
+@on_gpus
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_digits(tmp_path, note, precision):
     """The recipe to its end, with the energy that the GPUs' own counters give."""
-    if not GPUS and precision == "float32":
-        pytest.skip("PyTorch sees no GPU; tests/mpi/test_train_digits.py has the recipe on CPUs")
-    backend, ranks = ("nccl", GPUS) if GPUS else ("gloo", 2)
-    start = ["run", "digits", "-np", str(ranks), "--oversubscribe", "--framework", "torch", "--backend", backend]
+    start = ["run", "digits", "-np", str(GPUS), "--framework", "torch", "--backend", "nccl"]
     launch(tmp_path, *start, "--set", f"precision={precision}", "--run-dir", "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     accuracy = summary["metrics"]["test_accuracy"]
     note(accuracy=accuracy, samples_per_s=summary["samples_per_s"])
-    assert (summary["status"], summary["backend"]) == ("done", backend)
+    assert (summary["status"], summary["backend"]) == ("done", "nccl")
     # The floor of the recipe's page.
     assert accuracy >= 0.975
-    if GPUS:
-        joules = [
-            host.joules.get("gpu", 0.0)
-            for event in read_events(tmp_path / "run" / "events.jsonl")
-            if event.event == "energy"
-            for host in event.hosts.values()
-        ]
-        note(gpu_joules=max(joules, default=0.0))
-        assert max(joules, default=0.0) > 0
+    joules = [
+        host.joules.get("gpu", 0.0)
+        for event in read_events(tmp_path / "run" / "events.jsonl")
+        if event.event == "energy"
+        for host in event.hosts.values()
+    ]
+    note(gpu_joules=max(joules, default=0.0))
+    assert max(joules, default=0.0) > 0
 
 
-@pytest.mark.long
+@on_gpus
 def test_ranks_have_gpus_and_cores_of_their_own_next_to_each_other(tmp_path, note):
     """As the node map of this machine places them."""
-    cores, ranks = os.sched_getaffinity(0), GPUS or 2
-    if len(cores) < ranks:
-        pytest.skip(f"{len(cores)} cores for {ranks} ranks")
-    backend, precision = ("nccl", "float32") if GPUS else ("gloo", "float64")
-    start = {"backend": backend, "ranks": ranks, "places": ("--node", "live")}
-    found = compare(tmp_path, note, precision=precision, **start)
+    cores = os.sched_getaffinity(0)
+    if len(cores) < GPUS:
+        pytest.skip(f"{len(cores)} cores for {GPUS} ranks")
+    start = {"backend": "nccl", "ranks": GPUS, "places": ("--node", "live")}
+    found = compare(tmp_path, note, precision="float32", **start)
     note(cores=found["cores"], gpus=found["gpus"])
     assert sum(map(len, found["cores"])) == len({core for own in found["cores"] for core in own}), "ranks share cores"
-    if not GPUS:
-        return
-    assert len(set(found["gpus"])) == ranks, "ranks share a GPU"
+    assert len(set(found["gpus"])) == GPUS, "ranks share a GPU"
     near = [_cores_near(gpu) & cores for gpu in found["gpus"]]
     note(cores_near_the_gpus=[sorted(each) for each in near])
     for own, allowed in zip(found["cores"], near, strict=True):
@@ -255,19 +246,13 @@ def test_doctor(tmp_path, note):
     assert [check["status"] for check in checks if check["name"] == "GPUs of each rank"] == ["ok"]
 
 
-@pytest.mark.thorough
+@on_gpus
 def test_images_per_second(tmp_path, note):
-    """ResNet-50 in bfloat16, channels last, compiled; a small network on CPUs, whose figures mean nothing."""
-    options: dict[str, object] = {"device": "cpu", "model": "resnet18", "batch": 4, "image_size": 64, "compile": False}
-    options |= {"workers": 0, "steps": 1, "rounds": 2}
-    if GPUS:
-        options |= {"device": "cuda", "model": "resnet50", "batch": 256, "image_size": 224, "compile": True}
-        options |= {"workers": 12, "steps": 10, "rounds": 5}
-    backend, ranks = ("nccl", GPUS) if GPUS else ("gloo", 1)
+    """ResNet-50 in bfloat16, channels last, compiled."""
     # To compile the network takes minutes.
-    found = run(tmp_path, "images_per_second.py", options, backend=backend, ranks=ranks, seconds=540)
+    found = run(tmp_path, "images_per_second.py", {}, backend="nccl", ranks=GPUS, seconds=540)
     medians = {name: statistics.median(rates) for name, rates in found["images_per_second"].items()}
-    note(**{name: f"{rate:.4g} images/s" for name, rate in medians.items()}, ranks=ranks)
+    note(**{name: f"{rate:.4g} images/s" for name, rate in medians.items()}, ranks=GPUS)
     for source in ("one batch on the device", "from the loader"):
         ratio = medians[f"hpctrain, {source}"] / medians[f"PyTorch, {source}"]
         note(**{f"hpctrain to PyTorch, {source}": f"{ratio:.3f}"})
