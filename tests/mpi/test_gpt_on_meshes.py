@@ -139,30 +139,6 @@ def test_a_run_goes_on_under_other_meshes_and_on_other_ranks(plain, mpirun, tmp_
 
 
 @pytest.mark.thorough
-def test_compiled_meshes_have_the_losses_of_one_process_and_each_others_checkpoints(plain, mpirun, tmp_path):
-    shards, stages = (f"{mesh}=2:compile=on:sharding.recompute=true" for mesh in ("dp_shard", "pp"))
-    # Of what is compiled once more, only the losses of other steps would be new.
-    whole = f"replicas:dp_replicate=2:compile=on:{ALL}"
-    parts = [f"run:{shards}:{HALF}", f"run:dp_replicate=2:compile=off:{LATER}", f"run:{stages}:{ALL}"]
-    # Both ranks find what an earlier test has compiled, if it has.
-    folder = tmp_path.parent / "compiled"
-    variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "HPCTRAIN_BACKEND": "gloo"}
-    mpirun(PROGRAM, 2, str(tmp_path / "out"), whole, *parts, timeout=900, **variables)
-    _, losses, test_loss = plain.reference("uneven")
-    for name in ("replicas", "run"):
-        np.testing.assert_allclose(_losses(tmp_path, name), losses, rtol=0, atol=1e-5, err_msg=name)
-        assert _test_loss(tmp_path, name) == pytest.approx(test_loss, abs=1e-5)
-        _same_where_held_twice(tmp_path, name, 2)
-    assert any(folder.rglob("*.so"))
-
-
-@pytest.mark.long
-def test_a_norm_that_overflows_over_all_ranks_is_not_clipped_by(mpirun):
-    done = mpirun(FOLDER / "clipped_meshes.py", 2, "dp_shard=2", "tp=2", HPCTRAIN_BACKEND="gloo")
-    assert done.stdout.count("is through") == 2
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["mpi", "horovod"])
 def test_a_small_run_learns_more_than_how_often_each_byte_comes(hpctrain, tmp_path, backend):
     result = hpctrain("run", "gpt2-124m", "--smoke", "-np", "2", "--backend", backend, "--run-dir", "run")

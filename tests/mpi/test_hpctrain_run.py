@@ -23,7 +23,6 @@ from hpctrain.common.cluster.machine import usable_cores
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
-from support import needs
 from support.interrupted_runs import started
 from support.launching import AS_ROOT, Launch
 
@@ -102,17 +101,11 @@ raise ValueError("é")
 """
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("--backend", "mpi"),
-        pytest.param(("--backend", "gloo", "--launcher", "torchrun"), marks=[pytest.mark.long, needs.pytorch]),
-    ],
-)
-def test_streams_of_rank_0_stay_apart(launcher: tuple[str, ...], tmp_path: Path) -> None:
+def test_streams_of_rank_0_stay_apart(tmp_path: Path) -> None:
     """Also where one of them is a terminal, on which a bar lives."""
     (tmp_path / "script.py").write_text(STREAMS)
-    command = [sys.executable, "-m", "hpctrain", "run", "script.py", "-np", "2", "--run-dir", "run", *launcher]
+    words = ["run", "script.py", "-np", "2", "--run-dir", "run", "--backend", "mpi"]
+    command = [sys.executable, "-m", "hpctrain", *words]
     environment = {**os.environ, **AS_ROOT}
     ours, theirs = os.openpty()
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
@@ -176,8 +169,7 @@ def test_one_rank_ends_the_run(
     assert (found["code"], found["rank"], found["host"]) == (code, 1, HOST)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     """Rank 1 ignores SIGTERM."""
     words = [str(PROGRAM), "-np", "2", "--run-dir", "run", "--stop-seconds", "3", "--", "wait"]
     with started(tmp_path, words) as process:
@@ -185,12 +177,11 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals)
         assert any("ready" in line for line in process.stdout)
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 3
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=200)
     # Ctrl-C is a KeyboardInterrupt in the script, and the run can go on from what it saved.
-    status, code = ("resumable", 4) if number == signal.SIGINT else ("failed", 1)
-    assert process.returncode == code
-    assert number.name in output and failure(tmp_path / "run", status)["code"] == "HT-run-interrupted"
+    assert process.returncode == 4
+    assert "SIGINT" in output and failure(tmp_path / "run", "resumable")["code"] == "HT-run-interrupted"
     assert not [member for member in family if member.is_running()]
     records = read_records(RunDirectory(tmp_path / "run"))
     assert len(records) == 2
@@ -199,8 +190,8 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, number: signal.Signals)
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [("mv run moved", 4), ("mv run moved && mkdir run", 4), ("rm -r run", 1)],
-    ids=["moved", "replaced", "deleted"],
+    [("mv run moved", 4), ("rm -r run", 1)],
+    ids=["moved", "deleted"],
 )
 def test_a_directory_that_is_gone_before_its_ranks_begin(
     hpctrain: Launch, tmp_path: Path, change: str, code: int

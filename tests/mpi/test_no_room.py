@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from support.small_disks import mounted_over
 
 BIN = Path(sys.executable).parent
@@ -45,17 +43,6 @@ def test_shared_memory_without_room(tmp_path: Path) -> None:
     assert str(SHARED) in lines[first] and "0.0655 MB" in lines[first]
     assert any("--shm-size" in line for line in lines[first + 1 :])
     assert message(tmp_path).startswith(f"{SHARED}, ")
-
-
-@pytest.mark.long
-def test_neither_of_them(tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    code, lines = run(tmp_path, mounted_over("ro", full, SHARED), TMPDIR=str(full))
-    assert code == 1
-    assert lines[0].startswith("hpctrain: ") and f" {full} " in lines[0]
-    assert f"{SHARED}, " in lines[0]
-    assert any("TMPDIR=DIR" in line for line in lines[1:])
 
 
 def test_the_checks_of_a_machine_name_both(tmp_path: Path) -> None:

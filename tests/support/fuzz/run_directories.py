@@ -1,6 +1,6 @@
 """Mutates the directory of a run, as a disk, a bug or somebody else may have left it, and asks each command about it.
 
-    python tests/support/fuzz/run_directories.py --cases 10000
+    python tests/support/fuzz/run_directories.py RUN --cases 10000
 
 A command may refuse such a directory. It may not end in a traceback, send a signal, write outside of the directory,
 print what controls a terminal, write markup of others into the page or numbers into JSON that JSON has not, print or
@@ -25,7 +25,6 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,17 +147,18 @@ def _change(chance: random.Random, value: Any) -> None:
         value[chance.choice(_TEXTS) or "new"] = value.pop(key)
 
 
-def _instead(chance: random.Random, run: Path, outside: Path) -> None:
-    """Something else in place of a file."""
-    path = _some_file(chance, run)
-    path.unlink()
-    match chance.randrange(7):
+def _odd(chance: random.Random, run: Path, outside: Path) -> None:
+    """Something else in place of a file, or of one that a command writes or looks for."""
+    names = ("report.html", "stop", "submission.json", "lock", "ranks/rank-7.json", "logs/rank-9.log")
+    path = _some_file(chance, run) if chance.random() < 0.6 else run / chance.choice(names)
+    path.unlink(missing_ok=True)
+    match chance.randrange(8):
         case 0:
             os.mkfifo(path)
         case 1:
-            path.symlink_to("/dev/zero")
+            path.symlink_to(chance.choice(("/dev/zero", str(path))))
         case 2:
-            path.symlink_to(outside / "authorized_keys")
+            path.symlink_to(outside / chance.choice(("authorized_keys", "not-there")))
         case 3:
             path.mkdir()
         case 4:
@@ -166,31 +166,14 @@ def _instead(chance: random.Random, run: Path, outside: Path) -> None:
                 # All of a log is printed, if that is asked for.
                 file.truncate(10**6 if path.suffix == ".log" else 20 * 10**9)
         case 5:
-            path.symlink_to(path)
+            path.write_bytes(chance.randbytes(1000))
+        case 6:
+            path.write_text(json.dumps({"jobs": ["1"], "pid": os.getppid(), "seeds": [10**9]}))
         case _:
             path.hardlink_to(outside / "authorized_keys")
 
 
-def _new(chance: random.Random, run: Path, outside: Path) -> None:
-    """A file or link that was not there, where a command writes or looks."""
-    names = ("report.html", "stop", "submission.json", "lock")
-    path = run / chance.choice((*names, "ranks/rank-7.json", "ranks/rank-x.json", "logs/rank-9.log"))
-    path = path if path.parent.is_dir() else run / "report.html"
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    match chance.randrange(4):
-        case 0:
-            path.symlink_to(outside / chance.choice(("authorized_keys", "not-there")))
-        case 1:
-            os.mkfifo(path)
-        case 2:
-            path.write_bytes(chance.randbytes(1000))
-        case _:
-            path.write_text(json.dumps({"jobs": ["1"], "pid": os.getppid(), "seeds": [10**9]}))
-
-
-MUTATIONS: tuple[Mutation, ...] = (_cut, _gone, _value, _value, _value, _instead, _new)
+MUTATIONS: tuple[Mutation, ...] = (_cut, _gone, _value, _value, _odd)
 
 
 def mutate(seed: int, run: Path, outside: Path) -> tuple[str, ...]:
@@ -321,32 +304,24 @@ def warm_up(run: Path) -> None:
             hpctrain([*command, str(run)])
 
 
-def trained(folder: Path) -> Path:
-    """The directory of a small training of digits, on two ranks."""
-    run = folder / "trained"
-    code = hpctrain(["run", "digits", "--smoke", "-np", "2", "--oversubscribe", "--run-dir", str(run)])
-    assert code == 0
-    return run
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="by default a small training of digits, on two ranks")
+    parser.add_argument("run", type=Path, help="the directory of a run, of which copies are changed")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--cases", type=int, default=1000)
     options = parser.parse_args()
+    faults = 0
     with tempfile.TemporaryDirectory(prefix="fuzz-runs-") as name:
-        run = options.run or trained(Path(name))
+        run = Path(shutil.copytree(options.run, Path(name) / "run"))
         add_rare_events(run)
         warm_up(run)
         (folder := Path(name) / "cases").mkdir()
-        found: Counter[str] = Counter()
         for seed, command, wrong in cases(run, range(options.seed, options.seed + options.cases), folder):
             if wrong:
-                found[wrong.partition("\n")[0]] += 1
+                faults += 1
                 print(f"seed {seed}: hpctrain {' '.join(command[:-1])}: {wrong}", flush=True)
-        print(f"{options.cases} directories, {sum(found.values())} faults", *found.items(), sep="\n")
-    return 1 if found else 0
+    print(f"{options.cases} directories, {faults} faults")
+    return int(faults > 0)
 
 
 if __name__ == "__main__":
