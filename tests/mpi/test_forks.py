@@ -13,10 +13,8 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import FaultEvent, LogEvent
 from hpctrain.common.run.records import read_records
-from support.refusals import codes
 
 PROGRAM = Path(__file__).parent / "programs" / "forks.py"
-ENDS = PROGRAM.with_name("fork_ends.py")
 ENDED = {
     "status": 3,
     "text": 1,
@@ -69,24 +67,3 @@ def test_forks_leave_the_record_of_a_run_alone(hpctrain, tmp_path, backend):
     events = list(read_events(directory.events))
     assert [event.values for event in events if isinstance(event, LogEvent)] == [{"in_the_rank": 1.0}]
     assert not [event for event in events if isinstance(event, FaultEvent)]
-
-
-def test_forks_end_what_they_began(hpctrain, tmp_path):
-    """And nothing of what their parent had."""
-    (ends := tmp_path / "ends").mkdir()
-    options = ("-np", "2", "--oversubscribe", "--backend", "mpi")
-    result = hpctrain("run", str(ENDS), *options, "--", str(ends), timeout=110)
-    assert result.returncode == 0, result.stdout
-    found = json.loads(re.findall("^ended (.*)$", result.stdout, re.M)[0])
-    assert set(found.pop("statuses").values()) == {0}
-    assert found == {
-        "parent's folder": True,
-        "forks' folders": [],
-        "made": ["finalized", "threads"],
-        "files": ["of the fork"] * 3,
-        "parent's pool": 1,
-        "spawned": 1,
-        "parent's file": "of the parent",
-    }
-    assert result.stdout.count("printed once") == 1
-    assert codes(result.stdout).count("HT-call-in-child-process") == 1

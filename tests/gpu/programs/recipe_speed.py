@@ -13,7 +13,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,8 @@ def samples(recipe: Recipe, count: int) -> Samples:
     )
 
 
-def steps_of(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> Call:
-    """One step of the recipe on these parts of a batch."""
-    scale = 1 / recipe.global_batch
-    return lambda: trainer.step(parts, len(parts), scale, 1e-4, 0.0)
-
-
 def steps_ahead(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> Call:
-    """The same as the loop does it: with the next samples taken and copied while the device computes."""
+    """A step on these parts of a batch as the loop does it: the next are copied while the device computes."""
     ahead = SamplesAhead(itertools.cycle(parts), trainer.place)
     scale = 1 / recipe.global_batch
 
@@ -80,21 +73,6 @@ def waits(call: Call) -> int | None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchronizing" in str(each.message) for each in told)
-
-
-class OnDevice:
-    """A batch's parts that stay on the device, in place of what the trainer copies there."""
-
-    def __init__(self, trainer: TorchTrainer, parts: list[Samples]) -> None:
-        self._inputs, self._original = trainer._inputs, trainer._inputs.tensors
-        self._kept = {id(part): self._original(part) for part in parts}
-
-    def __call__(self, call: Call) -> None:
-        self._inputs.tensors = lambda part: self._kept[id(part)]  # type: ignore[method-assign]
-        try:
-            call()
-        finally:
-            self._inputs.tensors = self._original  # type: ignore[method-assign]
 
 
 def plain(recipe: Recipe, parts: list[Samples], device: torch.device, *, compiled: bool) -> Call:
@@ -160,13 +138,10 @@ def main(out: str, chosen: str) -> None:
     trainer = TorchTrainer(recipe, ht.init("single"))
     at_once = recipe.batch.at_once(1)
     parts = [samples(recipe, at_once) for _ in range(recipe.global_batch // at_once)]
-    step = steps_of(trainer, recipe, parts)
-    calls: dict[str, Call] = {"recipe": steps_ahead(trainer, recipe, parts)}
-    # The trainer's own methods may be named otherwise by the time that this runs.
-    with suppress(AttributeError):
-        on_device = OnDevice(trainer, parts)
-        calls["recipe, batch on the device"] = lambda: on_device(step)
-    calls["plain"] = plain(recipe, parts, device, compiled=options["compile"])
+    calls: dict[str, Call] = {
+        "recipe": steps_ahead(trainer, recipe, parts),
+        "plain": plain(recipe, parts, device, compiled=options["compile"]),
+    }
     seconds = timed(calls, options["rounds"], options["together"])
     each = recipe.model.context if recipe.data.name == "text" else 1
     rates = {name: recipe.global_batch * each / found for name, found in seconds.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -44,21 +42,6 @@ def adversaries_with_a_gradient_penalty() -> Numbers:
         numbers.append(step(two, critic(made.detach()).mean() - critic(x).mean() + 10 * penalty))
         numbers.append(step(one, -critic(made).mean()))
     return [*numbers, maker, critic]
-
-
-@case
-def momentum_contrast_with_a_queue() -> Numbers:
-    query, optimizer = distributed(network())
-    key = copy.deepcopy(query).requires_grad_(False)
-    queue, numbers = F.normalize(torch.randn(20, CLASSES), dim=1), []
-    for x, _ in batches():
-        q, k = F.normalize(query(x), dim=1), F.normalize(key(x + 0.1 * torch.randn_like(x)), dim=1)
-        logits = torch.cat([torch.einsum("nc,nc->n", q, k).unsqueeze(-1), torch.einsum("nc,kc->nk", q, queue)], 1) / 0.2
-        numbers.append(step(optimizer, F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))))
-        for a, b in zip(key.parameters(), query.parameters(), strict=True):
-            a.data = 0.9 * a.data + 0.1 * b.data
-        queue = torch.cat([k, queue])[:20].detach()
-    return [*numbers, query, key, queue]
 
 
 @case
@@ -150,29 +133,6 @@ def empty_parts_of_a_batch() -> Numbers:
         chosen = y == CLASSES  # none
         out = model(x)
         return F.cross_entropy(out, y) + out[chosen].sum() + model(x[y > 3]).sum() * 0.1
-
-    return trained(network(), loss)
-
-
-@case
-def statistics_of_features() -> Numbers:
-    model, optimizer = distributed(network())
-    mean, seen = torch.zeros(FEATURES), 0
-    for x, _ in batches():
-        seen += len(x)
-        mean += (x.mean(0) - mean) * len(x) / seen
-    numbers = [step(optimizer, cross_entropy(model, x - mean, y)) for x, y in batches()]
-    features = torch.cat([model(x).detach() for x, _ in batches()])
-    hits = sum((model(x).argmax(1) == y).sum().item() for x, y in batches())
-    return [*numbers, model, mean, seen, hits, features.var(0), torch.linalg.svdvals(features)]
-
-
-@case
-def numbers_by_numpy() -> Numbers:
-    def loss(model, x, y):
-        out = model(x)
-        right = out.detach().numpy().argmax(1) == y.numpy()
-        return F.cross_entropy(out, y) * float(1 + right.mean()) + torch.from_numpy(right.astype(float)).mean()
 
     return trained(network(), loss)
 

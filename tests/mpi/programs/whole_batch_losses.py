@@ -9,16 +9,6 @@ from whole_batches import CLASSES, FEATURES, Numbers, batches, case, labels, net
 
 
 @case
-def survival_of_cox() -> Numbers:
-    def loss(model, x, time, event):
-        order = time.argsort(descending=True)
-        risk, event = model(x).squeeze(1)[order], event[order]
-        return -((risk - risk.logcumsumexp(0)) * event).sum() / event.sum().clamp(min=1)
-
-    return trained(network(outputs=1), loss, batches(samples(), samples(1, seed=7)[:, 0].exp(), labels(2).double()))
-
-
-@case
 def simclr_of_two_views() -> Numbers:
     def loss(model, x, _):
         z = F.normalize(model(torch.cat([x + 0.1 * torch.randn_like(x), x * (torch.rand_like(x) > 0.2)])), dim=1)
@@ -27,20 +17,6 @@ def simclr_of_two_views() -> Numbers:
         return F.cross_entropy(similar, torch.cat([torch.arange(n, 2 * n), torch.arange(n)]))
 
     return trained(network(), loss)
-
-
-@case
-def cutmix_in_place() -> Numbers:
-    def loss(model, x, y):
-        other = torch.randperm(len(x))
-        low, high = sorted(torch.randint(0, 6, (2,)).tolist())
-        x = x.clone()
-        x[:, :, low:high] = x[other, :, low:high]
-        share = 1 - (high - low) / 6
-        out = model(x)
-        return share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[other])
-
-    return trained(nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)), loss, batches(samples(2, 6), labels()))
 
 
 @case

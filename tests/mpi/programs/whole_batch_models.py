@@ -26,33 +26,6 @@ from whole_batches import (
 import hpctrain as ht
 
 
-class Returning(nn.Module):
-    """A network whose result is given another form."""
-
-    def __init__(self, form, outputs=CLASSES):
-        super().__init__()
-        self.body, self.head, self.form = nn.Linear(FEATURES, 8), nn.Linear(8, outputs), form
-
-    def features(self, x):
-        return torch.tanh(self.body(x))
-
-    def forward(self, x, *more, **named):
-        hidden = self.features(x)
-        return self.form(self.head(hidden), hidden, *more, **named)
-
-
-@case
-def nested_dictionaries() -> Numbers:
-    def loss(model, x, y):
-        out = model(x)
-        return F.cross_entropy(out["a"]["logits"], y) + out["b"][0].max() - out["b"][1]["mean"].min()
-
-    def form(out, hidden):
-        return {"a": {"logits": out}, "b": (hidden.sum(1), {"mean": hidden.mean(1), "nothing": None}), "name": "net"}
-
-    return trained(Returning(form), loss)
-
-
 @case
 def padded_sentences_with_a_mask() -> Numbers:
     class Classifier(nn.Module):
@@ -170,19 +143,6 @@ def steps_before_rows_where_both_are_as_many() -> Numbers:
 
 
 @case
-def tables_as_long_as_rows() -> Numbers:
-    model = Returning(lambda out, hidden: (out, model.table * 2))
-    model.table, model.calls = nn.Parameter(torch.ones(6, 4)), 0
-    data = batches(batch=12, drop_last=True)
-
-    def loss(model, x, y):
-        out, table = model(x)
-        return F.cross_entropy(out, y) + table.square().sum() + table.mean(0).sum()
-
-    return trained(model, loss, data, rate=0.01)
-
-
-@case
 def objects_as_batches() -> Numbers:
     def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> SimpleNamespace:
         x, y = default_collate(items)
@@ -199,19 +159,3 @@ def objects_as_batches() -> Numbers:
     model, optimizer = distributed(Holding())
     drawn = list(batches(collate_fn=collate))
     return [step(optimizer, F.cross_entropy(model(batch=batch).logits, batch.y)) for batch in drawn] + [model]
-
-
-@case
-def complex_parameters() -> Numbers:
-    class Wave(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, FEATURES, dtype=torch.complex64))
-            self.bias = nn.Parameter(torch.randn(4, dtype=torch.complex64))
-
-        def forward(self, x):
-            return (x.to(torch.complex64) @ self.weight.T + self.bias).abs().square()
-
-    # Six digits are those of the type.
-    found = trained(Wave(), lambda model, x, y: model(x).mean(), rate=0.01)
-    return [round(number, 3) for number in found[:-1]]

@@ -141,7 +141,7 @@ for _kind, _make in {
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
     "fused": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
 }.items():
-    for _unscale, _clip in ((False, ""), (True, ""), (True, "model"), (True, "groups")):
+    for _unscale, _clip in ((False, ""), (True, "groups")):
         CASES[f"scaler_of_{_kind}_{_unscale}_{_clip}"] = lambda a=_make, b=_unscale, c=_clip: scaled(a, b, c)
 
 
@@ -187,7 +187,6 @@ def experts(*widths: int) -> Numbers:
     return [model]
 
 
-CASES["equal_experts"] = lambda: experts(8, 8, 8, 8)
 CASES["unequal_experts"] = lambda: experts(8, 4, 12, 5)
 
 
