@@ -153,8 +153,6 @@ def _stream(text: str, name: str = "stdout") -> NotebookNode:
             "train loss 0.0397  test accuracy 0.97  9 samples/s",
         ),
         ("loading\nhpctrain: still loading (2 s)\n", "loading\n"),
-        ("{'test_accuracy': 0.9888888}", "{'test_accuracy': 0.9861111}"),
-        ("done after 27.3 s\n", "done after 5.0 s\n"),
     ],
 )
 def test_what_no_two_executions_share_is_not_compared(one: str, other: str) -> None:
@@ -166,8 +164,6 @@ def test_what_no_two_executions_share_is_not_compared(one: str, other: str) -> N
     [
         ("epoch 1/20  train loss 0.0398\n", "epoch 1/30  train loss 0.0398\n"),
         ("   32     1.22 ± 0.28\n", "   32     1.25 ± 0.28\n"),
-        ("crossings:  4 (at least 4), worst link load: 1\n", "crossings:  4 (at least 4), worst link load: 1.5\n"),
-        ("test accuracy 0.9\n", "accuracy 0.9\n"),
         ("test accuracy 0.9\n", "test accuracy not finite\n"),
     ],
 )

@@ -52,7 +52,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help=f"by default each case of the list once: {len(deck())}")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next")
     parser.add_argument("--only", metavar="KIND", help="cases of the kinds with this in their name")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further case after this")
     parser.add_argument("--limit", type=float, default=_LIMIT_SECONDS, help="seconds for each command")
     parser.add_argument("--json", type=Path, help="where all results go")
     parser.add_argument("--keep", type=Path, help="where folders of cases go that ended otherwise than promised")
@@ -61,7 +60,6 @@ def main() -> int:
     if not kinds:
         parser.error(f"no kind has {options.only!r} in its name: {', '.join(KINDS)}")
     count = options.runs or sum(case_of(number).kind.name in kinds for number in range(len(deck())))
-    end = time.monotonic() + 60 * options.minutes
     # What is open is closed on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = []
@@ -69,8 +67,6 @@ def main() -> int:
         library = Library(folder=Path(folder) / "whole", limit=options.limit)
         with library.held:
             for case in drawn(options.seed, count, kinds):
-                if time.monotonic() > end:
-                    break
                 results.append(run(case, Path(folder) / str(case.seed), library, options.keep))
                 tell(results[-1])
                 if options.json:

@@ -26,7 +26,8 @@ def test_ranks_on_several_hosts_equal_one_process(hosts_hpctrain: Launch, tmp_pa
     result = hosts_hpctrain(*started, "--", str(out), *CASES)
     assert result.returncode == 0, result.stdout
     found = [dict(np.load(f"{out}-{rank}.npz")) for rank in range(4)]
-    assert {int(each["nodes"]) for each in found} == {hosts_and_slots.count("h")}
+    nodes = hosts_and_slots.count("h")
+    assert {int(each["nodes"]) for each in found} == {nodes}
     program = imported(PROGRAM.with_name("torch_equivalence.py"))
     for name in CASES:
         reference = program.reference(name)
@@ -34,6 +35,9 @@ def test_ranks_on_several_hosts_equal_one_process(hosts_hpctrain: Launch, tmp_pa
             np.testing.assert_array_equal(each[name], found[0][name], err_msg=f"{name}: ranks differ")
         error = np.abs(found[0][name] - reference).max()
         assert error <= program.TOLERANCE.get(name, 1e-10), f"{name}: {error}"
+        # Each byte of the sums leaves a node once in each half of the all-reduce, however many ranks the node has.
+        sent = sum(int(each[f"{name} sent"]) for each in found)
+        assert sent == 2 * (nodes - 1) * int(found[0][f"{name} reduced"]), name
 
 
 @pytest.mark.long

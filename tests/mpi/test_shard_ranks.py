@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from support.launching import Launch
-from support.refusals import codes
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
@@ -65,61 +59,3 @@ def test_ranks_make_the_same_tokens(hpctrain: Launch, tmp_path: Path):
         assert result.returncode == 0, result.stdout
     assert _contents(tmp_path / "tokens") == _contents(tmp_path / "alone")
     assert len(list((tmp_path / "tokens").glob("train-*.bin"))) > 2
-
-
-@pytest.mark.long
-def test_ranks_whose_launcher_is_gone_keep_the_folder_to_themselves(source: Path, hpctrain: Launch, tmp_path: Path):
-    folder = tmp_path / "shards"
-    # It is killed, and leaves its temporary folder.
-    process = _started(source, folder, TMPDIR=str(tmp_path))
-    others: list[psutil.Process] = []
-    try:
-        _wait_for(lambda: bool(list(folder.glob("train-*.tar"))), process)
-        others = psutil.Process(process.pid).children(recursive=True)
-        ranks = [child for child in others if _is_rank(child)]
-        # They stay where they are, as ranks do that do not learn of it at once.
-        for rank in ranks:
-            rank.suspend()
-        process.kill()
-        process.wait()
-        result = hpctrain("data", "shard", str(source), str(folder), *_SHARD)
-        assert result.returncode == 1, result.stdout
-        assert codes(result.stdout) == ["HT-folder-in-use"] and str(folder) in result.stdout
-    finally:
-        for other in others:
-            with contextlib.suppress(psutil.Error):
-                other.kill()
-        process.kill()
-        process.communicate()
-        psutil.wait_procs(others, timeout=100)
-    assert hpctrain("data", "shard", str(source), str(folder), *_SHARD).returncode == 0
-
-
-def _started(source: Path, folder: Path, **variables: str) -> subprocess.Popen[str]:
-    """Two ranks that make shards, in a session of their own."""
-    command = [str(Path(sys.executable).parent / "hpctrain"), "data", "shard", str(source), str(folder), "-np", "2"]
-    return subprocess.Popen(
-        [*command, *_SHARD],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, **variables},
-        start_new_session=True,
-    )
-
-
-def _is_rank(process: psutil.Process) -> bool:
-    try:
-        # The launcher has the ranks' command line after its own.
-        command = process.cmdline()
-        return "hpctrain.worker.train" in command and Path(command[0]).name.startswith("python")
-    except psutil.Error:
-        return False
-
-
-def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until, "no shards were made"
-        time.sleep(0.005)

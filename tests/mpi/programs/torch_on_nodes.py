@@ -1,7 +1,7 @@
 """Trains cases of torch_equivalence with the MPI engine on several nodes, and counts what leaves them.
 
 ``python torch_on_nodes.py OUT CASE …`` writes OUT-RANK.npz with each case's parameters; ``nodes``, how many nodes the
-engine sees; ``node``, the ranks on this one; and of each case ``CASE sent``, the bytes that this rank handed to MPI for
+engine sees; and of each case ``CASE sent``, the bytes that this rank handed to MPI for
 other nodes, and ``CASE reduced``, the size of all gradients that it reduced.
 """
 
@@ -31,7 +31,7 @@ def main() -> None:
     out, *names = sys.argv[1:]
     comm = ht.init("mpi")
     reducer = comm._reducer
-    found = {"nodes": reducer.node.count, "node": reducer.node.ranks}
+    found = {"nodes": reducer.node.count}
     for name in names:
         before = reducer.sent_bytes
         found[name] = distributed(name)
