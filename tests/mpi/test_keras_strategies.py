@@ -8,9 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +15,19 @@ import numpy as np
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import read_events
 from hpctrain.common.run.records import read_records
+from support.interrupted_runs import interrupted
+from support.launching import Launch
 from support.refusals import check
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow", allow_module_level=True)
 
 _PROGRAM = Path(__file__).parent / "programs" / "keras_strategies.py"
-_HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 _RANKS = {"mirrored": 2, "multi_worker": 2, "parameter_server": 3}
 _FILES = {"mirrored": ["fit"], "multi_worker": ["fit", "loop"], "parameter_server": ["loop"]}
 # Of the launcher's own environment, which says of another process which of several it is.
 _OTHERS = json.dumps({"cluster": {"worker": ["192.0.2.1:1", "192.0.2.2:1"]}, "task": {"type": "worker", "index": 1}})
-
-
-@contextmanager
-def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [_HPCTRAIN, "run", *arguments]
-    environment = {**os.environ, "TF_CONFIG": _OTHERS}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, errors="replace"
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def _ended(process: subprocess.Popen[str]) -> str:
-    printed, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, printed
-    return printed
-
-
-def _run(*arguments: str) -> str:
-    with _started(*arguments) as process:
-        return _ended(process)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +44,13 @@ def _weights(path: Path) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("backend", _RANKS)
 @pytest.mark.long
-def test_scripts_equal_one_process_on_the_full_batch(tmp_path: Path, plain: list[np.ndarray], backend: str) -> None:
+def test_scripts_equal_one_process_on_the_full_batch(
+    hpctrain: Launch, tmp_path: Path, plain: list[np.ndarray], backend: str
+) -> None:
     script = (str(_PROGRAM), "-np", str(_RANKS[backend]), "--oversubscribe", "--backend", backend)
-    printed = _run(*script, "--run-dir", str(tmp_path / "run"), "--", str(tmp_path / "out"))
-    assert "by itself" not in printed and "its own" not in printed
+    result = hpctrain("run", *script, "--run-dir", "run", "--", "out", TF_CONFIG=_OTHERS)
+    assert result.returncode == 0, result.stdout
+    assert "by itself" not in result.stdout and "its own" not in result.stdout
     # Under parameter_server rank 0 alone runs the script, and under mirrored it is the only one.
     ranks = 2 if backend == "multi_worker" else 1
     for name in _FILES[backend]:
@@ -118,13 +93,14 @@ def _check_cluster(texts: list[str], backend: str) -> None:
 @pytest.mark.parametrize("backend", _RANKS)
 def test_the_digits_are_learnt_also_where_a_rank_is_killed(tmp_path: Path, backend: str) -> None:
     ranks = _RANKS[backend] + (backend == "parameter_server")
-    recipe = ("digits", "--framework", "keras", "-np", str(ranks), "--oversubscribe", "--backend", backend)
-    run = RunDirectory(tmp_path / "run")
-    with _started(*recipe, "--set", "epochs=12", "--run-dir", str(run.path)) as process:
+    recipe = ["digits", "--framework", "keras", "-np", str(ranks), "--oversubscribe", "--backend", backend]
+
+    def kill(launcher: int) -> None:
         if backend != "mirrored":  # It is one rank.
-            _wait_for_epochs(run, 2, process)
-            os.kill(read_records(run)[ranks - 1].pid, signal.SIGKILL)
-        printed = _ended(process)
+            os.kill(read_records(RunDirectory(tmp_path / "run"))[ranks - 1].pid, signal.SIGKILL)
+
+    status, printed = interrupted(tmp_path, 50, [*recipe, "--set", "epochs=12"], kill)
+    assert status == 0, printed
     assert (f"rank {ranks - 1} on" in printed and "(SIGKILL)" in printed) == (backend != "mirrored")
     assert ("(attempt 2)" in printed) == (backend != "mirrored")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -132,11 +108,3 @@ def test_the_digits_are_learnt_also_where_a_rank_is_killed(tmp_path: Path, backe
     assert (summary["epochs"], summary["steps"]) == (12, 12 * 23)
     # Asynchronous steps depend on how ranks take turns: 0.90 was seen on a machine with five times as many processes.
     assert summary["metrics"]["test_accuracy"] >= (0.8 if backend == "parameter_server" else 0.97)
-
-
-def _wait_for_epochs(run: RunDirectory, count: int, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 300
-    while not run.events.exists() or sum(each.event == "epoch" for each in read_events(run.events)) < count:
-        assert process.poll() is None, "the run ended before it was hurt"
-        assert time.monotonic() < end, f"no {count} epochs within 300 s"
-        time.sleep(0.05)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from support.launching import Launch
+
 _PROGRAM = Path(__file__).parent / "programs" / "listens.py"
-_HPCTRAIN = Path(sys.executable).parent / "hpctrain"
 
 
 # gloo's ranks connect to each other, so that the test would see a listener. It may keep its own to the end.
 _BACKENDS = ("mpi", "horovod", "gloo")
 
 
-def test_ranks_of_one_host_listen_at_the_loopback_alone(tmp_path: Path) -> None:
-    start = [str(_HPCTRAIN), "run", str(_PROGRAM), "-np", "2", "--backend", "mpi", "--run-dir", str(tmp_path / "run")]
-    command = [*start, "--", str(tmp_path), *_BACKENDS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_ranks_of_one_host_listen_at_the_loopback_alone(hpctrain: Launch, tmp_path: Path) -> None:
+    done = hpctrain("run", str(_PROGRAM), "-np", "2", "--backend", "mpi", "--", str(tmp_path), *_BACKENDS)
+    assert done.returncode == 0, done.stdout
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     for backend in _BACKENDS:
         addresses = [rank[backend] for rank in found]

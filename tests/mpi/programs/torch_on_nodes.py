@@ -1,8 +1,8 @@
 """Trains cases of torch_equivalence with the MPI engine on several nodes, and counts what leaves them.
 
 ``python torch_on_nodes.py OUT CASE …`` writes OUT-RANK.npz with each case's parameters; ``nodes``, how many nodes the
-engine sees; and of each case ``CASE sent``, the bytes that this rank handed to MPI for
-other nodes, and ``CASE reduced``, the size of all gradients that it reduced.
+engine sees; and of each case ``CASE sent``, the bytes that this rank handed to MPI for other nodes, and ``CASE
+reduced``, the size of all gradients that it reduced.
 """
 
 from __future__ import annotations
