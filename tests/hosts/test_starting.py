@@ -182,15 +182,6 @@ def _private_run_directory(hosts: LocalHosts, folder: Path) -> list[str]:
     return [*_RUN, "--run-dir", "/tmp/run"]
 
 
-def _private_script(hosts: LocalHosts, folder: Path) -> list[str]:
-    hosts.run("h1", "install", str(folder / "variables.py"), "/tmp/variables.py")
-    return ["/tmp/variables.py", "-H", "h1,h2"]
-
-
-def _unknown_name(hosts: LocalHosts, folder: Path) -> list[str]:
-    return ["variables.py", "-H", "h1,h22"]
-
-
 def _interpreter(hosts: LocalHosts, folder: Path, host: str, before: str = "") -> None:
     """A Python at a place that each host has for itself."""
     (folder / host).write_text(f'#!/bin/sh\n{before}exec {sys.executable} "$@"\n')
@@ -238,8 +229,6 @@ def _no_answer(hosts: LocalHosts, folder: Path) -> list[str]:
 FAULTS = {
     _another_hosts_name: (2, "h2: the name has the address 127.0.1.1 here", "/etc/hosts"),
     _private_run_directory: (2, "h2 does not see /tmp, where the ranks are to write", "--run-dir"),
-    _private_script: (2, "h2 does not have the script /tmp/variables.py", "a folder that all hosts share"),
-    _unknown_name: (2, "h22 cannot be reached: its name is not known here", "getent hosts NAME"),
     _no_interpreter: (2, "h2 has no program /tmp/python", "--python PROGRAM"),
     _other_version: (
         2,

@@ -52,9 +52,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
         "tests/unit/worker/comm/test_script_location.py": "a constant, as a script of a name that is nobody's",
         "tests/unit/worker/adapters/batch_cases.py": "calls that are written in the file itself",
     },
-    "a shell": {
-        "tests/mpi/programs/as_under_torchrun/finds.py": "a constant: that a script's shell has the rank's variables",
-    },
     "text for a shell": {
         "tests/unit/cli/test_program.py": "a shell closes and redirects the streams",
         "tests/unit/common/files/test_shell_words.py": "a shell reads printed words",
