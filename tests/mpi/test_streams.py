@@ -30,8 +30,7 @@ def test_streams_and_samplers_give_the_batches_of_one_process(mpirun, tmp_path, 
     mpirun(PROGRAMS / "streams.py", ranks, backend, str(tmp_path / "out"), timeout=300)
     for rank in range(ranks):
         found = json.loads((tmp_path / f"out-{rank}.json").read_text())
-        assert all(found[name] < 1e-12 for name in found if name.startswith("weights")), found
-        assert len(found) > 10
+        assert len(found) > 8 and not any(found.values()), found
 
 
 @pytest.mark.parametrize(
@@ -46,4 +45,4 @@ def test_datasets_and_torchdata_give_the_batches_of_one_process(mpirun, tmp_path
     mpirun(PROGRAMS / "hub_streams.py", ranks, "mpi", str(tmp_path / "out"), timeout=300, **variables)
     for rank in range(ranks):
         found = json.loads((tmp_path / f"out-{rank}.json").read_text())
-        assert len(found) > 4 and not any(found.values()), found
+        assert len(found) > 3 and not any(found.values()), found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -11,34 +10,18 @@ from keras import layers, losses
 from keras_runs import adam, dense, pattern
 
 
-def tape_step(model, optimizer, loss, graph: bool = True):
-    def step(x, y, weight=None, share=1.0):
+@pattern
+def loop_over_a_list(run):
+    model, optimizer = run.distribute(dense(), adam())
+    optimizer.build(model.trainable_variables)
+    loss = losses.MeanSquaredError()
+    for x, y, *rest in list(run.data(run.normal(4), run.normal(1)))[::-1]:
+        weight, share = rest or (None, 1.0)
         with tf.GradientTape() as tape:
             value = loss(y, model(x, training=True), sample_weight=weight) * share
         gradients = tape.gradient(value, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-    return tf.function(step, reduce_retracing=True) if graph else step
-
-
-def taped(run, batches: Callable, graph: bool = True):
-    model, optimizer = run.distribute(dense(), adam())
-    optimizer.build(model.trainable_variables)
-    step = tape_step(model, optimizer, losses.MeanSquaredError(), graph)
-    data = run.data(run.normal(4), run.normal(1))
-    for batch in batches(data):
-        step(*batch)
     return model.get_weights()
-
-
-@pattern
-def loop_over_a_list(run):
-    return taped(run, lambda data: list(data)[::-1], graph=False)
-
-
-@pattern
-def loop_over_a_dataset_of_a_dataset(run):
-    return taped(run, lambda data: data.skip(1).repeat(3).take(7).prefetch(2))
 
 
 @pattern

@@ -88,27 +88,11 @@ def gan_of_the_guide(run):
     return history, gan.get_weights()
 
 
-@pattern
-def two_phases_of_transfer(run):
-    base = keras.Sequential([keras.Input((4,)), layers.Dense(6, activation="tanh"), layers.LayerNormalization()])
-    base.trainable = False
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(1)(base(inputs, training=False)))
-    data = run.data(run.normal(4), run.normal(1))
-    history = []
-    for trainable, optimizer in ((False, sgd()), (True, adam())):
-        base.trainable = trainable
-        model, optimizer = run.distribute(model, optimizer)
-        model.compile(optimizer, "mse")
-        history.append(run.fit(model, data))
-    return history, model.get_weights()
-
-
 WORDS, LENGTH = 7, 5
 
 
-def _mean(run, total, count, **share):
-    return run.ht.mean_loss(total, count, **share) if run.distributed else total / count
+def _mean(run, total, count):
+    return run.ht.mean_loss(total, count) if run.distributed else total / count
 
 
 def _network() -> list:
@@ -161,21 +145,3 @@ def _stepped(run, loss_of):
 @pattern
 def train_step_divided_by_tokens(run):
     return _stepped(run, lambda y, y_pred: _mean(run, *_tokens(y, y_pred)))
-
-
-@pattern
-def loop_divided_by_tokens(run):
-    model, optimizer = run.distribute(keras.Sequential(_network()), adam())
-    optimizer.build(model.trainable_variables)
-
-    @tf.function(reduce_retracing=True)
-    def step(x, y, share):
-        with tf.GradientTape() as tape:
-            total, count = _tokens(y, model(x, training=True))
-            loss = _mean(run, total, count, **({"share": share} if run.distributed else {}))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    values = [float(step(x, y, rest[-1] if rest else None)) for x, y, *rest in run.data(*_sentences(run))]
-    return values, model.get_weights()

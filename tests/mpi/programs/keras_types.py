@@ -11,10 +11,6 @@ from keras_runs import PATTERNS, Run, adam, sgd
 EPOCHS, CLASSES = 5, 5
 
 
-def scaling():
-    return keras.optimizers.LossScaleOptimizer(sgd())
-
-
 def typed(run: Run, make, policy: str = "float64", *, loop: str = "fit", built: bool = True, wire: str = "none"):
     """Train a network of a type, with what travels between the ranks narrowed to ``wire``."""
     keras.config.set_floatx("float64" if policy == "float64" else "float32")
@@ -80,7 +76,6 @@ PATTERNS |= {
     "accumulated_in_a_graph": lambda run: typed(run, lambda: adam(gradient_accumulation_steps=3), loop="graph"),
     "float32": lambda run: typed(run, sgd, "float32"),
     "overflow": lambda run: typed(run, sgd, "mixed_float16"),
-    "overflow_in_a_graph": lambda run: typed(run, scaling, "mixed_float16", loop="graph"),
     "bfloat16": lambda run: typed(run, lambda: keras.optimizers.SGD(0.1), "bfloat16"),
     "narrowed_to_fp16": lambda run: typed(run, sgd, "float32", wire="fp16"),
     "narrowed_to_bf16": lambda run: typed(run, sgd, "float32", loop="graph", wire="bf16"),

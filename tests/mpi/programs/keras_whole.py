@@ -5,11 +5,11 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 from keras import layers, ops
-from keras_runs import adam, dense, fitted, pattern, sgd
+from keras_runs import adam, fitted, pattern, sgd
 
 
-def _whole(run, *values, **share):
-    return run.ht.keras.whole(*values, **share) if run.distributed else values
+def _whole(run, *values):
+    return run.ht.keras.whole(*values) if run.distributed else values
 
 
 class Punished(keras.Sequential):
@@ -130,27 +130,6 @@ def train_step_of_whole_tensors(run):
         model.run, model.tracker = run, keras.metrics.Mean(name="tracker")
         found.append(fitted(run, model, adam(), None, run.normal(4), run.normal(2), **settings))
     return found
-
-
-@pattern
-def loop_of_whole_tensors(run):
-    weights = []
-    for graph in (False, True):
-        keras.utils.set_random_seed(2)
-        model, optimizer = run.distribute(dense(), adam())
-        optimizer.build(model.trainable_variables)
-
-        def step(x, y, weight=None, share=1.0, model=model, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                target, found = _whole(run, y, model(x, training=True), share=share)
-                value = tf.sqrt(tf.math.reduce_variance(target - found) + 0.1) + tf.reduce_logsumexp(found)
-            optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-            return value
-
-        for batch in run.data(run.normal(4), run.normal(1)).repeat(2):
-            value = (tf.function(step, reduce_retracing=True) if graph else step)(*batch)
-        weights += [value, *model.get_weights()]
-    return weights
 
 
 class Printing(keras.Sequential):

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import webdataset
 from situations import Named, refused, run
-from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -133,41 +132,6 @@ def resumes(make, at: int, own_of=own_of) -> None:
 def once(epochs) -> None:
     for epoch in epochs:
         assert sorted(sum(epoch, [])) == sorted(set(sum(epoch, []))) and len(sum(epoch, [])) == SAMPLES, epoch
-
-
-# Numbers.
-
-
-def train(batches, model, optimizer, epochs=2) -> None:
-    for _ in range(epochs):
-        for x, y in batches:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x).squeeze(1), y).backward()
-            optimizer.step()
-
-
-def difference(make) -> float:
-    """Of the weights that the ranks train from those that one process trains with the plain loader."""
-    models = []
-    for batches in (make(), make()):
-        torch.manual_seed(5)
-        model = nn.Linear(FEATURES, 1, dtype=torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        if models:
-            model, optimizer = ht.distribute(model, optimizer)
-            batches = ht.shard(batches)
-        train(batches, model, optimizer)
-        models.append(model)
-    return max((a - b).abs().max().item() for a, b in zip(*(each.parameters() for each in models), strict=True))
-
-
-@situation
-def weights_of_a_linear_model(comm):
-    found = []
-    for workers, size, drop_last in [(0, 8, False), (0, 28, False), (0, 8, True), (2, 6, False)]:
-        settings = {"batch_size": size, "num_workers": workers, "drop_last": drop_last}
-        found.append(difference(lambda settings=settings: DataLoader(Stream(zip(*numbers())), **settings)))  # noqa: B905
-    return max(found)
 
 
 # Streams.
