@@ -106,11 +106,12 @@ docs: .venv/docs.stamp
 build-pages = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # What only a machine with GPUs shows, as hpctrain-runs/gpu/gpu.json. PYTHON is the one that has
-# PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes leaves the other
-# sections out, each of which is bounded by the minutes in tests/support/gpu_sections.py.
+# PyTorch with CUDA there. What else it lacks comes from .wheels, so that no network is needed. ONLY=nccl,recipes runs these
+# modules of tests/gpu alone.
+comma := ,
 gpu: .gpu/installed.stamp
-	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=hpctrain-runs/gpu GPU_ONLY=$(ONLY) PATH="$(CURDIR)/.gpu/bin:$$PATH" \
-		.gpu/bin/python -m pytest tests/gpu
+	PIP_NO_INDEX=1 PIP_FIND_LINKS=$(CURDIR)/.wheels GPU_REPORT=hpctrain-runs/gpu PATH="$(CURDIR)/.gpu/bin:$$PATH" \
+		.gpu/bin/python -m pytest $(if $(ONLY),$(patsubst %,tests/gpu/test_%.py,$(subst $(comma), ,$(ONLY))),tests/gpu)
 
 # Packages of another Python are seen through a path file, which works for one in an environment of its own too. What is
 # listed is installed beside them all the same: of a package that is only seen, such as Open MPI, no programs are found.

@@ -22,7 +22,7 @@ import pytest
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.horovod.cuda import find_toolkit
-from support.gpu_sections import GPUS, launch, on_gpus
+from support.gpu_runs import GPUS, launch, on_gpus
 from support.interrupted_runs import assert_same_bits, interrupted
 
 PROGRAMS = Path(__file__).with_name("programs")

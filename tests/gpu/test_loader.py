@@ -16,7 +16,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from hpctrain.worker.data.gpu_decoder import CardPool
 from hpctrain.worker.data.image_loader import ImageNet
-from support.gpu_sections import GPUS, launch, of_make_gpu
+from support.gpu_runs import GPUS, launch, of_make_gpu
 
 pytestmark = of_make_gpu
 

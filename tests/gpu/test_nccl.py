@@ -21,11 +21,10 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import kept, read_events
 from hpctrain.common.run.records import read_records
 from support.comers import cells
-from support.gpu_sections import GPUS, launch, of_make_gpu
+from support.gpu_runs import BACKEND, FLOAT32, GPUS, differences, launch, of_make_gpu, start
 from support.imported_programs import imported
 from support.interrupted_runs import interrupted
 from support.pages import ROOT
-from support.parallel_cases import BACKEND, FLOAT32, differences, start
 
 pytestmark = of_make_gpu
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.gpu_sections import launch, of_make_gpu
-from support.parallel_cases import BACKEND, PROGRAM, differences, start
+from support.gpu_runs import BACKEND, PARALLEL, differences, launch, of_make_gpu, start
 
 pytestmark = of_make_gpu
 
@@ -35,7 +34,7 @@ def test_pipelines_equal_one_process(tmp_path, note, ranks):
         arguments = ("--run-dir", f"run{len(failed)}", "--", str(out), f"{BACKEND}={','.join(left)}")
         # A step that hangs is to end before that, with the stage and action at fault.
         limits = {"CASE_SECONDS": str(within), "HPCTRAIN_TIMEOUT": str(within - 15)}
-        done = launch(tmp_path, "run", str(PROGRAM), *start(ranks), *arguments, seconds=280, status=None, **limits)
+        done = launch(tmp_path, "run", str(PARALLEL), *start(ranks), *arguments, seconds=280, status=None, **limits)
         ended = differences(out, ranks, left)
         rows += ended
         left = left[len(ended) :]

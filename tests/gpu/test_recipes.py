@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.gpu_sections import GPUS, execute, launch, of_make_gpu
+from support.gpu_runs import GPUS, execute, launch, of_make_gpu
 from support.pages import ROOT
 
 pytestmark = of_make_gpu
