@@ -62,7 +62,7 @@ RecipeOrScript = Annotated[
     str | None,
     typer.Argument(metavar="[RECIPE|SCRIPT.py]", help="A recipe's name or file, or a script."),
 ]
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name or file.")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Arguments of the script.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than this machine has cores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -81,14 +81,6 @@ FabricFile = Annotated[
 ]
 Routes = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Forwarding tables: a folder of ibroute's output, or dump_lfts's.")
-]
-TopologyName = Annotated[
-    str | None,
-    typer.Option(
-        "--topology",
-        metavar="NAME",
-        help="Which topology of Slurm's file to take; by default the one that has the hosts, else the default one.",
-    ),
 ]
 NodeFile = Annotated[
     str | None,
@@ -128,7 +120,6 @@ class Switches:
 
     fabric: FabricFile = None
     routes: Routes = None
-    topology: TopologyName = None
 
 
 @dataclass(frozen=True, kw_only=True)

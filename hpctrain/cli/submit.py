@@ -14,7 +14,6 @@ from hpctrain.cli.options import (
     FabricFile,
     Interface,
     NodeFile,
-    TopologyName,
     with_groups,
 )
 from hpctrain.cli.training_options import JobStart, Restarts, WorkOptions
@@ -132,7 +131,6 @@ class JobHosts:
     """What is known of a job's hosts before it starts."""
 
     fabric: FabricFile = None
-    topology: TopologyName = None
     node: NodeFile = None
     interface: Interface = None
 
@@ -175,7 +173,7 @@ def submit(
         work=None,
         backend=training.backend,
         framework=training.framework,
-        host_options=host_options(chosen.profile, hosts.fabric, hosts.node, hosts.interface, hosts.topology),
+        host_options=host_options(chosen.profile, hosts.fabric, hosts.node, hosts.interface),
         start=Start(**placed.changes()),
         stop=Stop(restarts=restarts),
         dry_run=dry_run,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpctrain.cli.options import AsJson, NamedHosts, Routes, TopologyName, with_groups
+from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
 from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.errors import HpctrainError, nearest
@@ -41,23 +41,10 @@ FabricOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FabricOptions:
-    """What is read of a fabric beside its files."""
+def _read(files: Sequence[Path], routes: Path | None) -> Fabric:
+    from hpctrain.control.topology.build import read_fabric
 
-    routes: Routes = None
-    topology: TopologyName = None
-
-    def read(self, files: Sequence[Path], hosts: Sequence[str] = ()) -> Fabric:
-        """The fabric of the files; of several topologies, without a name, the one that has the hosts."""
-        from hpctrain.control.topology.build import read_fabric
-        from hpctrain.control.topology.readers.slurm import Choice
-
-        return read_fabric(
-            files,
-            self.routes,
-            choice=Choice(name=self.topology, hosts=hosts),
-        )
+    return read_fabric(files, routes)
 
 
 _MOST_RANKS = 1024
@@ -67,17 +54,11 @@ ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "
 
 
 @app.command()
-@with_groups
-def show(
-    fabric_files: FabricFiles,
-    *,
-    reading: FabricOptions,
-    as_json: AsJson = False,
-) -> None:
+def show(fabric_files: FabricFiles, *, routes: Routes = None, as_json: AsJson = False) -> None:
     """Show a fabric as a table and a tree, with its irregularities."""
     from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
 
-    fabric = reading.read(fabric_files)
+    fabric = _read(fabric_files, routes)
     if as_json:
         shape = {**counts(fabric), "by_subnet": subnets(fabric), "oversubscription": leaf_oversubscription(fabric)}
         answer_json({**shape, "warnings": fabric.warnings})
@@ -86,12 +67,11 @@ def show(
 
 
 @app.command()
-@with_groups
 def place(
     fabric_files: FabricOption,
     hosts: Annotated[str, typer.Option(metavar="LIST", help="The job's hosts, in order: gpu[001-032],gpu040.")],
     *,
-    reading: FabricOptions,
+    routes: Routes = None,
     ranks_per_host: Annotated[
         int,
         typer.Option(
@@ -121,7 +101,7 @@ def place(
 
     require_places([hostfile] if hostfile else [])
     names = expand_hosts(hosts, "--hosts")
-    fabric = reading.read(fabric_files, names)
+    fabric = _read(fabric_files, routes)
     _warn(fabric.warnings)
     found = report(fabric, host_numbers(fabric, names))
     laid = _laid(fabric, found, mesh, ranks_per_host)
@@ -228,12 +208,11 @@ def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
 
 
 @app.command()
-@with_groups
 def convert(
     fabric_files: FabricFiles,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: topology.conf or topology.yaml.")],
     *,
-    reading: FabricOptions,
+    routes: Routes = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
     """Convert a fabric to Slurm's topology file."""
@@ -245,7 +224,7 @@ def convert(
     }
     if to not in writers:
         raise HpctrainError("HT-format-unknown", "--to {format}: no such format", nearest(to, writers), format=to)
-    fabric = reading.read(fabric_files)
+    fabric = _read(fabric_files, routes)
     _warn(fabric.warnings)
     text = writers[to](fabric)
     if out:

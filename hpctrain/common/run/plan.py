@@ -77,7 +77,6 @@ class HostOptions(FrozenModel):
         hostfile: a file that lists them.
         nodes: how many hosts of the allocation or the fabric.
         routes: the file of the fabric's forwarding tables.
-        topology: the name of one, where the file has several.
         node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
         interface: the network interface for connections without InfiniBand.
     """
@@ -87,7 +86,6 @@ class HostOptions(FrozenModel):
     nodes: int | None = None
     fabric: Path | None = None
     routes: Path | None = None
-    topology: str | None = None
     node: str | None = None
     interface: str | None = None
 

@@ -20,7 +20,6 @@ from hpctrain.control.planning.mesh_plan import mesh_work
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.topology.names import is_guid, managers
 from hpctrain.control.topology.readers import slurm
-from hpctrain.control.topology.readers.slurm import Choice
 from hpctrain.control.topology.records import SwitchGroup
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def arrange(
             the mesh.
     """
     named, source = _named_hosts(options, environment)
-    given = given_fabric(options, tuple(named))
+    given = given_fabric(options)
     if given and not whole_fabric:
         _require_named(options, given, environment)
     hosts_slots, warnings = _hosts(options, named, source, given, this_host)
@@ -209,37 +208,27 @@ def _tasks(allocation: Mapping[str, str]) -> list[int]:
 
 def find_fabric(options: HostOptions, hosts: Sequence[str]) -> KnownFabric:
     """The fabric of :func:`given_fabric` or :func:`known_fabric`."""
-    fabric = given_fabric(options, hosts)
+    fabric = given_fabric(options)
     return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts)
 
 
-def given_fabric(options: HostOptions, hosts: Sequence[str]) -> Fabric | None:
+def given_fabric(options: HostOptions) -> Fabric | None:
     """The fabric of the file that ``options`` name, with its forwarding tables; None without a file.
 
-    Args:
-        hosts: the run's hosts that are known so far; of several topologies in the file, the one with them is taken.
-
     Raises:
-        HpctrainError: the file cannot be read, or there are tables or a topology's name but no file.
+        HpctrainError: the file cannot be read, or there are tables but no file.
     """
     if options.fabric is not None:
         # Imported here because it loads NumPy.
         from hpctrain.control.topology.build import read_fabric
 
-        return read_fabric(options.fabric, options.routes, choice=Choice(name=options.topology, hosts=hosts))
+        return read_fabric(options.fabric, options.routes)
     if options.routes is not None:
         raise HpctrainError(
             "HT-option-needs-another",
             "--routes {routes}: forwarding tables alone do not say what is cabled to what",
             "name the output of ibnetdiscover with --fabric",
             routes=options.routes,
-        )
-    if options.topology is not None:
-        raise HpctrainError(
-            "HT-option-needs-another",
-            "--topology {topology} is one of a file",
-            "name the file with --fabric",
-            topology=options.topology,
         )
     return None
 
@@ -261,7 +250,7 @@ def known_fabric(hosts: Sequence[str]) -> KnownFabric:
     if "Name=" not in tree:
         return KnownFabric(flat, FLAT)
     try:
-        fabric = build_fabric(slurm.read(tree, _LISTED, Choice(hosts=hosts)))
+        fabric = build_fabric(slurm.read(tree, _LISTED))
     except HpctrainError as error:
         return KnownFabric(replace(flat, warnings=(f"{_LISTED} is not used: {error.message}", *flat.warnings)), FLAT)
     if unknown := [host for host in hosts if host not in fabric.hosts]:

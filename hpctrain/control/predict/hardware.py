@@ -28,8 +28,6 @@ class Hardware:
         gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
         adapters: network adapters of a node that the ranks use.
         link_bytes_per_s: the rate of an adapter, in one direction.
-        topology: the name of one, where the file has several.
-        hosts: names of the nodes, as far as they are known: of several topologies, the one that has them is taken.
         rdma: whether the adapters support RDMA.
     """
 
@@ -39,8 +37,6 @@ class Hardware:
     link_bytes_per_s: float | None = None
     fabric: Path | None = None
     routes: Path | None = None
-    topology: str | None = None
-    hosts: tuple[str, ...] = ()
     rdma: bool = True
 
     def like(self, node: NodeMap) -> Hardware:
@@ -109,18 +105,15 @@ class Hardware:
         Raises:
             HpctrainError: a fabric that cannot be read, that has fewer hosts, or whose links have no speed.
         """
-        if self.fabric is None and (self.routes is not None or self.topology is not None):
-            raise HpctrainError(
-                "HT-option-needs-another", "--routes and --topology are of a fabric's file", "add --fabric FILE"
-            )
+        if self.fabric is None and self.routes is not None:
+            raise HpctrainError("HT-option-needs-another", "--routes is of a fabric's file", "add --fabric FILE")
         adapters, rate = self.adapters or self._usual_adapters(), self.link_bytes_per_s or _DEFAULT_RATE
         if self.fabric is None:
             found = self._stated(counts, adapters, rate)
             return found, self._assumed(adapters, rate, "that no link is shared (--fabric)") if max(counts) > 1 else ()
         from hpctrain.control.topology.build import read_fabric
-        from hpctrain.control.topology.readers.slurm import Choice
 
-        fabric = read_fabric(self.fabric, self.routes, choice=Choice(name=self.topology, hosts=self.hosts))
+        fabric = read_fabric(self.fabric, self.routes)
         if has_cables(fabric):
             found = networks(
                 fabric,

@@ -222,26 +222,12 @@ def container_options(
     }
 
 
-def host_options(
-    profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None, topology: str | None = None
-) -> HostOptions:
-    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them.
-
-    Raises:
-        HpctrainError: a topology's name without a file.
-    """
+def host_options(profile: ClusterProfile, fabric: Path | None, node: str | None, interface: str | None) -> HostOptions:
+    """Host options from the command line, with the profile's as defaults; paths are absolute, as the job reads them."""
     given = fabric or (Path(profile.fabric) if profile.fabric else None)
-    if topology and not given:
-        raise HpctrainError(
-            "HT-option-needs-another",
-            "--topology {topology} is one of a file",
-            "name the file with --fabric",
-            topology=topology,
-        )
     node_map = node or profile.node_map
     return HostOptions(
         fabric=given.absolute() if given else None,
-        topology=topology,
         node=str(Path(node_map).absolute()) if node_map and node_map != "live" else node_map,
         interface=interface or profile.interface,
     )

@@ -26,7 +26,6 @@ from hpctrain.control.topology.names import (
     natural_key,
     switch_name,
 )
-from hpctrain.control.topology.readers.slurm import Choice
 from hpctrain.control.topology.records import FabricNode, Link, Record, bandwidth
 from hpctrain.control.topology.switch_tree import tree_fabric
 
@@ -78,27 +77,20 @@ def build_fabric(records: Iterable[Record]) -> Fabric:
     return replace(fabric, warnings=(*fabric.warnings, *faults))
 
 
-def read_fabric(
-    files: Path | Sequence[Path],
-    routes: Path | None = None,
-    *,
-    choice: Choice = Choice(),
-) -> Fabric:
+def read_fabric(files: Path | Sequence[Path], routes: Path | None = None) -> Fabric:
     """Read the fabric of a file in any known format, or of one file per subnet.
 
     Args:
-        files: the output of ``ibnetdiscover`` or ``scontrol show topology``, or a file of Slurm's.
+        files: the output of ``ibnetdiscover`` or ``scontrol show topology``, or a ``topology.conf``.
             Hosts of the same name in several files are one host, with an adapter on each subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
         HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
     """
     with _without_gc():
         paths = [files] if isinstance(files, Path) else files
-        records = read_records(paths, routes, choice=choice)
-        return build_fabric(records)
+        return build_fabric(read_records(paths, routes))
 
 
 @contextmanager

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
-from hpctrain.control.topology.readers import (
-    forwarding,
-    ibnetdiscover,
-    ibnetdiscover_ports,
-    slurm,
-    slurm_yaml,
-)
-from hpctrain.control.topology.readers.slurm import Choice
+from hpctrain.control.topology.readers import forwarding, ibnetdiscover, ibnetdiscover_ports, slurm
 from hpctrain.control.topology.records import Record
 
 Reader = Callable[[str, str], Iterator[Record]]
@@ -29,7 +21,6 @@ _FORMATS: dict[str, tuple[str, Reader]] = {
         r"\s*(?i:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=",
         slurm.read,
     ),
-    "topology.yaml": (r"[ -]*(?:topology|tree|block|flat)\s*:", slurm_yaml.read),
 }
 _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
 # Room for a hundred thousand ports with names of hundreds of bytes.
@@ -37,35 +28,19 @@ _MOST_BYTES = 2**28
 _TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
 
-def read_records(
-    paths: Sequence[Path],
-    routes: Path | None = None,
-    *,
-    choice: Choice = Choice(),
-) -> Iterator[Record]:
+def read_records(paths: Sequence[Path], routes: Path | None = None) -> Iterator[Record]:
     """The records of a fabric's files and its forwarding tables.
 
     Args:
         paths: a file in one of the formats above, or one file per subnet.
         routes: a folder of files that ``ibroute`` wrote, or one file of ``dump_lfts``.
-        choice: selects one of the topologies in a file of Slurm's.
 
     Raises:
         HpctrainError: a file cannot be read or is of no known format.
     """
     for path in paths:
         text = _text(path)
-        reader = reader_of(text, str(path))
-        if reader in (slurm.read, slurm_yaml.read):
-            reader = partial(reader, choice=choice)
-        elif choice.name is not None:
-            raise HpctrainError(
-                "HT-option-not-usable-here",
-                "{path} has no topologies to choose from",
-                "leave --topology out",
-                path=path,
-            )
-        yield from reader(text, str(path))
+        yield from reader_of(text, str(path))(text, str(path))
     if routes is None:
         return
     files = sorted(file for file in routes.iterdir() if file.is_file()) if routes.is_dir() else [routes]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpctrain.common.errors import HpctrainError, abbreviated
+from hpctrain.common.errors import abbreviated
 from hpctrain.control.topology.cabling import Found
 from hpctrain.control.topology.fabric import Fabric, components
 from hpctrain.control.topology.names import natural_key
@@ -24,19 +24,9 @@ def tree_fabric(found: Found) -> Fabric:
 
     Blocks, and separate trees, are joined by one more switch: their hosts reach each other by a network that the file
     does not describe.
-
-    Raises:
-        HpctrainError: there are no hosts.
     """
     groups = {group.name: group for group in _with_hosts(found.groups)}
     hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural_key)
-    if not hosts:
-        raise HpctrainError(
-            "HT-slurm-topology-not-valid",
-            "{where}: no hosts in it",
-            "its leaves need Nodes=",
-            where=found.where,
-        )
     warnings = [*found.warnings]
     switches = sorted(groups, key=natural_key)
     below = {child for group in groups.values() for child in group.switches}

@@ -101,9 +101,6 @@ _SLURM_TREES = (
     b"SwitchName=core Switches=s[1-2]   # the top\nswitchname=s1 nodes=n[1-2] LINKSPEED=100\n\n"
     b'SwitchName = "s2" \\\n    Nodes=n3,n4\n',
     b"BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2,4\n",
-    b"---\n- topology: ours\n  cluster_default: true\n  tree:\n    switches:\n      - switch: core\n"
-    b"        children: s[1-2]\n      - switch: s1\n        nodes: n[1-2]\n      - {switch: s2, nodes: 'n3,n4'}\n",
-    b"- topology: ours\n  block:\n    block_sizes: [2, 4]\n    blocks:\n      - {block: b1, nodes: 'n[1-2]'}\n",
     b"core.s1.n1 switch.switch.node\ncore.s2.n2 switch.switch.node\n",
 )
 

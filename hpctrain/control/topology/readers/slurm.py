@@ -9,8 +9,7 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
 from hpctrain.common.errors import HpctrainError, nearest
@@ -34,102 +33,19 @@ _EXPECTED = "expected SwitchName=… with Switches=… or Nodes=…, or BlockNam
 Line = tuple[dict[str, str], str]
 
 
-LEAVES_ONLY = "Slurm has hosts at the leaves only"
-
-
-def not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
+def _not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-slurm-topology-not-valid", "{where}: {problem}", hint, where=where, problem=problem)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The criteria for selecting one of the topologies in a file.
-
-    Attributes:
-        name: the topology to take; None takes the one that has the hosts.
-        hosts: the run's hosts that are known so far.
-    """
-
-    name: str | None = None
-    hosts: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """One topology of a file: its groups, none for kinds without switches, and whether it is the cluster's default."""
-
-    name: str
-    groups: Sequence[SwitchGroup]
-    default: bool = False
-
-    def count(self, hosts: Sequence[str]) -> int:
-        """How many of these hosts it has."""
-        return len({host for group in self.groups for host in group.hosts}.intersection(hosts))
-
-
-def without_switches(where: str) -> HpctrainError:
-    """The error for a file whose topologies name no switches and no blocks."""
-    return HpctrainError(
-        "HT-topology-no-groups",
-        "{where}: it describes no tree and no blocks",
-        "there is nothing to place ranks by: give the output of ibnetdiscover instead",
-        where=where,
-    )
-
-
-def choose(topologies: Sequence[Topology], choice: Choice, where: str) -> tuple[Topology, list[Remark]]:
-    """The topology by which hosts are ordered, and remarks about the choice.
-
-    Slurm takes the one that the job's partition names, else the first that is the cluster's default
-    (https://slurm.schedmd.com/topology.yaml.html). A file does not name the partitions, but their hosts.
-
-    Args:
-        topologies: those of one file, at least one.
-
-    Raises:
-        HpctrainError: no topology has the name, or none is a tree or blocks, or several have equally many hosts of
-            the run and none of these is the default.
-    """
-    if choice.name is not None:
-        named = [topology for topology in topologies if topology.name == choice.name]
-        if not named:
-            valid = nearest(choice.name, [topology.name for topology in topologies])
-            raise HpctrainError(
-                "HT-choice-unknown", "{where}: no topology {name!r}", valid, where=where, name=choice.name
-            )
-        topologies = named
-    shaped = [topology for topology in topologies if topology.groups]
-    if not shaped:
-        raise without_switches(where)
-    most = max(topology.count(choice.hosts) for topology in shaped)
-    able = [topology for topology in shaped if topology.count(choice.hosts) == most]
-    taken = next((topology for topology in able if topology.default), able[0])
-    if len(able) == 1:
-        return taken, []
-    names = ", ".join(topology.name for topology in able)
-    if most and not taken.default:
-        raise HpctrainError(
-            "HT-topology-ambiguous",
-            "{where}: several topologies have these hosts: {names}",
-            "--topology NAME chooses one",
-            where=where,
-            names=names,
-        )
-    which = "the default" if taken.default else "the first"
-    text = f"of several topologies ({names}) {taken.name} is taken, {which}: --topology NAME chooses another"
-    return taken, [Remark(text=text, where=where)]
-
-
-def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
+def read(text: str, where: str) -> Iterator[Record]:
     """The switches or blocks of a text, hosts at the leaves.
 
-    Slurm reads switches or blocks, depending on its TopologyPlugin. If a text has both, the switches are the default,
-    because they describe the network between blocks too.
+    Slurm reads switches or blocks, depending on its TopologyPlugin. Of a text with both the switches are taken, because
+    they describe the network between blocks too.
 
     Args:
         text: a topology.conf (tree or block), or the output of ``scontrol show topology``.
         where: the file's name, for messages.
-        choice: selects the ``tree`` or the ``block`` of the text.
 
     Raises:
         HpctrainError: the text has another format, or names something that it does not define; with the line.
@@ -145,20 +61,12 @@ def read(text: str, where: str, choice: Choice = Choice()) -> Iterator[Record]:
                 where=lines[-1][1],
                 line=last.strip()[:60],
             )
-    switches = [(pairs, place) for pairs, place in lines if "SwitchName" in pairs]
-    blocks = [(pairs, place) for pairs, place in lines if "SwitchName" not in pairs]
-    topologies = []
-    if switches or not blocks:
-        topologies.append(Topology(name="tree", groups=[_switch(*line) for line in switches], default=True))
-    if blocks:
-        topologies.append(Topology(name="block", groups=list(_blocks(blocks))))
-    if len(topologies) == 1 and choice.name is None:
-        return check_groups(topologies[0].groups, where)
-    taken, remarks = choose(topologies, choice, where)
-    return chain(remarks, check_groups(taken.groups, where))
+    switches = [_switch(pairs, place) for pairs, place in lines if "SwitchName" in pairs]
+    blocks = [] if switches else list(_blocks(lines))
+    return _checked(switches or blocks, where)
 
 
-def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
+def _checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     """Check that the groups form trees with hosts; a group without hosts and switches gets a remark.
 
     Raises:
@@ -167,19 +75,19 @@ def check_groups(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
     by_name: dict[str, SwitchGroup] = {}
     for group in groups:
         if (first := by_name.setdefault(group.name, group)) is not group:
-            raise not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
+            raise _not_valid(group.where, f"{group.name!r} is defined a second time, after {first.where}")
     for group in groups:
         for child in group.switches:
             if child not in by_name:
                 hint = nearest(child, by_name) if len(by_name) <= 50 else "is the text complete?"
-                raise not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
+                raise _not_valid(group.where, f"{group.name!r} contains {child!r}, which is not defined", hint)
     try:
         graphlib.TopologicalSorter({group.name: group.switches for group in groups}).prepare()
     except graphlib.CycleError as error:
         circle = error.args[1]
-        raise not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
+        raise _not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
     if not any(group.hosts for group in groups):
-        raise not_valid(where, "no switch and no block with hosts", _EXPECTED)
+        raise _not_valid(where, "no switch and no block with hosts", _EXPECTED)
     return _with_remarks(groups)
 
 
@@ -220,14 +128,14 @@ def _pairs(line: str, place: str) -> dict[str, str]:
     while match := _PAIR.match(line, end):
         key, end = _SPELLING.get(match[1].lower(), match[1]), match.end()
         if key in pairs:
-            raise not_valid(place, f"{match[1]} appears twice")
+            raise _not_valid(place, f"{match[1]} appears twice")
         pairs[key] = match[2] or match[3] or ""
     first = next(iter(pairs), "")
     if line[end:].strip() or first not in _LINES or not pairs[first]:
-        raise not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
+        raise _not_valid(place, f"not a line of a Slurm topology: {line.strip()[:60]!r}", _EXPECTED)
     for key in pairs:
         if key != first and key not in _LINES[first]:
-            raise not_valid(place, f"{first} has no {key!r}", nearest(key, _LINES[first]) if _LINES[first] else "")
+            raise _not_valid(place, f"{first} has no {key!r}", nearest(key, _LINES[first]) if _LINES[first] else "")
     return pairs
 
 
@@ -242,7 +150,9 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
             line=f"SwitchName={pairs['SwitchName']}",
         )
     if switches and hosts and "Level" not in pairs:
-        raise not_valid(place, f"{pairs['SwitchName']!r} has both switches and hosts", LEAVES_ONLY)
+        raise _not_valid(
+            place, f"{pairs['SwitchName']!r} has both switches and hosts", "Slurm has hosts at the leaves only"
+        )
     return SwitchGroup(
         name=pairs["SwitchName"],
         where=place,
@@ -266,7 +176,7 @@ def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
     yield from blocks
     yield from _nested(larger)
     if sizes:
-        yield from aggregate(blocks, *sizes)
+        yield from _aggregate(blocks, *sizes)
 
 
 def _nested(larger: Sequence[SwitchGroup]) -> Iterator[SwitchGroup]:
@@ -278,7 +188,7 @@ def _nested(larger: Sequence[SwitchGroup]) -> Iterator[SwitchGroup]:
         yield replace(group, switches=tuple(below))
 
 
-def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:
+def _aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:
     """The larger blocks of BlockSizes: each joins as many neighbours as the ratio of its size to the first.
 
     Raises:
@@ -290,7 +200,7 @@ def aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -
         ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
         if rest or ratio <= members or ratio & (ratio - 1):
             problem = f"block size {size} is not the first one, {sizes[0]}, times a power of two, or not larger"
-            raise not_valid(place, f"{problem} than the one before")
+            raise _not_valid(place, f"{problem} than the one before")
         step = ratio // members
         groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
         names = [f"{group[0]}+{len(group) - 1}" for group in groups]
@@ -309,5 +219,5 @@ def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
 def _number(text: str, key: str, place: str) -> int:
     # At most nine digits: Slurm keeps 32 bits.
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise not_valid(place, f"{key}={text[:60]}: expected a whole number")
+        raise _not_valid(place, f"{key}={text[:60]}: expected a whole number")
     return int(text)

@@ -72,22 +72,6 @@ def test_what_slurm_prints_and_nobody_can_read_is_passed_over(programs: Path, sa
     assert fabric.warnings[0].startswith(LISTED) and f" {LISTED}:1: " in fabric.warnings[0]
 
 
-def test_the_topology_that_has_the_hosts(tmp_path: Path) -> None:
-    path = tmp_path / "topology.yaml"
-    path.write_text(
-        "- topology: cpu\n  cluster_default: true\n  tree: {switches: [{switch: eth, nodes: 'cpu[1-4]'}]}\n"
-        "- topology: gpu\n  tree: {switches: [{switch: a, nodes: 'n[1-2]'}, {switch: b, nodes: 'n[3-4]'}]}\n"
-    )
-    hosts, _ = arrange(HostOptions(fabric=path, hosts="n1,n3,n2,n4"), "here", None, {})
-    assert [each.host for each in hosts.slots] == ["n1", "n2", "n3", "n4"]
-    hosts, _ = arrange(HostOptions(fabric=path), "here", None, {"SLURM_JOB_NODELIST": "cpu[1-2]"})
-    assert [each.host for each in hosts.slots] == ["cpu1", "cpu2"]
-    hosts, _ = arrange(HostOptions(fabric=path, topology="gpu"), "here", None, {}, whole_fabric=True)
-    assert len(hosts.slots) == 4 and hosts.slots[0].host == "n1"
-    with refused("HT-option-needs-another", topology="gpu"):
-        arrange(HostOptions(topology="gpu", hosts="n1,n2"), "here", None, {})
-
-
 def names(options: HostOptions, **environment: str) -> list[str]:
     hosts, _ = arrange(options, "here", None, environment, whole_fabric=True)
     return [host.host for host in hosts.slots]

@@ -218,7 +218,6 @@ def test_an_unknown_gpu_and_hardware_that_is_not_whole():
         (Hardware(gpus_per_node=8), "HT-argument-missing"),
         (Hardware(gpu="h200"), "HT-argument-missing"),
         (Hardware(gpu="cpu"), "HT-argument-missing"),
-        (Hardware(gpu="h200", gpus_per_node=8, topology="gpu"), "HT-option-needs-another"),
     ):
         with refused(code):
             predict_request(training, PredictionRequest(hardware=hardware, nodes=[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.plan import Start
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.job_request import array_tasks, further_options, host_options, job_request
+from hpctrain.control.schedulers.job_request import array_tasks, further_options, job_request
 from hpctrain.control.schedulers.profile import NodeProfile
 from hpctrain.control.schedulers.slurm.sbatch import directives
 from support.refusals import refused
@@ -162,11 +161,3 @@ def test_tasks_that_share_gpus(nodes: int, gpus: int, tasks: int, code: str) -> 
     assert {"#SBATCH --gpus-per-node=h100:1", "#SBATCH --ntasks-per-node=4"} <= {*directives(fits)}
     with refused(code):
         job_request(GPUS, "x", {"nodes": nodes, "gpus_per_node": gpus, "tasks_per_node": tasks}).training(asked)
-
-
-def test_a_topologys_name_needs_a_file_before_the_job_waits_in_a_queue(tmp_path: Path) -> None:
-    with refused("HT-option-needs-another", topology="gpu"):
-        host_options(PLAIN, None, None, None, "gpu")
-    assert host_options(PLAIN, tmp_path / "topology.yaml", None, None, "gpu").topology == "gpu"
-    profile = PLAIN.model_copy(update={"fabric": "/etc/slurm/topology.yaml"})
-    assert host_options(profile, None, None, None, "gpu").fabric == Path("/etc/slurm/topology.yaml")
