@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from error_codes import hint, kinds
 
-from hpctrain.cli.program import OutputError
 from hpctrain.common.checkpoints.manifest import OtherVersionError
 from hpctrain.common.errors import HpctrainError, InvalidValueError, TransientError, joined
 from hpctrain.worker.comm.base import RanksLostError
@@ -99,7 +98,7 @@ def test_a_copy_is_the_same(copied):
     assert (type(made), str(made), made.record()) == (TransientError, str(error()), error().record())
 
 
-@pytest.mark.parametrize("kind", [OutputError, OtherVersionError, RanksLostError])
+@pytest.mark.parametrize("kind", [OtherVersionError, RanksLostError])
 def test_one_with_its_own_constructor_is_pickled_too(kind):
     made = kind.from_record(error().record())
     assert (type(pickled(made)), pickled(made).record()) == (kind, error().record())
