@@ -103,7 +103,6 @@ def test_prediction(folder: Path) -> None:
     steps = re.findall(r"two ranks, (\w+): ([\d.]+) ms, from ([\d.]+) ms to ([\d.]+) ms", printed)
     assert [name for name, *_ in steps] == ["assumed", "measured"]
     assert all(float(low) <= float(value) <= float(high) for _, value, low, high in steps)
-    assert (folder / "scaling.png").exists()
 
 
 def test_language_models(folder: Path) -> None:
@@ -115,7 +114,6 @@ def test_language_models(folder: Path) -> None:
     assert published[1] <= 331 <= published[2]
     assert [each[0] for each in meshes[:8]] == sorted((each[0] for each in meshes[:8]), reverse=True)
     assert all(memory < 186 for *_, memory in meshes)
-    assert (folder / "meshes.png").exists()
 
 
 @pytest.mark.thorough

@@ -11,11 +11,9 @@ from typing import Annotated
 import typer
 
 from hpctrain.cli.options import NodeFile, Switches, with_groups
-from hpctrain.cli.output_files import require_places, save
 from hpctrain.cli.training_options import TrainingOptions
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.extras import require
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.run.request import FRAMEWORKS
@@ -96,7 +94,6 @@ class PredictionOptions:
         float | None, typer.Option(metavar="G/KWH", min=0.0, max=10_000.0, help="Grams of CO2 per kWh.")
     ] = None
     explain: Annotated[bool, typer.Option("--explain", help="List the constants that matter most.")] = False
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Plot throughput and efficiency.")] = None
 
 
 @with_groups
@@ -135,8 +132,6 @@ def predict(
             framework=training.framework,
         )
     asked = _asked(work, training, options, arguments or ())
-    if options.plot:
-        _require_plot(options.plot)
     prediction = predict_request(
         asked,
         PredictionRequest(
@@ -150,10 +145,6 @@ def predict(
     )
     for warning in (*prediction.warnings, *memory_warnings(prediction)):
         tell(f"hpctrain: warning: {warning}")
-    if options.plot:
-        from hpctrain.report.prediction_plot import prediction_plot
-
-        save({options.plot: prediction_plot(prediction)})
     if as_json:
         answer_json(prediction_record(prediction))
         return
@@ -161,15 +152,6 @@ def predict(
     if prediction.candidates:
         print_table(candidate_table(prediction))
     answer("\n".join(prediction_notes(prediction, explain=options.explain)))
-
-
-def _require_plot(file: Path) -> None:
-    if file.suffix != ".png":
-        raise HpctrainError(
-            "HT-format-unknown", "--plot {plot}: no picture is written in this format", "name it .png", plot=file
-        )
-    require("report")
-    require_places([file])
 
 
 def _asked(

@@ -145,11 +145,6 @@ def test_the_extras_bring_the_modules_that_messages_ask_them_for() -> None:
 @pytest.mark.parametrize(
     ("missing", "command", "told"),
     [
-        (
-            "matplotlib",
-            ["predict", "goyal2017", "--nodes", "1,2", "--gpus-per-node", "8", "--gpu", "h100-sxm", "--plot", "a.png"],
-            "pip install 'hpctrain[report]'",
-        ),
         ("simplejpeg", ["data", "fake", "set"], "pip install 'hpctrain[imagenet]'"),
         ("PIL", ["data", "shard", ".", "shards"], "pip install 'hpctrain[imagenet]'"),
         pytest.param(

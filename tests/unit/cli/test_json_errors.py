@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,13 +57,3 @@ def test_a_checked_recipe_has_its_error_beside_those_that_are_sound(
     sound, wrong = json.loads(capsys.readouterr().out)
     assert (sound["name"], sound["status"], wrong["status"]) == ("digits@a", "ok", "failed")
     assert wrong["name"] == f"{file}@b" and wrong["error"]["code"].startswith("HT-")
-
-
-@pytest.mark.slow
-def test_a_picture_that_cannot_be_written_leaves_no_answer_before_the_error(tmp_path: Path) -> None:
-    words = ["-m", "hpctrain", "predict", "digits", "--gpu", "h100-sxm", "--json", "--plot", "a.png"]
-    # -B: Python would store what it compiles cut to as many bytes, for all tests after this one.
-    limited = ["prlimit", "--fsize=4096", sys.executable, "-B", *words]
-    ended = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 2, ended.stderr
-    assert list(json.loads(ended.stdout)) == ["error"]
