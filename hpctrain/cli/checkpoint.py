@@ -93,10 +93,10 @@ def export(
     ],
 ) -> None:
     """Export the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
-    from hpctrain.cli.output_files import require_places
+    from hpctrain.cli.output_files import require_place
     from hpctrain.control.programs.export import export as write
 
-    require_places([out])
+    require_place(out)
     checkpoint = source if _is_checkpoint(source) else _newest(source)
     answer(f"{out}: {write(checkpoint, out)} parameters of {checkpoint}")
 

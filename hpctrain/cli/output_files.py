@@ -1,9 +1,8 @@
-"""Files that a command writes besides its output: all of them, or none."""
+"""The file that a command writes besides its output."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
@@ -14,43 +13,34 @@ from hpctrain.report.output import tell
 _ELSEWHERE = "choose another place for it"
 
 
-def require_places(files: Iterable[Path]) -> None:
-    """Check, before anything is written, that these files can be written.
+def require_place(file: Path) -> None:
+    """Check, before a command begins its work, that it can write this file.
 
     Raises:
-        HpctrainError: two are the same file, one is a folder, or a file's folder is missing or not writable.
+        HpctrainError: it is a folder, or its folder is missing or not writable.
     """
-    seen: set[Path] = set()
-    for file in files:
-        try:
-            resolved = file.parent.resolve() / file.name
-            problem, hint = _problem(file, taken=resolved in seen)
-        except OSError as error:
-            raise disk_error(error, file, _ELSEWHERE) from error
-        if problem:
-            raise HpctrainError("HT-output-not-writable", "cannot write {path}: " + problem, hint, path=file)
-        seen.add(resolved)
+    problem = hint = ""
+    try:
+        if not file.parent.is_dir():
+            problem, hint = "its folder is not there", f"mkdir -p {shell_word(file.parent)}"
+        elif file.is_dir():
+            problem, hint = "it is a folder", "name a file"
+        elif not os.access(file if file.exists() else file.parent, os.W_OK):
+            problem, hint = "permission denied", _ELSEWHERE
+    except OSError as error:
+        raise disk_error(error, file, _ELSEWHERE) from error
+    if problem:
+        raise HpctrainError("HT-output-not-writable", "cannot write {path}: " + problem, hint, path=file)
 
 
-def _problem(file: Path, *, taken: bool) -> tuple[str, str]:
-    if not file.parent.is_dir():
-        return "its folder is not there", f"mkdir -p {shell_word(file.parent)}"
-    if file.is_dir():
-        return "it is a folder", "name a file"
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        return "permission denied", _ELSEWHERE
-    return ("it would be written twice", "name a file for each") if taken else ("", "")
-
-
-def save(contents: Mapping[Path, bytes]) -> None:
-    """Write the files, and print their paths.
+def save(file: Path, content: str) -> None:
+    """Write the file, and print its path.
 
     Raises:
-        HpctrainError: one cannot be written.
+        HpctrainError: it cannot be written.
     """
-    for file, content in contents.items():
-        try:
-            file.write_bytes(content)
-        except OSError as error:
-            raise disk_error(error, file, _ELSEWHERE) from error
-        tell(f"wrote {file}")
+    try:
+        file.write_bytes(content.encode())
+    except OSError as error:
+        raise disk_error(error, file, _ELSEWHERE) from error
+    tell(f"wrote {file}")

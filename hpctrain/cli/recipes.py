@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from hpctrain.cli.options import AsJson
-from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.output_files import require_place, save
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.files.printable import shell_word
@@ -123,7 +123,7 @@ def new(
             f"another name, or rm {shell_word(file)}",
             path=file,
         )
-    require_places([file])
+    require_place(file)
     surveyed = survey(data, _VALIDATION_SHARE)
     if init_from and isinstance(surveyed.data, OwnText):
         raise HpctrainError(
@@ -134,7 +134,7 @@ def new(
         )
     weights = OwnWeights(path=str(init_from.absolute()), model=residual_network(init_from)) if init_from else None
     folder = data if surveyed.made else Path(f"{name}-shards")
-    save({file: own_recipe(name, surveyed.data, str(folder.absolute()), weights).encode()})
+    save(file, own_recipe(name, surveyed.data, str(folder.absolute()), weights))
     share = f" --validation-share {_VALIDATION_SHARE}" if surveyed.whole else ""
     answer("next:")
     if not surveyed.made:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
-from hpctrain.cli.output_files import require_places, save
+from hpctrain.cli.output_files import require_place, save
 from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.report.output import answer, answer_json, tell, terminal
@@ -99,7 +99,8 @@ def place(
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
 
-    require_places([hostfile] if hostfile else [])
+    if hostfile:
+        require_place(hostfile)
     names = expand_hosts(hosts, "--hosts")
     fabric = _read(fabric_files, routes)
     _warn(fabric.warnings)
@@ -112,7 +113,7 @@ def place(
         _warn([f"{', '.join(found.short)}: fewer adapters than the other hosts; only the {rest} part"])
     slots = range(ranks_per_host)
     if hostfile:
-        save({hostfile: open_mpi_hostfile((host, slots) for host in order).encode()})
+        save(hostfile, open_mpi_hostfile((host, slots) for host in order))
     if as_json:
         rows = {name: _row(getattr(found, name), found) for name in ORDERS}
         optimal = {"already_optimal": found.already_optimal}
@@ -228,8 +229,8 @@ def convert(
     _warn(fabric.warnings)
     text = writers[to](fabric)
     if out:
-        require_places([out])
-        save({out: text.encode()})
+        require_place(out)
+        save(out, text)
     else:
         answer(text, end="")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import math
 import re
-from array import array
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -64,35 +62,45 @@ MOST_NAMES = 100
 
 
 class Means:
-    """The points of a curve, at most 600: of more values, each point is the mean of an equal number, or one more."""
+    """The points of a curve, at most 600. Of more values each point is the mean of equally many, the last of what is
+    left: where no more points are free, neighbours become one.
+    """
 
     def __init__(self) -> None:
-        self._x, self._y = array("d"), array("d")
+        # Of each point: the sum of x, the number of values, the sum of the y that can be drawn, and their number.
+        self._sums: list[list[float]] = []
+        self._each = 1
 
     def __len__(self) -> int:
-        return min(len(self._x), _POINTS)
+        return len(self._sums)
 
     def add(self, x: float, y: float | None) -> None:
         """Add the next value. A point leaves out None and what cannot be drawn, and is a gap without other values."""
-        self._x.append(x)
-        self._y.append(math.nan if y is None else y)
+        if not self._sums or self._sums[-1][1] == self._each:
+            if len(self._sums) == _POINTS:
+                pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+                self._sums = [[one + other for one, other in zip(*pair, strict=True)] for pair in pairs]
+                self._each *= 2
+            self._sums.append([0.0, 0, 0.0, 0])
+        point = self._sums[-1]
+        point[0] += x
+        point[1] += 1
+        # Not true of NaN either.
+        if y is not None and abs(y) < _LARGEST:
+            point[2] += y
+            point[3] += 1
 
     @property
     def known(self) -> bool:
         """Whether any point is not a gap."""
-        return any(map(math.isfinite, self._y))
+        return any(point[3] for point in self._sums)
 
     @property
     def points(self) -> tuple[FloatArray, FloatArray]:
         """The values of x, and of y; NaN for a gap."""
-        x, y = np.array(self._x), np.array(self._y)
-        if not len(x):
-            return x, y
-        begins = np.cumsum([0, *map(len, np.array_split(x, len(self)))])[:-1]
-        finite = np.abs(y) < _LARGEST
+        x, count, y, drawn = np.array(self._sums).reshape(-1, 4).T
         with np.errstate(invalid="ignore"):
-            means = np.add.reduceat(np.where(finite, y, 0.0), begins) / np.add.reduceat(finite.astype(float), begins)
-        return np.add.reduceat(x, begins) / np.diff(begins, append=len(x)), means
+            return x / count, y / drawn
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:

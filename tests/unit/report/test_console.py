@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hpctrain.common.run.events.kinds import EndEvent, FaultEvent
+from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.report.console import Console
 from support.golden import check_text
 from support.report.written_runs import run_events, typed, typed_run
@@ -44,11 +44,6 @@ def test_what_is_not_known_is_left_out() -> None:
         console.show(typed({**event, "communication_seconds": None}))
     console.show(FaultEvent(rank=1, host="node2", message="OOM"))
     check_text("console-unknown", both.getvalue())
-
-
-def test_the_end_of_a_run_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().show(EndEvent(status="failed"))
-    assert capsys.readouterr().err == "failed\n"
 
 
 def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[str]) -> None:
@@ -98,16 +93,6 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.endswith(" 10.5 s\n")
 
 
-def test_a_bar_of_epochs_without_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process wrote into the events need not be possible."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out, err = _Terminal(), _Terminal()
-    with Console(out, err) as console:
-        for event in typed_run():
-            console.show(event.model_copy(update={"iterations_per_epoch": 0} if event.event == "run" else {}))
-    assert "epoch 3/3" in err.getvalue()
-
-
 def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     out, err = io.StringIO(), _Terminal()
@@ -116,16 +101,6 @@ def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.Monk
         console.output("accuracy 0.98\n")
     assert out.getvalue() == "accuracy 0.98\n"
     assert "accuracy" not in err.getvalue()
-
-
-def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    err = _Terminal()
-    with Console(err, err) as console:
-        for event in typed_run():
-            console.show(event)
-    assert "\x1b" not in err.getvalue()
-    assert len(err.getvalue().splitlines()) == 5
 
 
 @pytest.mark.parametrize(("peak", "shown"), [(None, []), (1e6, ["MFU 3.2%"])])

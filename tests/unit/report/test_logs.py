@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,16 +44,6 @@ def test_a_log_that_is_none(tmp_path: Path) -> None:
     assert RankLogs(directory, None, 2**70)
 
 
-@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
-def test_events_that_are_none(put: Callable[[Path], None], tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    directory.logs.mkdir()
-    put(directory.events)
-    with refused("HT-file-unreadable", path=directory.events):
-        list(RankLogs(directory, None, 1, epochs=True).lines(last=True))
-    assert list(RankLogs(directory, None, 1).lines(last=True)) == []
-
-
 def test_what_is_written_while_it_is_read_does_not_count(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
@@ -88,11 +77,6 @@ def test_logs_that_do_not_contradict_each_other_are_merged_as_far_as_can_be(
 ) -> None:
     lines = {rank: [str(line) for ranks, line in said if rank in ranks] for rank in range(4)}
     assert sorted(merge(lines)) == sorted((tuple(sorted(ranks)), str(line)) for ranks, line in said)
-
-
-def test_a_rank_with_a_line_of_its_own() -> None:
-    lines = {0: ["begin", "I lead", "end"], 1: ["begin", "end"], 2: ["begin", "end"]}
-    assert list(merge(lines)) == [((0, 1, 2), "begin"), ((0,), "I lead"), ((0, 1, 2), "end")]
 
 
 def test_prefixes_fold_the_ranks() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import EventWriter, kept
-from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, NonFiniteEvent, RunEvent, SpikeEvent, StepEvent
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, RunEvent, SpikeEvent, StepEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.faults import consecutive, event_line, spike_line
@@ -107,15 +107,6 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
     assert summarise_record(record, recipe_plan(), "done")["metrics"]["train_loss"] is not None
 
 
-def test_many_lines_leave_room_for_the_figures(directory: RunDirectory) -> None:
-    with directory.events.open("a") as file:
-        file.writelines(json.dumps({"time": 1.0, **non_finite(7)}) + "\n" for _ in range(30))
-    page = render(directory)
-    assert page.count(str(event_line(typed(non_finite(7))))) == 30
-    before, _, after = page.partition("<details>")
-    assert before.count('<p class="note">') == 10 and "<summary" in after
-
-
 def test_status(directory: RunDirectory) -> None:
     found, _ = read_status(find_run(str(directory.path)))
     assert isinstance(found, RunStatus) and found.survived == (DAMAGED_LINE,)
@@ -134,41 +125,24 @@ def test_steps_of_next_to_no_time_have_no_speed() -> None:
     assert speeds == {"tokens_per_s": 8.0}
 
 
-def test_means_leave_gaps() -> None:
-    values = [[1.0, None], [None, None, None], [math.inf, 3.0]]
+def test_means_leave_gaps_and_what_no_axis_can_show() -> None:
+    values = [[1.0, None], [None, None, None], [math.inf, 3.0], [1.7e308, -1.7e308]]
     means = Means()
     for number in range(1200):
-        means.add(number, values[number // 2 % 3][number % 2])
+        means.add(number, values[number // 2 % 4][number % 2])
     x, y = means.points
     np.testing.assert_array_equal(x, np.arange(600) * 2 + 0.5)
-    np.testing.assert_array_equal(y, [1.0, np.nan, 3.0] * 200)
+    np.testing.assert_array_equal(y, [1.0, np.nan, 3.0, np.nan] * 150)
 
 
-def test_means_leave_out_what_no_axis_can_show() -> None:
-    means = Means()
-    for step, value in enumerate([1.0, 1.7e308, -1.7e308, 3.0]):
-        means.add(step, value)
-    assert [value for value in means.points[1] if not math.isnan(value)] == [1.0, 3.0]
-
-
-@pytest.mark.parametrize("count", [1, 29, 600, 601, 1799, 4321])
-def test_means_are_those_of_equal_parts(count: int) -> None:
+@pytest.mark.parametrize(("count", "each"), [(1, 1), (29, 1), (600, 1), (601, 2), (1200, 2), (1201, 4), (4321, 8)])
+def test_means_are_those_of_equal_parts(count: int, each: int) -> None:
     values = np.random.default_rng(count).normal(size=(2, count))
     means = Means()
     for x, y in values.T:
         means.add(x, y)
-    expected = [[part.mean() for part in np.array_split(each, min(count, 600))] for each in values]
-    np.testing.assert_allclose(means.points, expected, rtol=1e-12)
-
-
-def test_what_was_lost_is_done_again_and_told_again() -> None:
-    steps = [event for event in run_events() if event["event"] == "step"][:3]
-    start = {"time": 1.0, "event": "start"}
-    first = [{**start, "attempt": 1, "iteration": 0}, *steps, non_finite(3), spike(3)]
-    again = [{**start, "attempt": 2, "iteration": 2}, steps[2], non_finite(3)]
-    left = [*kept(map(typed, [*first, *again]))]
-    assert sum(isinstance(event, NonFiniteEvent) for event in left) == 1
-    assert not any(isinstance(event, SpikeEvent) for event in left)
+    expected = [[row[begin : begin + each].mean() for begin in range(0, count, each)] for row in values]
+    np.testing.assert_allclose(means.points, expected, rtol=1e-9)
 
 
 def test_what_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -184,10 +182,3 @@ def test_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert str(tmp_path / RUNS) in capsys.readouterr().err
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"runs": []}
-
-
-def test_python_m_hpctrain() -> None:
-    command = [sys.executable, "-m", "hpctrain", "run", "digit"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr.count("'digit'") == 1

@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import kept, read_events
+from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
@@ -199,14 +199,6 @@ def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:
     assert known(tmp_path / "a", events, jobs=[], summary="resumable").message == ""
     message = known(tmp_path / "b", [*events, stopped], jobs=[], summary="resumable").message
     assert message.endswith(" 4: USR2")
-
-
-@pytest.mark.parametrize("iteration", range(9))
-def test_what_is_kept_is_what_the_report_keeps(iteration: int, tmp_path: Path) -> None:
-    events = [start(), *run_events(2), start(attempt=2, iteration=iteration)]
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
-    record = Record.read(directory)
-    assert record.epochs == of_kind(kept([*read_events(directory.events)]), EpochEvent)
 
 
 def test_a_silent_run(tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.run.events import kept
-from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import EpochsDone
-from hpctrain.report.record import Record, of_kind
+from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
 from support.report.written_runs import Line, recipe_plan, record_of, run_events, typed, write_run
@@ -92,18 +90,6 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
     record = record_of(map(typed, shrunk_events((4, 8, 2))))
     done = [EpochsDone(record).after(step) for step in record.steps()]
     assert [done[number] for number in (0, 3, 4, 11, 12, 13)] == [0.25, 1, 1.125, 2, 2.25, 2.5]
-
-
-@pytest.mark.parametrize("iteration", range(1, 13))
-def test_epochs_that_a_start_keeps_where_they_have_more_steps(iteration: int, tmp_path: Path) -> None:
-    twice = [
-        *shrunk_events((4, 6, 2))[:-1],
-        start(2, iteration),
-        {**run_events(1)[-1], "epoch": 3},
-        start(3, iteration),
-    ]
-    record = Record.read(write_run(tmp_path / "run", recipe_plan(), twice))
-    assert record.epochs == of_kind(kept([*map(typed, twice)]), EpochEvent)
 
 
 def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

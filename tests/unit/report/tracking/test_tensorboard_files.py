@@ -52,14 +52,6 @@ def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
         assert [scalar.value for scalar in scalars] == pytest.approx([epoch[name] for epoch in epochs])
 
 
-def test_writing_again_replaces(finished: RunDirectory) -> None:
-    write_tensorboard(finished)
-    before = {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()}
-    write_tensorboard(finished)
-    assert {file.name: file.read_bytes() for file in finished.tensorboard.iterdir()} == before
-    assert len(_read(finished).Scalars("step/loss")) == 12
-
-
 def test_a_further_attempt_takes_back_what_was_lost(tmp_path: Path) -> None:
     """Each attempt has its writer, and TensorBoard shows the repeated steps alone."""
     again = {"time": 1_800_000_000.0, "event": "start", "attempt": 2, "iteration": 4}
