@@ -96,12 +96,6 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: lis
     assert codes(capsys.readouterr().err) == ["HT-run-not-found"]
 
 
-@pytest.mark.parametrize("name", ["list", "verify"])
-def test_a_path_that_cannot_be_looked_at(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["checkpoint", name, "x" * 5000]) == 2
-    assert "error[HT-file-unreadable]" in capsys.readouterr().err
-
-
 def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(out: str, source: Path = run) -> tuple[int, str]:
         return main(["checkpoint", "export", str(source), str(tmp_path / out)]), capsys.readouterr().err

@@ -7,12 +7,9 @@ import resource
 from collections.abc import Iterator
 
 import pytest
-from typer.testing import CliRunner
 
 from hpctrain.cli import doctor
-from hpctrain.cli.main import app
 from hpctrain.common.cluster.checks import Check
-from hpctrain.common.errors import HpctrainError
 from support.launching import Launch
 
 KEYS = {"name", "status", "found", "wanted", "remedy", "where"}
@@ -46,11 +43,6 @@ def test_a_fault_comes_first_with_what_mends_it(few_files: None, hpctrain: Launc
     assert any(line.startswith("        wanted  ") and line.endswith(" 4,096") for line in first)
 
 
-def test_outside_an_allocation_nothing_is_said_of_ranks(hpctrain: Launch) -> None:
-    result = hpctrain("doctor", SLURM_JOB_NODELIST="")
-    assert "-np 2, --hosts LIST," in result.stdout
-
-
 def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     hosts = tuple(f"gpu{number}" for number in range(1, 33))
     long = "reset the fabric " * 20
@@ -59,9 +51,3 @@ def test_hosts_of_a_failed_check_are_folded(capsys: pytest.CaptureFixture[str]) 
     assert "memlock (gpu[1-32])" in said
     # A command is never cut into lines.
     assert long.strip() in said
-
-
-def test_no_ranks_at_all_is_wrong_use() -> None:
-    result = CliRunner().invoke(app, ["doctor", "-np", "0"])
-    assert isinstance(result.exception, HpctrainError)
-    assert result.exception.code == "HT-ranks-too-few"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,9 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.common.cluster import machine
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import nearest
 from hpctrain.common.run.directory import RUNS, new_directory
 from hpctrain.control.horovod import check
-from hpctrain.control.horovod.fingerprint import BuildFingerprint, Installed
 from support import needs
 from support.refusals import codes
 
@@ -41,7 +39,6 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "digits", "--set", "optimizer.lerning_rate=1"], "did you mean 'learning_rate'?"),
         (["run", "digits", "--set", "epochs=many"], "--set epochs=many: epochs: input should be a valid integer"),
         (["run", "digits", "-np", "0"], "-np 0: a run needs at least one rank"),
-        (["run", "digits", "-np", "two"], "unable to parse string as an integer"),
         pytest.param(["run", "digits", "--backend", "nccl2"], "HT-choice-unknown", marks=needs.pytorch),
         pytest.param(["run", "digits", "-np", "2", "--backend", "single"], "HT-backend-unfit", marks=needs.pytorch),
         (["run", "digits", "-np", "3", "--mesh", "dp_shard=2"], "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
@@ -54,7 +51,6 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["submit", "digits", "--cluster", "generic", "--nodes", "0"], "--nodes: "),
         (["submit", "digits", "--cluster", "generic", "--sbatch", "nodes=3"], "nodes is set by hpctrain"),
-        (["submit", "train.py"], "cannot read the script train.py: No such file"),
         *(
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
             for *wrong, code in (
@@ -72,32 +68,16 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["run", "train.py"], "cannot read the script train.py: No such file"),
         (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
         (["run", f"{'n' * 300}.py"], "File name too long"),
-        (["run", f"{'n' * 300}.yaml"], "File name too long"),
-        pytest.param(
-            ["run", "digits", "--run-dir", "n" * 300],
-            "File name too long",
-            marks=needs.pytorch,
-        ),
         (["report", "n" * 300], "File name too long"),
-        (["report", "n" * 300, "--json"], "File name too long"),
-        (
-            ["data", "shard", ".", "out", "--shard-mb", "1", "--shard-samples", "2"],
-            "[HT-data-options]: --shard-mb and --shard-samples",
-        ),
         *(
             (["verify", *wrong], said)
             for *wrong, said in (
                 ("HT-argument-missing",),
                 ("digits", "--plan", "plan.json", "HT-argument-missing"),
                 ("--plan", "plan.json", "cannot read plan.json"),
-                ("digit", "did you mean 'digits'?"),
-                ("train.py", "cannot read the script train.py: No such file"),
                 ("digits", "-np", "0", "greater than or equal to 1"),
-                ("digits", "--steps", "0", "greater than or equal to 1"),
                 ("digits", "-np", "1", "HT-ranks-too-few"),
-                ("digits", "-np", "3", "--mesh", "dp_shard=2", "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
                 ("digits", "--run-dir", "/", "HT-run-directory-taken"),
-                ("digits", "--", "--lr", "3", "HT-option-not-usable-here"),
             )
         ),
         (["run"], "HT-argument-missing"),
@@ -105,7 +85,6 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["train.py", "-np", "2"], "there is no command 'train.py'\n  hpctrain run train.py"),
         (["digits"], "there is no command 'digits'\n  hpctrain run digits"),
         (["recipes", "show", "digit"], "did you mean 'digits'?"),
-        (["recipes", "check", "mine.yaml"], "cannot read the recipe mine.yaml"),
     ],
 )
 def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,21 +159,6 @@ def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @needs.pytorch
-def test_more_ranks_than_cores_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "-np", "5000", "--oversubscribe", "--dry-run"]) == 0
-    captured = capsys.readouterr()
-    assert "5000 ranks" in captured.err
-    assert "--bind-to none" in captured.out or "-bind-to none" in captured.out or "I_MPI_PIN off" in captured.out
-
-
-def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
-    assert main(["run", "digits", "--framework", "keras"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-package-not-installed"] and "keras" in said
-
-
-@needs.pytorch
 def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("hpctrain.control.supervision.start.require", check.require)
     monkeypatch.setattr(check, "find_installed", lambda: None)
@@ -210,64 +174,9 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert main(["run", "digits", *others, "--dry-run"]) == 0
 
 
-@needs.pytorch
-def test_horovod_that_was_built_for_another_mpi(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fields = dict.fromkeys(("horovod", "adaptations", "python"), "x")
-    fingerprint = BuildFingerprint(
-        **fields, mpi="MPICH 3.4 at /opt/mpich", torch=None, tensorflow=None, cuda=None, nccl=None
-    )
-    other = Installed(version="0.28.1", packages=("torch", "tensorflow"), fingerprint=fingerprint)
-    monkeypatch.setattr("hpctrain.control.supervision.start.require", check.require)
-    monkeypatch.setattr(check, "find_installed", lambda: other)
-    Path("train.py").touch()
-    assert main(["run", "train.py", "-np", "2", "--backend", "horovod", "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-horovod-build-unfit"] and "/opt/mpich; wanted:" in said and "horovod build" in said
-
-
-@needs.pytorch
-def test_a_directory_that_holds_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("old").mkdir()
-    Path("old/plan.json").write_text("{}")
-    assert main(["run", "digits", "--run-dir", "old"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-directory-taken"] and "old" in said
-    assert [path.name for path in Path("old").iterdir()] == ["plan.json"]
-
-
-@needs.pytorch
-def test_a_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("file").touch()
-    assert main(["run", "digits", "--run-dir", "file/run"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-file-unwritable"] and "file/run" in said
-
-
-def test_wrong_use_that_only_a_rank_can_find(capfd: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").write_text("import hpctrain\nraise hpctrain.HpctrainError('HT-of-test', 'nothing')\n")
-    assert main(["run", "train.py", "--run-dir", "run"]) == 2
-    output = capfd.readouterr()
-    # What rank 0 printed was shown as it came; the end of the run has its sentence, and no other line of it.
-    assert output.err.count("nothing\n") == 2 and output.err.count("run/logs/rank-0.log\n") == 1
-    assert codes(output.err) == ["HT-of-test"] * 2 and output.out == ""
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert (summary["status"], summary["failure"]["code"]) == ("failed", "HT-of-test")
-
-
 def test_a_default_directory_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     made = [new_directory(tmp_path / "runs" / "digits").path.name for _ in range(3)]
     assert made == ["digits", "digits-2", "digits-3"]
-
-
-def test_the_exit_code_is_the_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def found_a_fault() -> None:
-        raise HpctrainError("HT-of-test", "message", "hint", exit_code=3)
-
-    monkeypatch.setattr("hpctrain.control.supervision.begin.this_machine", found_a_fault)
-    assert main(["run", "digits"]) == 3
-    assert capsys.readouterr().err.split() == ["hpctrain:", "error[HT-of-test]:", "message", "hint"]
 
 
 @pytest.mark.parametrize(

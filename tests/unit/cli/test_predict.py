@@ -10,7 +10,7 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.cli.predict import link_rate, node_counts
-from support.refusals import codes, refused
+from support.refusals import refused
 from support.topology.two_switches import NODE, TREE
 
 H100 = ["--gpu", "h100-sxm", "--gpus-per-node", "8"]
@@ -92,15 +92,12 @@ def test_measured_all_reduces_calibrate(capsys: pytest.CaptureFixture[str]) -> N
         ([*H100, "--framework", "kerass"], "HT-choice-unknown"),
         ([*H100, "--routes", "."], "add --fabric"),
         ([*H100, "--nodes", "99999999999999999999"], "HT-option-bad-value"),
-        ([*H100, "--nodes", "000000001999999999"], "HT-option-bad-value"),
         ([*H100, "--nodes", f"1..{'9' * 5000}"], "HT-option-bad-value"),
         ([*H100, "--calibration", "sweeps.json"], "no sweeps"),
         ([*H100, "--set", "data.limit=100", "--set", "batch.drop_last=true"], "no whole batch"),
         (["--pue", "2"], "which GPUs"),
         ([*H100, "--calibration", "cut.txt"], "cut.txt"),
-        ([*H100, "--calibration", "none.json"], "none.json"),
         (["--gpu", "cpu", "--gpus-per-node", "2", "--backend", "nccl"], "needs GPUs"),
-        (["--nodes", "1,8"], "which GPUs"),
         (["--cluster", "generic", "--gpus-per-node", "4"], "which GPUs"),
     ],
 )
@@ -213,13 +210,13 @@ def test_a_table_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
             "HT-prediction-not-possible",
         ),
         (["--transformer", "gpt2", "--set", "sequence=100000"], "HT-layout-sequence-too-long"),
-        (["--transformer", "gpt2", "--set", "sequence=100000", "--mesh", "auto"], "HT-layout-sequence-too-long"),
         (["--transformer", "llama3-8b", "--mesh", "cp=4", "--set", "sequence=8190"], "HT-layout-not-divisible"),
         (["gpt2-124m", "--mesh", "pp=8"], "HT-pipeline-wrong-micro-batches"),
         (["--transformer", "llama3-8b", "--set", "software=mine"], "HT-choice-unknown"),
         (["--transformer", "llama3-8b", "--backend", "mpi"], "HT-option-not-usable-here"),
         (["--transformer", "llama3.1-405b", "--mesh", "auto"], "HT-memory-exceeded"),
         (["--transformer", "llama3-8b", "--gpu", "cpu"], "HT-prediction-not-possible"),
+        (["--transformer", "llama3-8b", "--nodes", "125001"], "HT-ranks-too-many"),
         (["goyal2017", "--mesh", "auto"], "HT-option-not-usable-here"),
         (["goyal2017", "--mesh", "tp=2"], "HT-keys-not-together"),
     ],
@@ -248,17 +245,3 @@ def test_no_numbers_of_nodes(text: str) -> None:
 @pytest.mark.parametrize("text", ["200Gb", "200 Gbit/s", "200G", "200gb/s", "200.0Gbps", "HDR", "25GB/s"])
 def test_rates_of_links(text: str) -> None:
     assert link_rate(text) == 25e9
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["llama3-8b", "--nodes", "125001"], "HT-ranks-too-many"),
-        ([f"./{'x' * 300}/config.json"], "HT-file-unreadable"),
-    ],
-)
-def test_too_large_for_a_mesh_or_a_file_name(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
-) -> None:
-    assert main(["predict", "--transformer", *arguments, *H100]) == 2
-    assert codes(capsys.readouterr().err) == [code]

@@ -37,16 +37,6 @@ def test_list(columns: str | None, capsys: pytest.CaptureFixture[str], monkeypat
     ]
 
 
-def test_names_are_not_cut_on_any_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
-    assert main(["recipes", "list"]) == 0
-    names = ""
-    for lines in (table.splitlines() for table in capsys.readouterr().out.split("\n name")[1:]):
-        width = len(" name" + lines[0]) - len(lines[0].lstrip())
-        names += "".join(line[:width].strip() for line in lines[1:])
-    assert all(entry.name in names for entry in all_entries())
-
-
 def test_a_section_that_one_lacks_differs_key_by_key() -> None:
     jitter = "images.jitter={brightness: 0.4}"
     assert differences(load_recipe("digits"), load_recipe("digits", [jitter]))["images.jitter.brightness"] == (

@@ -48,7 +48,6 @@ def plan() -> Plan:
     [
         (["--launcher", "mpiexec"], "HT-choice-unknown"),
         (["--stop-signal", "KILL"], "HT-choice-unknown"),
-        (["--stop-signal", "usr3"], "HT-choice-unknown"),
         (["--stop-seconds", "0"], "HT-option-bad-value"),
         (["--stop-seconds", "nan"], "HT-option-bad-value"),
         (["--env", "A B=1"], "HT-option-bad-value"),
@@ -57,7 +56,6 @@ def plan() -> Plan:
         (["--mount", "/data"], "HT-option-needs-another"),
         (["--container", "x.sif", "--container-runtime", "docker"], "HT-choice-unknown"),
         (["--resume"], "HT-argument-missing"),
-        (["--env", "NOT_SET_TOKEN"], "HT-variable-not-set"),
         (["--accept-changes", "--run-dir", "run"], "HT-option-needs-another"),
     ],
 )
@@ -262,11 +260,7 @@ def test_resuming_with_another_recipe(monkeypatch: pytest.MonkeyPatch, capfd: py
     ("change", "said"),
     [
         ("model.name=resnet18", "model.name=digits_cnn"),
-        ("optimizer={name: adam, learning_rate: 0.1}", "sgd"),
-        ("precision=fp16", "precision=float32"),
-        ("data.test_fraction=0.3", "data.test_fraction=0.2"),
         ("data.split_seed=1", "data.split_seed=None"),
-        ("seed=1", "seed=7"),
         ("epochs=5", "epochs=20"),
     ],
 )
@@ -384,27 +378,6 @@ def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.
     assert events()[-2].differences == {"epochs": (20, 5)}
 
 
-@pytest.mark.thorough
-@needs.pytorch
-def test_a_run_whose_events_are_lost(capfd: pytest.CaptureFixture[str]) -> None:
-    """Goes on from its checkpoint to its end, with a warning; what reads it lives with what is left."""
-    one = ["--backend", "single", "-np", "1", "--set", "schedule.warmup_epochs=0"]
-    assert main(["run", "digits", *one, "--set", "epochs=1", "--run-dir", "run"]) == 0
-    # The file is gone, and then it is there and empty.
-    for epochs, lose in ((2, Path.unlink), (3, lambda file: file.write_text(""))):
-        lose(Path("run/events.jsonl"))
-        capfd.readouterr()
-        assert main(["run", "--resume", "--run-dir", "run", "--set", f"epochs={epochs}", "--accept-changes"]) == 0
-        done = 23 * (epochs - 1)
-        said = f"run/events.jsonl is lost, and with it the record of the steps up to {done}"
-        assert said in capfd.readouterr().err
-        assert [event.iteration for event in events() if event.event == "step"] == list(range(done + 1, done + 24))
-        for command in (["report", "run"], ["status", "run"], ["checkpoint", "list", "run"]):
-            assert main(command) == 0
-        assert main(["run", "--resume", "--run-dir", "run"]) == 0
-        check_text("run-done", capfd.readouterr().err.splitlines()[-1])
-
-
 @needs.pytorch
 def test_a_run_that_is_done_can_be_made_longer(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -496,7 +469,6 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     [
         (["--backend", "bogus"], "HT-choice-unknown"),
         (["--python", "/nope/python"], "HT-program-not-found"),
-        (["--container", "docker://alpine"], "HT-program-not-found"),
     ],
 )
 def test_misuse_of_a_resume(

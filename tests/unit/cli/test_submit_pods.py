@@ -142,7 +142,7 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--array", "0-3", "--set", "seed=%a"], "HT-option-not-usable-here"),
         (["--wait"], "HT-option-not-usable-here"),
         (["--launcher", "mpirun"], "HT-option-not-usable-here"),
-        (["--fabric", "f.yaml", "--topology", "gpu"], "HT-option-not-usable-here"),
+        (["--fabric", "f.txt"], "HT-option-not-usable-here"),
         (["--mount", "/data"], "HT-option-not-usable-here"),
         (["--sbatch", "mail-type=END"], "HT-option-not-usable-here"),
         (["--run-dir", "hpctrain-runs/one"], "HT-run-directory-unfit"),
