@@ -280,8 +280,6 @@ def test_blocks_are_joined_with_a_warning() -> None:
 
 
 def test_groups_that_are_no_tree() -> None:
-    with refused("HT-slurm-topology-not-valid"):
-        build_fabric([_group("core")])
     plant, *_ = _two_leaves()
     with refused("HT-fabric-files-do-not-match"):
         build_fabric([*plant.records, _group("s1", hosts=("n1",))])
