@@ -44,20 +44,17 @@ def show(
         typer.Argument(help="A published recipe, or the path of a recipe file."),
     ],
     overrides: Overrides = None,
-    world: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Also show batch, rate and momentum of a run on N ranks by epoch."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
-    if overrides or world:
-        _show_run(print_notes(load_recipe(name, overrides or [])), world, as_json=as_json)
+    recipe = print_notes(load_recipe(name, overrides)) if overrides else load_entry(name)
+    if as_json:
+        _print(recipe.model_dump(mode="json"))
     else:
-        _show_values(load_entry(name), as_json=as_json)
-        if variants := variant_names(name):
-            named = ", ".join(f"{name}@{variant}" for variant in variants)
-            tell(f"hpctrain: the first of its variants: {named}")
+        answer(yaml.safe_dump(used_values(recipe), sort_keys=False, allow_unicode=True).rstrip())
+    if not overrides and (variants := variant_names(name)):
+        named = ", ".join(f"{name}@{variant}" for variant in variants)
+        tell(f"hpctrain: the first of its variants: {named}")
 
 
 @app.command()
@@ -148,24 +145,6 @@ def schema() -> None:
     found = Recipe.model_json_schema()
     changes = {"type": "object", "description": "by name, the keys that each variant changes"}
     _print({**found, "properties": {**found["properties"], "variants": changes}})
-
-
-def _show_values(entry: Recipe, *, as_json: bool) -> None:
-    if as_json:
-        _print(entry.model_dump(mode="json"))
-    else:
-        answer(yaml.safe_dump(used_values(entry), sort_keys=False, allow_unicode=True).rstrip())
-
-
-def _show_run(recipe: Recipe, world: int | None, *, as_json: bool) -> None:
-    from hpctrain.report.recipe_schedule import at_world, schedule, table
-
-    # Everything is checked before anything is printed.
-    found = schedule(at_world(recipe, world)) if world else {}
-    if not (as_json and world):
-        _show_values(recipe, as_json=as_json)
-    if world:
-        _print(found if as_json else table(found))
 
 
 def _print(what: Any) -> None:
