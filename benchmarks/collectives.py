@@ -33,8 +33,7 @@ from hpctrain.control.predict.network import network_of, usual_hosts
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric, Ints
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.placement import report
-from hpctrain.control.topology.rails import rail_adapters
+from hpctrain.control.topology.placement import rail_adapters, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import (

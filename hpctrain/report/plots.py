@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
-from hpctrain.common.run.events.kinds import EpochEvent, StepEvent
+from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.value_types import ratio
 from hpctrain.report.record import Record
 
@@ -104,53 +104,38 @@ class Means:
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
-    """The curves that the run's events allow, each as an SVG element under its caption.
+    """The curves that the run's events allow over its steps, each as an SVG element under its caption.
 
     The ``reported`` result, which the recipe's source states, is drawn beside the same metric's curve.
     """
-    if not record.by_epoch:
-        return _by_step_alone(record)
-    pictures: dict[str, str] = {}
-    if any(epoch.test_accuracy is not None for epoch in record.epochs):
-        pictures["Test accuracy"] = _picture("accuracy", lambda axes: _accuracy(axes, record, reported))
     sums = record.sums
-    if not sums.totals.count:
-        return pictures
+    of_recipe = record.run is not None and record.run.epochs is not None
+    logged = {} if of_recipe else {name: Means() for name in islice(sums.logged, MOST_NAMES)}
+    for event in record.logs() if logged else ():
+        for name in event.values.keys() & logged.keys():
+            logged[name].add(event.iteration, event.values[name])
     loss, rate, speed = Means(), Means(), Means()
-    done = EpochsDone(record)
     for step in record.steps():
-        x = done.after(step)
-        loss.add(x, step.loss)
-        rate.add(x, step.learning_rate)
-        if sums.is_timed(step):
-            speed.add(x, ratio(step.samples, step.seconds))
-    return {
-        "Loss": _picture("loss", lambda axes: _loss(axes, record, loss)),
-        **pictures,
-        "Learning rate": _picture("rate", lambda axes: _learning_rate(axes, rate)),
-        "Throughput, samples/s": _picture("throughput", lambda axes: _throughput(axes, record, speed)),
-    }
-
-
-def _by_step_alone(record: Record) -> dict[str, str]:
-    """The curves of a script: its logged values by name, and the known values of its steps."""
-    sums = record.sums
-    series = {name: Means() for name in islice(sums.logged, MOST_NAMES)}
-    for event in record.logs():
-        for name in event.values.keys() & series.keys():
-            series[name].add(event.iteration, event.values[name])
-    # Added last, because a script may log these names, too.
-    rate, seconds = Means(), Means()
-    for step in record.steps():
+        loss.add(step.iteration, step.loss)
         rate.add(step.iteration, step.learning_rate)
         if sums.is_timed(step):
-            seconds.add(step.iteration, step.seconds)
-    series |= {"Learning rate": rate, "Seconds a step": seconds}
-    return {name: _picture("script", partial(_points, means=means)) for name, means in series.items() if means.known}
+            speed.add(step.iteration, ratio(step.samples, step.seconds) if of_recipe else step.seconds)
+    pictures: dict[str, Callable[[Axes], None]] = {}
+    if not of_recipe:
+        # Added last, because a script may log these names, too.
+        series = logged | {"Learning rate": rate, "Seconds a step": speed}
+        pictures = {name: partial(_points, means=means) for name, means in series.items() if means.known}
+    elif len(loss):
+        pictures["Loss"] = partial(_loss, record=record, steps=loss)
+        pictures["Learning rate"] = partial(_learning_rate, steps=rate)
+        pictures["Throughput, samples/s"] = partial(_throughput, record=record, steps=speed)
+    if of_recipe and any(epoch.test_accuracy is not None for epoch in record.epochs):
+        pictures["Test accuracy"] = partial(_accuracy, record=record, reported=reported)
+    return {title: _picture(title, draw) for title, draw in pictures.items()}
 
 
-def _picture(name: str, draw: Callable[[Axes], None]) -> str:
-    with rc_context({**_STYLE, "svg.hashsalt": name}):
+def _picture(title: str, draw: Callable[[Axes], None]) -> str:
+    with rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(4.5, 2.5), layout="constrained")
         draw(figure.add_subplot())
         file = io.StringIO()
@@ -197,11 +182,11 @@ def _throughput(axes: Axes, record: Record, steps: Means) -> None:
 
 def _points(axes: Axes, means: Means) -> None:
     axes.plot(*means.points, color=_FIRST, marker="." if len(means) < _MARKED else "")
-    _finish(axes, "step")
+    _finish(axes)
 
 
-def _finish(axes: Axes, x: str = "epoch") -> None:
-    axes.set_xlabel(x)
+def _finish(axes: Axes) -> None:
+    axes.set_xlabel("step")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -209,28 +194,8 @@ def _finish(axes: Axes, x: str = "epoch") -> None:
 def _by_epoch(
     axes: Axes, record: Record, value: Callable[[EpochEvent], float | None], *, color: str, label: str
 ) -> None:
-    """Draw a value of each epoch at the epoch's end, where it was measured."""
-    values = ((epoch.epoch, value(epoch)) for epoch in record.epochs)
-    if points := [(epoch, number) for epoch, number in values if number is not None]:
+    """Draw a value of each epoch at the epoch's last step, where it was measured."""
+    ends = record.sums.epoch_ends
+    values = ((ends[epoch.epoch], value(epoch)) for epoch in record.epochs if epoch.epoch in ends)
+    if points := [(step, number) for step, number in values if number is not None]:
         axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
-
-
-class EpochsDone:
-    """The number of epochs done after each step of a recipe's run, see :attr:`Record.by_epoch`.
-
-    Where ranks died and batches became smaller, an epoch has more steps.
-    """
-
-    def __init__(self, record: Record) -> None:
-        assert record.run and record.run.iterations_per_epoch is not None
-        per_epoch, ends = record.run.iterations_per_epoch, record.sums.epoch_ends
-        self._begins = {epoch: ends.get(epoch - 1, (epoch - 1) * per_epoch) for epoch in ends}
-        self._lengths = {epoch: max(1, ends[epoch] - self._begins[epoch]) for epoch in ends}
-        if ends:
-            # The last epoch may still go on.
-            self._lengths[max(ends)] = max(self._lengths[max(ends)], per_epoch)
-
-    def after(self, step: StepEvent) -> float:
-        """The whole epochs, and the part of the current one."""
-        assert step.epoch is not None
-        return step.epoch - 1 + (step.iteration - self._begins[step.epoch]) / self._lengths[step.epoch]

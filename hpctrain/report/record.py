@@ -258,12 +258,6 @@ class Record:
             )
         return sums
 
-    @property
-    def by_epoch(self) -> bool:
-        """Whether each step's epoch is known: true for a recipe, false for a script."""
-        counts = (self.run.epochs, self.run.iterations_per_epoch) if self.run else (None,)
-        return self.sums.epochs_known and None not in counts
-
     def steps(self) -> Iterator[StepEvent]:
         """All steps, in order."""
         return (event for event in kept(self._source) if isinstance(event, StepEvent))
@@ -285,14 +279,12 @@ class Sums:
         totals: the totals of all steps.
         metered: the totals of the steps up to the last reading of energy.
         epoch_ends: the last step of each epoch.
-        epochs_known: whether each step says its epoch.
         logged: the last value of each name that a script logged.
     """
 
     def __init__(self, first_steps: set[int], energy: int) -> None:
         self.totals, self.metered, self._timed = StepTotals(), StepTotals(), StepTotals()
         self.epoch_ends: dict[int, int] = {}
-        self.epochs_known = True
         self.logged: dict[str, float | None] = {}
         self._first_steps = first_steps
         self._energy = energy
@@ -319,9 +311,7 @@ class Sums:
             self._timed.add(step)
         if step.iteration <= self._energy:
             self.metered.add(step)
-        if step.epoch is None:
-            self.epochs_known = False
-        else:
+        if step.epoch is not None:
             self.epoch_ends[step.epoch] = step.iteration
 
 

@@ -129,7 +129,7 @@ def network_of(
 
 def _adapters(fabric: Fabric, hosts: Sequence[int], wanted: int | None) -> Ints:
     """The adapters of hosts that take part, (hosts, rails)."""
-    from hpctrain.control.topology.rails import rail_adapters
+    from hpctrain.control.topology.placement import rail_adapters
 
     if not hosts:
         raise HpctrainError("HT-hosts-not-named", "a network of no hosts", "name at least one host of the fabric")

@@ -29,15 +29,6 @@ WITH_ADAPTERS = (
     "  NIC0: mlx5_0\n  NIC1: mlx5_10\n  NIC2: mlx5_bond_0\n"
 )
 
-# An early driver: adapters under their own names, SOC for SYS, no NUMA affinity, and a shell's prompt above.
-EARLY = (
-    "user@node:~$ nvidia-smi topo -m\n"
-    "        GPU0    GPU1    mlx5_0  CPU Affinity\n"
-    "GPU0     X      SOC     PHB     0-9\n"
-    "GPU1    SOC      X      SOC     10-19\n"
-    "mlx5_0  PHB     SOC      X \n"
-)
-
 GPUS_ONLY = (
     "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPHB\t0-3\t\tN/A\nGPU1\tPHB\t X \t0-3\t\tN/A\n" + LEGEND
 )

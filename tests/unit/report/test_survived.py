@@ -15,7 +15,6 @@ from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
-from hpctrain.report.plots import EpochsDone
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
 from hpctrain.report.summary import summarise
@@ -87,9 +86,6 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
         events = shrunk_events(per_epoch)
         record = Record.read(write_run(tmp_path / str(per_epoch), recipe_plan(), events))
         assert (record.iteration, record.iterations) == (sum(per_epoch), iterations)
-    record = record_of(map(typed, shrunk_events((4, 8, 2))))
-    done = [EpochsDone(record).after(step) for step in record.steps()]
-    assert [done[number] for number in (0, 3, 4, 11, 12, 13)] == [0.25, 1, 1.125, 2, 2.25, 2.5]
 
 
 def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,6 @@ _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
 # Where a GPU's memory is a NUMA node too, the first node of the list has the CPUs: 0,2-17.
 _NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
 _NUMBERED = re.compile(r"NIC\d+")
-# The classes of early drivers.
-_OLD_CLASSES = {"SOC": "SYS"}
 _UNKNOWN = "N/A"
 
 
@@ -53,11 +51,15 @@ def read(text: str, where: str) -> NodeMap:
         )
     header, line = lines[start]
     devices, affinities = _header(header, line)
-    unended = "" if text.endswith("\n") else lines[-1][0]
-    rows = _rows(devices, lines[start + 1 :], header, len(affinities), unended)
+    place, last = lines[-1]
+    name = next(iter(last.replace(":", " ").split()), "")
+    if name in devices and not text.endswith("\n"):
+        # Nothing else would show what is missing at the end of this row, or of this line of the legend.
+        raise _unfit(place, name)
+    rows = _rows(devices, lines[start + 1 :], header)
     gpus = [row for row in rows if _is_gpu(row.name)]
-    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities, unended)
-    names = _adapters(devices, lines, header, ended=text.endswith("\n"))
+    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities)
+    names = _adapters(devices, lines, header)
     # An adapter with two ports may be listed for each.
     adapters = dict.fromkeys((name, _distances(gpus, devices.index(column))) for column, name in names.items())
     return checked(
@@ -104,18 +106,15 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     return devices, tuple(affinities[::2])
 
 
-def _rows(
-    devices: list[str], lines: Sequence[tuple[str, str]], header: str, affinities: int, unended: str
-) -> list[_Row]:
+def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> list[_Row]:
     rows: dict[str, _Row] = {}
     for where, line in lines:
-        # What is missing at the end of a line that may be cut is not blank.
-        name, *cells = _cells(line, len(devices), 0 if where == unended else affinities) or [""]
+        name, *cells = line.split() or [""]
         if name not in devices:
             continue
         if name in rows:
             raise _unfit(where, name)
-        classes = tuple(_OLD_CLASSES.get(cell, cell) for cell in cells[: len(devices)])
+        classes = tuple(cells[: len(devices)])
         _check(name, classes, devices, where)
         rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
     missing = [name for name in devices if name not in rows]
@@ -132,20 +131,6 @@ def _unfit(where: str, part: str) -> HpctrainError:
         where=where,
         part=part,
     )
-
-
-def _cells(line: str, devices: int, affinities: int) -> list[str]:
-    """The words of a row, with ``N/A`` for the affinities that are blank, which the row's tabs show.
-
-    Editors remove those at the end of a line.
-    """
-    fields = [field.strip() for field in line.split("\t")]
-    first = fields[: devices + 1]
-    has_tabs = len(fields) > len(first) and all(first) and not any(" " in field for field in fields)
-    if not has_tabs:
-        return line.split()
-    fields += [""] * (devices + 1 + affinities - len(fields))
-    return [field or _UNKNOWN for field in fields]
 
 
 def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
@@ -167,25 +152,19 @@ def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str
             )
 
 
-def _numa_nodes(
-    gpus: Sequence[_Row], affinities: Sequence[str], unended: str
-) -> tuple[tuple[NumaNode, ...], list[int | None]]:
+def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[NumaNode, ...], list[int | None]]:
     """The NUMA nodes near GPUs, and that of each GPU.
 
     GPUs of one affinity are on one node. Older drivers, and machines whose GPUs are near several nodes, give it no
     number: it gets a negative one. Machines that number the cores of two sockets alternately have a list of single
     CPUs, which is cut after six (0,2,4,6,8,10), and would not show which CPUs share a core if it were not.
-
-    Args:
-        unended: the place (see ``_Row.where``) of a line without a line break, whose last word may be cut.
     """
     found: dict[tuple[str, int | None], int] = {}
     cpus_of: dict[int, tuple[int, ...]] = {}
     numa_of_gpu: list[int | None] = []
     for row in gpus:
-        # Fewer words than columns, where no tabs show which of them is blank, could be of any column.
-        unclear = len(row.rest) < len(affinities) and row.where != unended
-        cells = {} if unclear else dict(zip(affinities, row.rest, strict=False))
+        # A blank cell leaves fewer words than columns, which could be of any column.
+        cells = dict(zip(affinities, row.rest, strict=False)) if len(row.rest) >= len(affinities) else {}
         cpus, numa = cells.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(cells.get("NUMA Affinity", _UNKNOWN))
         number = int(numa[1]) if numa else None
         if cpus == _UNKNOWN:
@@ -195,8 +174,7 @@ def _numa_nodes(
             taken = set(found.values())
             index = number if number is not None and number not in taken else -1 - len(found)
             found[cpus, number] = index
-            cut = cpus.endswith((",", "-")) or (row.where == unended and len(row.rest) == 1)
-            cpus_of[index] = () if cut else cores_of_list(cpus, row.where)
+            cpus_of[index] = () if cpus.endswith((",", "-")) else cores_of_list(cpus, row.where)
         numa_of_gpu.append(found[cpus, number])
     cores = dict(zip(cpus_of, cores_of_nodes([*cpus_of.values()]), strict=True))
     nodes = [NumaNode(index=index, cores=cores[index] or (), complete=bool(cores[index])) for index in sorted(cores)]
@@ -213,11 +191,9 @@ def _numa_near(distances: Sequence[str], numa_of_gpu: Sequence[int | None]) -> i
     return near.pop() if len(near) == 1 else None
 
 
-def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str, *, ended: bool) -> dict[str, str]:
+def _adapters(devices: Sequence[str], lines: Sequence[tuple[str, str]], header: str) -> dict[str, str]:
     """The name of each adapter by its column: from the legend, or the column's own where drivers print no legend."""
     legend = {match[1]: match[2] for _, line in lines if (match := _LEGEND.fullmatch(line))}
-    if not ended and _LEGEND.fullmatch(lines[-1][1]):
-        raise _unfit(lines[-1][0], lines[-1][1].strip())
     columns = [name for name in devices if not _is_gpu(name)]
     unnamed = [name for name in columns if _is_nameless(name) and name not in legend]
     if unnamed and legend:

@@ -15,7 +15,7 @@ from hpctrain.control.predict.network import Network, network_of, networks, stat
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.rails import rail_adapters
+from hpctrain.control.topology.placement import rail_adapters
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import double_tree, predict_allreduce, rail_rings

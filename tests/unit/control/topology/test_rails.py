@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from hpctrain.control.topology.fabric import Fabric, components
-from hpctrain.control.topology.placement import report
-from hpctrain.control.topology.rails import rail_adapters
+from hpctrain.control.topology.placement import rail_adapters, report
 from hpctrain.control.topology.routes import Routes
 from support.topology.small_fabric import small_fabric, two_levels
 
