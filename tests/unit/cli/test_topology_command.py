@@ -201,14 +201,6 @@ def test_misuse_of_place(fabric: str, capsys: pytest.CaptureFixture[str], argume
     assert all(word in message for word in words), message
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\x00\xff\x00", b"hello\n"])
-def test_what_is_no_fabric(content: bytes | None, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    file = tmp_path / "odd name.txt"
-    if content is not None:
-        file.write_bytes(content)
-    assert "odd name.txt" in run(capsys, "show", str(file), code=2)
-
-
 def test_convert(fabric: str, capsys: pytest.CaptureFixture[str]):
     tree = run(capsys, "convert", fabric, "--to", "topology.conf")
     assert "Nodes=node[0001-0004]" in tree

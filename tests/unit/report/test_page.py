@@ -75,7 +75,7 @@ def test_finished_run(finished: RunDirectory) -> None:
     assert page.tags.count("svg") == 4
 
 
-def test_page_needs_nothing_beside_itself(finished: RunDirectory) -> None:
+def test_page_needs_nothing_beside_itself(finished: RunDirectory, drawn: None) -> None:
     page = _Page(finished)
     assert not {"script", "link", "img", "iframe", "image"} & set(page.tags)
     assert all(reference.startswith("#") for reference in page.references)
@@ -117,7 +117,6 @@ def test_what_a_rank_raised_stands_in_until_the_launcher_names_the_cause(tmp_pat
     assert re.search(f"1 .*{raised}", _Page(directory).text)
 
 
-@pytest.mark.slow
 def test_texts_that_are_not_utf8_are_shown_with_escapes(tmp_path: Path) -> None:
     """``open`` quotes the name of a missing file in its error, whatever bytes the name has."""
     missing = os.fsdecode(b"no such file: train-\xff.tar")
@@ -144,14 +143,12 @@ def test_run_of_no_step(tmp_path: Path) -> None:
     assert "svg" not in page.tags
 
 
-@pytest.mark.slow
-def test_diverged_run(tmp_path: Path) -> None:
+def test_diverged_run(tmp_path: Path, drawn: None) -> None:
     nan = float("nan")
     events = [{**event, "loss": nan, "test_loss": nan, "train_loss": float("inf")} for event in run_events()]
     assert _Page(write_run(tmp_path / "run", recipe_plan(), events)).tags.count("svg") == 4
 
 
-@pytest.mark.slow
 def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     recipe = digits().model_copy(update={"name": attack, "source": attack})

@@ -23,12 +23,6 @@ def test_the_leaves_of_each_host() -> None:
     assert replace(fabric, hosts=("a", "b", "c")).leaves == ({leaf("leaf0"), leaf("leaf1")}, {leaf("leaf1")}, set())
 
 
-def test_a_fabric_has_speeds_where_any_link_has() -> None:
-    fabric = two_levels([1], spines=1)
-    assert fabric.has_speeds
-    assert not replace(fabric, bandwidth=np.ones_like(fabric.bandwidth)).has_speeds
-
-
 @pytest.mark.parametrize(("wanted", "meant"), [("GPU2", "gpu2"), ("gpu22", "gpu2")])
 def test_a_host_that_is_not_there(wanted: str, meant: str) -> None:
     fabric = replace(two_levels([5], spines=1), hosts=("gpu1", "gpu2", "gpu3", "Login", "n[1"))

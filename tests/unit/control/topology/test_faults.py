@@ -143,11 +143,6 @@ def test_what_no_good_flow_clears_is_left_open():
     assert named(compare(flows)) == {("host", "h3", "both"), ("flow", flow, "both")}
 
 
-def test_an_adapter_that_receives_badly():
-    flows = measured(hosts(4), {}, {"h3 m1": 0.25}, rails=2)
-    assert named(compare(flows)) == {("adapter", "h3 m1", "receives")}
-
-
 def test_late_hosts():
     flows = [
         replace(flow, latency=1e-3) if "h3" in (flow.source.host, flow.target.host) else flow

@@ -228,13 +228,6 @@ def test_what_is_copied_from_a_terminal_is_read(tool: str, prompt: str) -> None:
     assert content(log + text + prompt) == content(text)
 
 
-@pytest.mark.parametrize("tab", ["", " ", "        "])
-def test_ibnetdiscover_without_its_tabs(tab: str) -> None:
-    assert list(ibnetdiscover.read(IBNETDISCOVER.replace("\t", tab), "f")) == list(
-        ibnetdiscover.read(IBNETDISCOVER, "f")
-    )
-
-
 def test_cable_ends_of_different_speed_are_remarked_upon() -> None:
     def remarks(text: str) -> list[str]:
         warnings = build_fabric(ibnetdiscover.read(text, "f")).warnings

@@ -122,17 +122,6 @@ def test_only_cores_that_the_process_may_use(tmp_path: Path) -> None:
     assert node_map.numa_nodes == (NumaNode(index=0, cores=(5,)), NumaNode(index=1, cores=(3,)))
 
 
-def test_a_kernel_without_numa_nodes_or_threads(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "whole", allowed="0-2")
-    bare = tmp_path / "bare"
-    (bare / "proc/self").mkdir(parents=True)
-    (machine.root / "proc/self/status").rename(bare / "proc/self/status")
-    cpus = bare / "sys/devices/system/cpu"
-    cpus.mkdir(parents=True)
-    (cpus / "online").write_text("0-3\n")
-    assert this_node(bare).numa_nodes == (NumaNode(index=0, cores=(0, 1, 2)),)
-
-
 class FakeNvml:
     """NVML with two GPUs, in the other order than /sys."""
 

@@ -20,7 +20,7 @@ from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.mesh_flows import mesh_flows
-from hpctrain.control.topology.mesh_layout import TORCH, MeshLayout, host_grid, in_one_node, lay, whole_runs
+from hpctrain.control.topology.mesh_layout import TORCH, MeshLayout, host_grid, lay, whole_runs
 from hpctrain.control.topology.placement import Rings, report
 from hpctrain.control.topology.readers import ibnetdiscover
 from support.topology.small_fabric import small_fabric, two_levels
@@ -162,13 +162,6 @@ def test_the_order_of_a_script_is_by_leaf():
     assert not laid.traffic.in_bytes
     assert laid.traffic.warning is not None
     assert laid.traffic.warning.startswith("tp 4 ")
-
-
-def test_one_node():
-    traffic = in_one_node(work_of(dp_shard=2, tp=2))
-    assert [axis.levels for axis in traffic.laid.axes] == [(4 * axis.sent,) for axis in traffic.laid.axes]
-    assert traffic.warning is None
-    assert "over leaves" not in "\n".join(traffic.lines())
 
 
 def test_levels_of_a_deeper_tree():

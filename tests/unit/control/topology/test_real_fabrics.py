@@ -103,24 +103,6 @@ def test_one_wrong_entry_of_a_table_is_reported(
     assert any(f" {leaf} " in warning for warning in lost), fabric.warnings
 
 
-def test_a_switch_cabled_to_itself_and_noise_before_the_header(tmp_path: Path) -> None:
-    text = (_SMALL / "ibnetdiscover.txt").read_text()
-    noise = (
-        "src/query_smp.c:195; umad (DR path slid 0; dlid 0; 0,1,3 Attr 0x11:0) bad status 110; Connection timed out\n"
-    )
-    head = '"S-2c90300000000040"\t\t# "MF0;core-spine2:MQM8790/U1" enhanced port 0 lid 4 lmc 0\n'
-    assert head in text
-    loop = "".join(
-        f'[{here}]\t"S-2c90300000000040"[{there}]\t\t# "MF0;core-spine2:MQM8790/U1" lid 4 4xQDR\n'
-        for here, there in ((3, 4), (4, 3))
-    )
-    (tmp_path / "listing").write_text(noise + text.replace(head, head + loop))
-    fabric, plain = read_fabric(tmp_path / "listing"), read_fabric(_SMALL / "ibnetdiscover.txt")
-    assert (fabric.names, fabric.source.tolist()) == (plain.names, plain.source.tolist())
-    found = "\n".join(fabric.warnings)
-    assert "(2)" in found and "umad" in found
-
-
 def test_switches_cabled_to_themselves_in_a_real_listing() -> None:
     fabric = read_fabric(_real("switchib-2016-umad-error.ibnetdiscover"))
     assert np.bincount(fabric.level).tolist() == [6, 2]

@@ -247,12 +247,6 @@ def test_data_direct_functions_are_their_adapters() -> None:
     assert [adapter.name for adapter in twice.adapters] == ["rail0_dma", "rail1_dma"]
 
 
-def test_one_adapter_without_a_device_name_leaves_all_free() -> None:
-    nameless = pci(0x22, 'class="0x020700" vendor="0x15b3" device="0x1021"', "")
-    parts = [switch(0x10, gpu(0x11, 0), infiniband(0x12, "mlx5_0")), switch(0x20, gpu(0x21, 1), nameless)]
-    assert variables(nccl.read(system(*parts), "f"), 2) == (None, [None, None])
-
-
 def test_adapters_for_sockets_are_no_adapters_with_rdma() -> None:
     interface = pci(3, 'class="0x020000" vendor="0x1ae0" device="0x0042"', net("eth1", 200000, port=0))
     node_map = nccl.read(system(gpu(1, 0) + interface), "f")
