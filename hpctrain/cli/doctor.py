@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,11 @@ def doctor(
         run_dir,
         notice=lambda text: tell(f"hpctrain: {text}"),
     )
+    answer_checks(checks, as_json=as_json)
+
+
+def answer_checks(checks: Sequence[Check], *, as_json: bool) -> None:
+    """Print checks, those that failed first; exits 3 if there are some."""
     if as_json:
         answer_json({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
@@ -60,7 +66,7 @@ def doctor(
         raise typer.Exit(3)
 
 
-def _print(checks: list[Check]) -> None:
+def _print(checks: Sequence[Check]) -> None:
     from rich.table import Table
 
     console = terminal(highlight=False)
@@ -72,7 +78,8 @@ def _print(checks: list[Check]) -> None:
     for check in checks:
         if check.status != "failed":
             style = "dim" if check.status == "not applicable" else ""
-            table.add_row(_MARKS[check.status], check.name, f"{check.found}{_where(check)}", style=style)
+            remedy = f"; {check.remedy}" if check.remedy else ""
+            table.add_row(_MARKS[check.status], check.name, f"{check.found}{_where(check)}{remedy}", style=style)
     console.print(table)
     count = Counter(check.status for check in checks)
     console.print(f"{count['failed']} failed, {count['ok']} ok, {count['not applicable']} not applicable")

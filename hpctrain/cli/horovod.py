@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 import typer
 
+from hpctrain.cli.doctor import answer_checks
 from hpctrain.cli.options import AsJson
-from hpctrain.common.cluster.checks import Check
-from hpctrain.report.output import answer, answer_json, tell
+from hpctrain.report.output import answer, tell
 
 app = typer.Typer(
     add_completion=False,
     help="Build Horovod for this machine's MPI and frameworks, and check it.",
     no_args_is_help=True,
 )
-
-_MARKS = {"ok": "ok", "failed": "FAILED", "not applicable": "-"}
 
 
 @app.command()
@@ -34,23 +31,8 @@ def build(
 
 
 @app.command()
-def check(
-    as_json: AsJson = False,
-) -> None:
+def check(as_json: AsJson = False) -> None:
     """Show what Horovod is built for and what to do about each missing part; exits 3 if something is missing."""
     from hpctrain.control.horovod.check import report
 
-    checks = report()
-    if as_json:
-        answer_json({"checks": [dataclasses.asdict(check) for check in checks]})
-    else:
-        for one in checks:
-            answer(_line(one))
-    if any(check.status == "failed" for check in checks):
-        raise typer.Exit(3)
-
-
-def _line(check: Check) -> str:
-    found = f"{check.found}; wanted: {check.wanted}" if check.status == "failed" and check.wanted else check.found
-    line = f"{check.name:<8} {_MARKS[check.status]:<7} {found}"
-    return f"{line}\n{'':<17}{check.remedy}" if check.remedy else line
+    answer_checks(report(), as_json=as_json)

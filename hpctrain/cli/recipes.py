@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -19,6 +20,10 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.output import answer, answer_json, print_table, tell
+from hpctrain.report.results import row_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -32,9 +37,58 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
     """List the published recipes with their variants."""
-    from hpctrain.report.recipes import list_row, list_table
+    if as_json:
+        answer_json([list_row(recipe) for recipe in all_entries()])
+    else:
+        print_table(list_table(all_entries()))
 
-    _print([list_row(recipe) for recipe in all_entries()] if as_json else list_table(all_entries()))
+
+def list_row(recipe: Recipe) -> dict[str, Any]:
+    """The JSON of a recipe."""
+    return {
+        "name": recipe.name,
+        "model": recipe.model.name,
+        "data": recipe.data.name,
+        "batch": recipe.batch.model_dump(mode="json", exclude_none=True),
+        "epochs": recipe.epochs,
+        "reported": [row.model_dump(mode="json") for row in recipe.reported],
+        "cost": recipe.cost,
+        "source": recipe.source,
+    }
+
+
+def list_table(recipes: Iterable[Recipe]) -> Table:
+    """A table of recipes. Values are cut to one line, but never a name, because people type it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in ("name", "model", "batch", "epochs", "reported"):
+        table.add_column(column, no_wrap=True, justify="right" if column == "epochs" else "left")
+    for recipe in recipes:
+        batch = recipe.batch
+        size = f"{batch.per_rank} a rank" if batch.fixed_size is None else str(batch.fixed_size)
+        values = (recipe.model.name, size, str(recipe.epochs), _results(recipe))
+        cells = (Text(value, no_wrap=True, overflow="ellipsis") for value in values)
+        table.add_row(Text(recipe.name, no_wrap=False, overflow="fold"), *cells)
+    return table
+
+
+def _results(recipe: Recipe) -> str:
+    """The result reported for the recipe's batch if known, else the range of all: ``0.6604 to 0.7652 (10)``."""
+    rows = recipe.reported
+    if not rows:
+        return ""
+    if (size := recipe.batch.fixed_size) and (own := recipe.reported_at(size)):
+        rows = tuple(row for row in rows if row.batch == own.batch)
+    metric = rows[0].metric
+    rows = tuple(row for row in rows if row.metric == metric)
+    name = "" if metric == "test_accuracy" else f"{metric.replace('_', ' ')} "
+    if len(rows) == 1:
+        return name + row_text(rows[0].model_copy(update={"remark": ""}))
+    values = [row.value for row in rows]
+    return f"{name}{min(values):g} to {max(values):g} ({len(rows)})"
 
 
 @app.command()
@@ -49,7 +103,7 @@ def show(
     """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
     recipe = print_notes(load_recipe(name, overrides)) if overrides else load_entry(name)
     if as_json:
-        _print(recipe.model_dump(mode="json"))
+        answer_json(recipe.model_dump(mode="json"))
     else:
         answer(yaml.safe_dump(used_values(recipe), sort_keys=False, allow_unicode=True).rstrip())
     if not overrides and (variants := variant_names(name)):
@@ -74,7 +128,7 @@ def check(
             faults[name] = error
     if as_json:
         sound = [{"name": name, "status": "ok"} for name in checked]
-        _print([*sound, *({"name": name, "status": "failed", "error": e.record()} for name, e in faults.items())])
+        answer_json([*sound, *({"name": name, "status": "failed", "error": e.record()} for name, e in faults.items())])
         if faults:
             raise typer.Exit(2)
         return
@@ -144,12 +198,4 @@ def schema() -> None:
     """Print the JSON schema of recipe files, with which editors complete and check keys."""
     found = Recipe.model_json_schema()
     changes = {"type": "object", "description": "by name, the keys that each variant changes"}
-    _print({**found, "properties": {**found["properties"], "variants": changes}})
-
-
-def _print(what: Any) -> None:
-    """Print a table, or other values as JSON."""
-    if isinstance(what, dict | list):
-        answer_json(what)
-        return
-    print_table(what)
+    answer_json({**found, "properties": {**found["properties"], "variants": changes}})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import read_text
-from hpctrain.control.topology.readers import forwarding, ibnetdiscover, ibnetdiscover_ports, slurm
+from hpctrain.control.topology.readers import forwarding, ibnetdiscover, slurm
 from hpctrain.control.topology.records import Record
 
 Reader = Callable[[str, str], Iterator[Record]]
@@ -16,7 +16,7 @@ Reader = Callable[[str, str], Iterator[Record]]
 # For each format, the beginning of a line that no other format has.
 _FORMATS: dict[str, tuple[str, Reader]] = {
     "ibnetdiscover": (r'(?:switchguid|caguid)=|(?:Switch|Ca)\s*[0-9]+\s*"|# Topology file', ibnetdiscover.read),
-    "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover_ports.read),
+    "ibnetdiscover -p": (r"(?:SW|CA|RT) +[0-9]+ +[0-9]+ 0x", ibnetdiscover.read_ports),
     "topology.conf or scontrol show topology": (
         r"\s*(?i:SwitchName|BlockName|BlockSizes|AggregatedBlock)\s*=",
         slurm.read,

@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import build_fabric
-from hpctrain.control.topology.readers import forwarding, ibnetdiscover, ibnetdiscover_ports
+from hpctrain.control.topology.readers import forwarding, ibnetdiscover
 from hpctrain.control.topology.records import FabricNode, Forward, Link, Record, Remark
 from hpctrain.control.topology.summary import counts
 from support.refusals import refused
@@ -26,7 +26,7 @@ from support.topology.infiniband_texts import (
 Reader = Callable[[str, str], Iterator[Record]]
 _FABRICS: dict[str, tuple[Reader, str]] = {
     "ibnetdiscover": (ibnetdiscover.read, IBNETDISCOVER),
-    "ibnetdiscover -p": (ibnetdiscover_ports.read, IBNETDISCOVER_PORTS),
+    "ibnetdiscover -p": (ibnetdiscover.read_ports, IBNETDISCOVER_PORTS),
 }
 _READERS = {**_FABRICS, "dump_lfts": (forwarding.read, DUMP_LFTS)}
 
@@ -88,7 +88,7 @@ def test_unknown_width_and_speed_are_no_error() -> None:
     links = _of(Link, list(ibnetdiscover.read(IBNETDISCOVER.replace("4xHDR", "?????"), "f")))
     assert [link.speed for link in links] == ["NDR", "NDR", None, "NDR", "NDR", "NDR", "NDR", None]
     text = IBNETDISCOVER_PORTS.replace("4x HDR", "?? ???")
-    assert sum(link.width is None for link in _of(Link, list(ibnetdiscover_ports.read(text, "f")))) == 2
+    assert sum(link.width is None for link in _of(Link, list(ibnetdiscover.read_ports(text, "f")))) == 2
 
 
 def test_routers_and_their_cables_are_passed_over() -> None:
