@@ -67,6 +67,7 @@ def answer_checks(checks: Sequence[Check], *, as_json: bool) -> None:
 
 
 def _print(checks: Sequence[Check]) -> None:
+    from rich.markup import escape
     from rich.table import Table
 
     console = terminal(highlight=False)
@@ -79,7 +80,8 @@ def _print(checks: Sequence[Check]) -> None:
         if check.status != "failed":
             style = "dim" if check.status == "not applicable" else ""
             remedy = f"; {check.remedy}" if check.remedy else ""
-            table.add_row(_MARKS[check.status], check.name, f"{check.found}{_where(check)}{remedy}", style=style)
+            found = escape(f"{check.found}{_where(check)}{remedy}")
+            table.add_row(_MARKS[check.status], check.name, found, style=style)
     console.print(table)
     count = Counter(check.status for check in checks)
     console.print(f"{count['failed']} failed, {count['ok']} ok, {count['not applicable']} not applicable")
