@@ -18,7 +18,6 @@ from hpctrain.report.output import answer, answer_json, tell, terminal
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from hpctrain.common.run.plan import HostOptions
     from hpctrain.control.topology.fabric import Fabric
     from hpctrain.control.topology.faults import Fault
     from hpctrain.control.topology.mesh_layout import Laid
@@ -146,7 +145,9 @@ def verify(
     the fabric's links where --fabric or Slurm knows them, and need three hosts to tell which one is slow. The current
     directory has to be one that all hosts share.
     """
+    from hpctrain.common.cluster.machine import usable_cores
     from hpctrain.common.run.plan import HostOptions, Start
+    from hpctrain.control.hosts.arrange import FLAT, find_fabric
     from hpctrain.control.programs.links import hosts_to_measure, measure_links
     from hpctrain.control.topology.verify import compare, incomparable
 
@@ -155,12 +156,20 @@ def verify(
     names: Sequence[str] = ()
     fabric = None
     if ranks:
-        _require_no_hosts(options)
-        _warn(_crowded(ranks))
+        if options.model_fields_set:
+            raise HpctrainError(
+                "HT-options-exclude-each-other",
+                "-np measures between ranks of this machine, without a fabric",
+                "leave -np or the other out",
+            )
+        if ranks > (cores := usable_cores()):
+            _warn([f"{ranks} ranks share {cores} cores: that may be what is slow"])
     else:
         measured, warnings = hosts_to_measure(options)
         names = [each.host for each in measured.slots]
-        fabric = _known_fabric(options, names)
+        fabric, known_from = find_fabric(options, names)
+        if known_from != FLAT:
+            tell(f"hpctrain: the fabric: {known_from}")
         _warn(warnings)
     flows = measure_links(measured, ranks or ranks_per_host, round(size_mb * 1e6), Start(**start.changes()), options)
     faults = compare(flows, fabric, slow=slow)
@@ -181,31 +190,6 @@ def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_ho
     given = found.given.order
     work = published_work(parse_mesh(mesh).at(ranks_per_host * len(given)))
     return lay(fabric, given, found.placed.order, dict.fromkeys(given, ranks_per_host), work)
-
-
-def _require_no_hosts(options: HostOptions) -> None:
-    if options.model_fields_set:
-        raise HpctrainError(
-            "HT-options-exclude-each-other",
-            "-np measures between ranks of this machine, without a fabric",
-            "leave -np or the other out",
-        )
-
-
-def _crowded(ranks: int) -> list[str]:
-    from hpctrain.common.cluster.machine import usable_cores
-
-    cores = usable_cores()
-    return [f"{ranks} ranks share {cores} cores: that may be what is slow"] if ranks > cores else []
-
-
-def _known_fabric(options: HostOptions, names: Sequence[str]) -> Fabric:
-    from hpctrain.control.hosts.arrange import FLAT, find_fabric
-
-    fabric, known_from = find_fabric(options, names)
-    if known_from != FLAT:
-        tell(f"hpctrain: the fabric: {known_from}")
-    return fabric
 
 
 @app.command()
@@ -327,12 +311,6 @@ def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], *, as_json: boo
         rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
         answer_json({"flows": rows, "faults": [asdict(fault) for fault in faults]})
         return
-    _print_flows(flows)
-    for fault in faults:
-        answer(f"slow: {fault}")
-
-
-def _print_flows(flows: Sequence[Flow]) -> None:
     from rich.table import Table
 
     from hpctrain.control.topology.verify import rate
@@ -341,3 +319,5 @@ def _print_flows(flows: Sequence[Flow]) -> None:
     for flow in sorted(flows, key=lambda flow: flow.bandwidth):
         table.add_row(str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
     terminal().print(table)
+    for fault in faults:
+        answer(f"slow: {fault}")

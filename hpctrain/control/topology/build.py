@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import graphlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,12 @@ from hpctrain.control.topology.names import (
     natural_key,
     switch_name,
 )
-from hpctrain.control.topology.records import FabricNode, Link, Record, bandwidth
-from hpctrain.control.topology.switch_tree import tree_fabric
+from hpctrain.control.topology.records import Link, Record, SwitchGroup, bandwidth
 
 # Damaged forwarding tables usually cause hundreds of faults.
 _FAULTS = 3
+# Joins the trees of a file that names nothing above them; Slurm's own names have no spaces.
+_ABOVE_ALL = "(above all)"
 
 
 def build_fabric(records: Iterable[Record]) -> Fabric:
@@ -63,7 +65,7 @@ def build_fabric(records: Iterable[Record]) -> Fabric:
             where=found.where,
         )
     if found.groups:
-        return tree_fabric(found)
+        return _tree_fabric(found)
     fabric, switches = _cabled(found)
     if not found.forwards:
         return fabric
@@ -71,7 +73,7 @@ def build_fabric(records: Iterable[Record]) -> Fabric:
     # Imported here because routes are built on a finished fabric.
     from hpctrain.control.topology.routes import Routes
 
-    faults = list(islice(Routes(fabric).faults(), _FAULTS + 1))
+    faults = list(itertools.islice(Routes(fabric).faults(), _FAULTS + 1))
     if len(faults) > _FAULTS:
         faults[_FAULTS:] = ["further routes of the forwarding tables do not arrive either"]
     return replace(fabric, warnings=(*fabric.warnings, *faults))
@@ -103,6 +105,67 @@ def _without_gc() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _tree_fabric(found: Found) -> Fabric:
+    """The fabric of the groups: one adapter per host, and a cable of bandwidth 1 for each name below another.
+
+    Blocks, and separate trees, are joined by one more switch: their hosts reach each other by a network that the file
+    does not describe.
+    """
+    groups = {group.name: group for group in _with_hosts(found.groups)}
+    hosts = sorted({host for group in groups.values() for host in group.hosts}, key=natural_key)
+    warnings = [*found.warnings]
+    switches = sorted(groups, key=natural_key)
+    below = {child for group in groups.values() for child in group.switches}
+    level: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter({name: group.switches for name, group in groups.items()}).static_order():
+        # A leaf has hosts alone below it.
+        level[name] = 1 + max((level[below] for below in groups[name].switches), default=0)
+    tops = [name for name in switches if name not in below]
+    cables = [(child, group.name) for group in groups.values() for child in group.switches]
+    if len(tops) > 1:
+        warnings.append(
+            f"nothing joins {abbreviated(tops)} in {found.where}: assumed to hang from one switch above them"
+        )
+        switches.append(_ABOVE_ALL)
+        level[_ABOVE_ALL] = 1 + max(level[top] for top in tops)
+        cables += [(top, _ABOVE_ALL) for top in tops]
+    place = {name: number for number, name in enumerate(switches)}
+    host_place = {name: number for number, name in enumerate(hosts, start=len(switches))}
+    ends = [(place[child], place[parent]) for child, parent in cables]
+    ends += [(host_place[host], place[group.name]) for group in groups.values() for host in group.hosts]
+    low, high = np.array(sorted(set(ends)), np.int32).T
+    source, target = np.concatenate([low, high]), np.concatenate([high, low])
+    nodes = len(switches) + len(hosts)
+    # Each node's ports are numbered from 1 in the order of its links.
+    counts = [itertools.count(1) for _ in range(nodes)]
+    ports = [next(counts[node]) for node in source.tolist()]
+    return Fabric(
+        names=tuple(name if name not in host_place else f"switch {name}" for name in switches) + tuple(hosts),
+        level=np.array([*(level[name] for name in switches), *(0 for _ in hosts)], np.int32),
+        subnet=components(nodes, source, target),
+        lid=np.zeros(nodes, np.int32),
+        host=np.concatenate([np.full(len(switches), -1), np.arange(len(hosts))]).astype(np.int32),
+        hosts=tuple(hosts),
+        source=source,
+        target=target,
+        source_port=np.array(ports, np.int32),
+        bandwidth=np.ones(len(source)),
+        warnings=tuple(warnings),
+    )
+
+
+def _with_hosts(groups: Sequence[SwitchGroup]) -> Sequence[SwitchGroup]:
+    """The groups that have hosts or switches below them."""
+    left = list(groups)
+    while empty := {group.name for group in left if not (group.hosts or group.switches)}:
+        left = [
+            replace(group, switches=tuple(switch for switch in group.switches if switch not in empty))
+            for group in left
+            if group.name not in empty
+        ]
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +216,12 @@ def _cabled(found: Found) -> tuple[Fabric, dict[str, int]]:
         warnings.append(
             counted("switches without hosts that are on no shortest path between two leaves, not used", idle)
         )
-    warnings += _slow_links(names, level, source, target, rate)
+    slow = [
+        f"{names[source[link]]} to {names[target[link]]} ({rate[link] / usual:.0%})"
+        for link, usual in degraded_links(level, source, target, rate)
+    ]
+    if slow:
+        warnings.append(counted("links slower than their peers", slow))
     fabric = Fabric(
         names=names,
         level=level,
@@ -221,14 +289,6 @@ def _with_tables(fabric: Fabric, found: Found, switches: Mapping[str, int]) -> F
     return replace(fabric, tables=tables, table_switches=np.array(list(row), np.int32), warnings=tuple(warnings))
 
 
-def _slow_links(names: Sequence[str], level: Ints, source: Ints, target: Ints, rate: Floats) -> list[str]:
-    slow = [
-        f"{names[source[link]]} to {names[target[link]]} ({rate[link] / usual:.0%})"
-        for link, usual in degraded_links(level, source, target, rate)
-    ]
-    return [counted("links slower than their peers", slow)] if slow else []
-
-
 def _no_hosts(found: Found) -> HpctrainError:
     names = [node.name or node.guid for node in found.nodes.values() if node.kind == "adapter"]
     kind = f"adapters without a cable to anything: {abbreviated(names)}" if names else "no channel adapter"
@@ -258,8 +318,17 @@ def _adapters(found: Found, ends: Sequence[Link], warnings: list[str]) -> list[_
             loose.append(node.name or node.guid)
         elif host is None:
             nameless.append(node.guid)
-        for end in ports.values():
-            adapters.append(_adapter(node, host, end, several=len(ports) > 1))
+        name = node.name.strip() if host else node.guid
+        adapters += [
+            _Adapter(
+                guid=node.guid,
+                port=end.port,
+                host=host or node.guid,
+                name=f"{name}/{end.port}" if len(ports) > 1 else name,
+                lid=end.lid or 0,
+            )
+            for end in ports.values()
+        ]
     counts: dict[str, list[str]] = {
         "adapters without a host name, each taken for a host of its own under its GUID": nameless,
         "adapters without a cable, left out": loose,
@@ -271,17 +340,6 @@ def _adapters(found: Found, ends: Sequence[Link], warnings: list[str]) -> list[_
     hosts = {host: natural_key(host) for host in {adapter.host for adapter in adapters}}
     return sorted(
         adapters, key=lambda adapter: (hosts[adapter.host], natural_key(adapter.name), adapter.guid, adapter.port)
-    )
-
-
-def _adapter(node: FabricNode, host: str | None, end: Link, *, several: bool) -> _Adapter:
-    name = node.name.strip() if host else node.guid
-    return _Adapter(
-        guid=node.guid,
-        port=end.port,
-        host=host or node.guid,
-        name=f"{name}/{end.port}" if several else name,
-        lid=end.lid or 0,
     )
 
 

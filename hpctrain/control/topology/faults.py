@@ -62,15 +62,11 @@ class Fault:
             promise = "what its links carry" if self.kind == "fabric" else "the usual bandwidth"
             reached = f"{self.reached:.0%}" if self.reached >= 0.01 else "less than 1%"
             measured = f"{':' if self.direction == 'both' else f' {self.direction} at'} {reached} of {promise}"
-        return f"{self.kind} {self.name}{measured} ({many}){self._doubt}"
-
-    @property
-    def _doubt(self) -> str:
+        text = f"{self.kind} {self.name}{measured} ({many})"
         if not self.alternatives:
-            return ""
-        if self.kind == "flow":
-            return "; the link between them, or one of its ends"
-        return f"; or {', '.join(self.alternatives)}"
+            return text
+        others = "the link between them, or one of its ends" if self.kind == "flow" else None
+        return f"{text}; {others or 'or ' + ', '.join(self.alternatives)}"
 
 
 # The parts that may be the cause, the most probable first, and the flows that they explain.

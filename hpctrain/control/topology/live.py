@@ -108,11 +108,8 @@ def _nvml() -> list[str] | None:
         if nvml is None:
             return None
         devices = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [_bus_id(nvml.nvmlDeviceGetPciInfo(device)) for device in devices]
-
-
-def _bus_id(pci: object) -> str:
-    return f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"  # type: ignore[attr-defined]
+        places = map(nvml.nvmlDeviceGetPciInfo, devices)
+        return [f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" for pci in places]
 
 
 def _bridges(device: Path) -> Bridges:

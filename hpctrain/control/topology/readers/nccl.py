@@ -65,8 +65,8 @@ def read(text: str, where: str) -> NodeMap:
 def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     """The node map of one host."""
     places = [place for cpu in cpus for place in _devices(cpu)]
-    gpus = [place for place in places if _is_gpu(place[0])]
-    nics = [place for place in places if not _is_gpu(place[0]) and _is_nic(place[0])]
+    gpus = [place for place in places if _is(place[0], "gpu", _DISPLAY)]
+    nics = [place for place in places if place not in gpus and _is(place[0], "nic", _NETWORK)]
     whole = any(not _is_virtual(device) for device, _, _ in nics)
     adapters = {
         replace(adapter, virtual=whole and _is_virtual(device)): bridges
@@ -77,6 +77,8 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     if not gpus and not adapters:
         raise not_valid(where, "no GPU and no adapter in this file", _REMEDY)
     numbers = _indices([device for device, _, _ in gpus])
+    nameless = sum(adapter.name == adapter.bus_id for adapter in adapters)
+    warnings = [f"{file}: {nameless} adapters without a device name are known by their bus ID"] if nameless else []
     node_map = node_map_of_tree(
         {
             Gpu(index=index, bus_id=device.attribute("busid"), numa=numa): bridges
@@ -85,7 +87,7 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
         adapters,
         _numa_nodes(cpus),
         where=where,
-        warnings=_unnamed(adapters, file),
+        warnings=warnings,
     )
     return replace(node_map, whole=False)
 
@@ -103,12 +105,8 @@ def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
     ]
 
 
-def _is_gpu(device: Element) -> bool:
-    return bool(device.all("gpu")) or device.attributes.get("class", "").startswith(_DISPLAY)
-
-
-def _is_nic(device: Element) -> bool:
-    return bool(device.all("nic")) or device.attributes.get("class", "").startswith(_NETWORK)
+def _is(device: Element, tag: str, pci_class: str) -> bool:
+    return bool(device.all(tag)) or device.attributes.get("class", "").startswith(pci_class)
 
 
 def _devices(cpu: Element) -> Iterator[_Place]:
@@ -153,7 +151,8 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
         names[bus_id] = []
     layer = _link_layer(device)
     for name, ports in names.items():
-        if ports and _is_socket(ports[0], link_layer_of_name(name)):
+        # NCCL uses a network interface, which has port 0, through sockets.
+        if ports and link_layer_of_name(name) not in LIBFABRIC and ports[0].attributes.get("port") == "0":
             continue
         yield Adapter(
             name=name,
@@ -168,11 +167,6 @@ def _gbit(nets: Sequence[Element]) -> float | None:
     """The speed of an adapter from NCCL's Mbit/s of each port; None for early plugins for Slingshot, with kbit/s."""
     speeds = [net.number("speed") / 1000 for net in nets if net.attributes.get("speed", "0") != "0"]
     return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
-
-
-def _is_socket(net: Element, layer: LinkLayer | None) -> bool:
-    """Whether a net is a network interface that NCCL uses through sockets, which has port 0."""
-    return layer not in LIBFABRIC and net.attributes.get("port") == "0"
 
 
 def _each_once(adapters: dict[Adapter, Bridges]) -> dict[Adapter, Bridges]:
@@ -201,8 +195,3 @@ def _identity(device: Element) -> tuple[str, str, str]:
 
 def _is_virtual(device: Element) -> bool:
     return is_virtual_function(*_identity(device)[:2])
-
-
-def _unnamed(adapters: dict[Adapter, Bridges], where: str) -> list[str]:
-    count = sum(adapter.name == adapter.bus_id for adapter in adapters)
-    return [f"{where}: {count} adapters without a device name are known by their bus ID"] if count else []

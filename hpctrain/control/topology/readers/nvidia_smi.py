@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.common.cluster.adapter_kinds import link_layer_of_name
@@ -19,6 +19,8 @@ _LEGEND = re.compile(r"\s*(NIC\d+):\s+(\S+)\s*")
 _NUMA = re.compile(r"([0-9]{1,4})(?:,[0-9,-]*)?")
 _NUMBERED = re.compile(r"NIC\d+")
 _UNKNOWN = "N/A"
+# The columns' names are no device names, so no rank is restricted to them.
+_NO_LEGEND = "{}: no NIC Legend, so the adapters' device names are not known and no rank is restricted to any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,9 @@ def read(text: str, where: str) -> NodeMap:
     numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities)
     names = _adapters(devices, lines, header)
     # An adapter with two ports may be listed for each.
-    adapters = dict.fromkeys((name, _distances(gpus, devices.index(column))) for column, name in names.items())
+    adapters = dict.fromkeys(
+        (name, tuple(row.classes[devices.index(column)] for row in gpus)) for column, name in names.items()
+    )
     return checked(
         NodeMap(
             gpus=tuple(
@@ -79,17 +83,11 @@ def read(text: str, where: str) -> NodeMap:
             ),
             numa_nodes=numa_nodes,
             gpu_adapter=tuple(tuple(distances_of[row] for _, distances_of in adapters) for row in range(len(gpus))),
-            warnings=tuple(_nameless(names, where)),
+            warnings=(_NO_LEGEND.format(where),) if any(map(_is_nameless, names.values())) else (),
             whole=False,
         ),
         where,
     )
-
-
-def _nameless(names: dict[str, str], where: str) -> Iterator[str]:
-    """A warning if the legend is missing. The columns' names are no device names, so no rank is restricted to them."""
-    if any(_is_nameless(name) for name in names.values()):
-        yield f"{where}: no NIC Legend, so the adapters' device names are not known and no rank is restricted to any"
 
 
 def _is_gpu(name: str) -> bool:
@@ -179,10 +177,6 @@ def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[
     cores = dict(zip(cpus_of, cores_of_nodes([*cpus_of.values()]), strict=True))
     nodes = [NumaNode(index=index, cores=cores[index] or (), complete=bool(cores[index])) for index in sorted(cores)]
     return tuple(nodes), numa_of_gpu
-
-
-def _distances(gpus: Sequence[_Row], column: int) -> tuple[str, ...]:
-    return tuple(row.classes[column] for row in gpus)
 
 
 def _numa_near(distances: Sequence[str], numa_of_gpu: Sequence[int | None]) -> int | None:
