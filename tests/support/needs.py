@@ -19,7 +19,7 @@ both_frameworks = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("tensorflow") is None, reason="needs PyTorch and TensorFlow in this Python"
 )
 mlflow = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("mlflow", "flask", "sqlalchemy")), reason="needs MLflow in this Python"
+    any(find_spec(name) is None for name in ("mlflow", "alembic", "sqlalchemy")), reason="needs MLflow in this Python"
 )
 wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb in this Python")
 mpirun = pytest.mark.skipif(

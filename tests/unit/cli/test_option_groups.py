@@ -58,14 +58,6 @@ def test_the_order_in_the_help_is_that_of_the_command() -> None:
     assert re.findall(r"^ +--(\S+)", said, re.MULTILINE) == ["fast", "wheels", "colour", "load", "dry-run", "help"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(("bus", "--wheels", "2"), "--wheels"), (("bus", "--van", "1"), "--van"), ((), "'name'")]
-)
-def test_wrong_values_are_refused(arguments: tuple[str, ...], said: str) -> None:
-    code, output = invoke(*arguments)
-    assert code == 2 and said in output
-
-
 def test_two_groups_with_one_option_are_a_mistake() -> None:
     def twice(*, car: Car, van: Van) -> None: ...
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe, mesh_overrides
 from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.tracking import parse_trackers
-from support.pages import PAGES, PrintedCommand, commands, commands_of, options
-from support.refusals import refused
+from support.pages import PrintedCommand, commands, options
 
 # Options of mpirun, srun, sbatch and ibnetdiscover.
 OTHERS = {"--cpu-bind", "--no-kill", "--with-ft", "-p"}
@@ -72,37 +70,6 @@ def test_a_printed_command_is_one(command, tmp_path, monkeypatch):
     parse(command)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "hpctrain run digits -np 2 --framwork keras",
-        "hpctrain run digits -np two",
-        "hpctrain runs digits",
-        "hpctrain topology shows fabric.txt",
-        "hpctrain bench step --model vgg",
-        "hpctrain data shard ARCHIVES",
-        "hpctrain recipes check a.yaml b.yaml",
-        ".venv/bin/hpctrain status hpctrain-runs/one --jsn | jq",
-        "hpctrain submit digit --wait",
-        "hpctrain plan digits --set epoch=5",
-        "hpctrain run digits --backend mpich",
-        "hpctrain run digits --mesh tp=2",
-        "hpctrain run train.py --mesh dp=2",
-    ],
-)
-def test_a_misprinted_command_is_found(line):
-    (command,) = commands_of(f"```bash\n{line}\n```\n", "page.md")
-    with pytest.raises((_UsageError, HpctrainError)):
-        parse(command)
-
-
-def test_within_a_sentence_arguments_may_be_left_out_but_options_have_to_be_right():
-    right, wrong = commands_of("As `hpctrain checkpoint\nverify` does, or `hpctrain submit --wat`.", "page.md")
-    parse(right)
-    with refused("HT-option-unknown", option="--wat"):
-        parse(wrong)
-
-
 def known_options() -> set[str]:
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="hpctrain")
@@ -117,19 +84,3 @@ def test_options_within_sentences_exist():
     known = known_options() | OTHERS
     assert [(page, option) for page, option in options() if option not in known] == []
     assert len(options()) > 30
-
-
-def test_calls_are_found_wherever_a_line_has_them():
-    lines = [
-        "git clone x hpctrain && cd hpctrain  # no call",
-        "cd x && A=1 .venv/bin/hpctrain run a \\",
-        "  -np 2 > hpctrain; hpctrain doctor # hpctrain plan",
-    ]
-    found = [command.words for command in commands_of("\n".join(["```bash", *lines, "```"]), "page.md")]
-    assert found == [("run", "a", "-np", "2"), ("doctor",)]
-
-
-def test_the_pages_are_read():
-    pages = {command.page for command in commands()}
-    assert {"README.md", "docs/clusters.md", "docs/recipes.md", "docs/topology.md"} <= pages
-    assert all(Path(page).is_file() for page in PAGES)

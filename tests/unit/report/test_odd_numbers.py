@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import EventWriter
-from hpctrain.common.run.events.kinds import EpochEvent, LogEvent, RunEvent, SpikeEvent, StepEvent
+from hpctrain.common.run.events.kinds import RunEvent, SpikeEvent, StepEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.faults import consecutive, event_line, spike_line
@@ -143,17 +142,3 @@ def test_means_are_those_of_equal_parts(count: int, each: int) -> None:
         means.add(x, y)
     expected = [[row[begin : begin + each].mean() for begin in range(0, count, each)] for row in values]
     np.testing.assert_allclose(means.points, expected, rtol=1e-9)
-
-
-def test_what_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    step = {"epoch": 1, "learning_rate": math.inf, "samples": 1, "seconds": 0.5, "communication_seconds": None}
-    epoch = {"epoch": 1, "samples_per_s": 2.0, "train_loss": math.nan, "test_accuracy": np.float64("-inf")}
-    with EventWriter(path) as events:
-        events.emit(StepEvent(iteration=1, loss=math.nan, **step))
-        events.emit(EpochEvent(**epoch))
-        events.emit(LogEvent(iteration=1, values={"a": np.float64("inf"), "b": 1.5}))
-    lines = [json.loads(line, parse_constant=lambda word: pytest.fail(word)) for line in path.read_text().splitlines()]
-    assert [lines[0][key] for key in ("loss", "learning_rate", "seconds")] == [None, None, 0.5]
-    assert [lines[1][key] for key in ("train_loss", "test_accuracy", "samples_per_s")] == [None, None, 2.0]
-    assert lines[2]["values"] == {"a": None, "b": 1.5}
