@@ -25,7 +25,7 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events.kinds import OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
-from hpctrain.control.schedulers.outcome import last_words
+from hpctrain.control.schedulers.outcome import LastWords, last_words
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
 from hpctrain.report.plots import MOST_NAMES, curves
@@ -89,7 +89,7 @@ def render(directory: RunDirectory) -> str:
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.sums.logged) - MOST_NAMES,
         settings=settings(plan),
-        faults=_faults(record, ranks) or ([] if summary["status"] == "done" else _job_error(directory)),
+        faults=_faults(record, ranks, None if summary["status"] == "done" else last_words(directory)),
         survived=first_of(
             [*(fault_line(fault) for _, fault in record.survived), *trouble_lines(record.events)], _MOST_LINES
         ),
@@ -199,16 +199,11 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
     return tables
 
 
-def _faults(record: Record, ranks: Iterable[RankRecord]) -> list[str]:
-    """The run's fault events or, before the launcher wrote one, the errors of the ranks."""
+def _faults(record: Record, ranks: Iterable[RankRecord], words: LastWords | None) -> list[str]:
+    """The run's fault events or, before the launcher wrote one, the errors of the ranks; else that in its job's log."""
     raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
-    return first_of([fault.message for fault in record.faults] or raised, _MOST_FAULTS)
-
-
-def _job_error(directory: RunDirectory) -> list[str]:
-    """The error of hpctrain in the log of a run's job, where the run itself recorded none."""
-    words = last_words(directory)
-    return [words.error] if words and words.error else []
+    of_job = [words.error] if words and words.error else []
+    return first_of([fault.message for fault in record.faults] or raised or of_job, _MOST_FAULTS)
 
 
 def _error(rank: RankRecord) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
         known, problem = jobs(found.scheduler) if numbers else ([], None)
         own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
         plan = read_model(directory.plan, Plan)
-        status = run_status(directory, found, record, own, task, problem is None)
+        status = run_status(found, record, own, problem is None)
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
@@ -156,27 +156,16 @@ def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
             shell_word(folder / row.name),
             row.state,
             "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}",
-            _metric_text(row),
+            "" if row.metric is None else f"{shortened(value_text(row.metric[0]), _LONGEST_NAME)} {row.metric[1]:.4g}",
             _when(row.time),
             duration(row.seconds) or "",
-            row.message.partition("\n")[0] or differences_text(row.differs),
+            row.message.partition("\n")[0]
+            or ", ".join(f"{key}={value_text(value)}" for key, value in row.differs.items()),
         )
         for row in reversed(rows)
     ]
     widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
-
-
-def _metric_text(row: RunRow) -> str:
-    if row.metric is None:
-        return ""
-    name, value = row.metric
-    return f"{shortened(value_text(name), _LONGEST_NAME)} {value:.4g}"
-
-
-def differences_text(values: Mapping[str, Any]) -> str:
-    """Settings in one line."""
-    return ", ".join(f"{key}={value_text(value)}" for key, value in values.items())
 
 
 def value_text(value: Any) -> str:

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -119,25 +119,20 @@ def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
     except HpctrainError as error:
         jobs, problem = [], error.message
     if not found.tasks:
-        status = run_status(found.directory, found, record, jobs, found.task, problem is None)
+        status = run_status(found, record, jobs, problem is None)
         drawn = None if problem else kwh(found.scheduler.joules(status.job_ids, seconds=_ANSWER_SECONDS))
         return status.model_copy(update={"slurm_energy_kwh": drawn}), problem
     tasks = []
     for task, directory in found.tasks.items():
+        of_task = replace(found, directory=directory, task=task, tasks={})
         own = [job for job in jobs if job.has_task(task)]
-        tasks.append(run_status(directory, found, Record.read(directory), own, task, problem is None))
+        tasks.append(run_status(of_task, Record.read(directory), own, problem is None))
     return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks)), problem
 
 
-def run_status(
-    directory: RunDirectory,
-    found: FoundRun,
-    record: Record,
-    jobs: Sequence[JobState],
-    task: int | None,
-    answered: bool,
-) -> RunStatus:
-    """Read the rest of a run: its plan, its summary and its processes."""
+def run_status(found: FoundRun, record: Record, jobs: Sequence[JobState], answered: bool) -> RunStatus:
+    """Read the rest of a run, or of a task of an array: its plan, its summary and its processes."""
+    directory, task = found.directory, found.task
     submitted = found.submitted_jobs() if task is None else ()
     job_ids = tuple(dict.fromkeys([*record.jobs, *submitted, *(job.id for job in jobs)]))
     in_a_job = bool(record.start.job if record.start else job_ids)
@@ -297,12 +292,13 @@ class KnownRun:
         if state not in ("done", "failed") and step_seconds is not None and record.iterations is not None:
             remaining = (record.iterations - (record.iteration or 0)) * step_seconds
         left = job.limit_seconds - job.seconds if job and job.limit_seconds else None
+        explained = max(_SILENT_SECONDS, _SILENT_STEPS * (step_seconds or 0.0))
         return {
             "elapsed_s": None if begin is None or end is None else max(0.0, end - begin),
             "remaining_s": remaining,
             "job_remaining_s": left,
             "last_event_s": since,
-            "silent": state == "running" and since is not None and since > _silence_limit(step_seconds),
+            "silent": state == "running" and since is not None and since > explained,
         }
 
 
@@ -310,7 +306,3 @@ def _waits_for(job: JobState) -> str:
     """The reason that Slurm gives for a job's waiting, and the expected start."""
     until = time.strftime("; expected to start at %Y-%m-%d %H:%M", time.localtime(job.start)) if job.start else ""
     return f"job {job.id} waits: {job.reason or 'no reason given'}{until}"
-
-
-def _silence_limit(step_seconds: float | None) -> float:
-    return max(_SILENT_SECONDS, _SILENT_STEPS * (step_seconds or 0.0))

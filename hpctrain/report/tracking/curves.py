@@ -49,8 +49,6 @@ class Curves:
 
     def __init__(self) -> None:
         self._iteration = 0
-        # The names of the curves by the names that scripts log.
-        self._names: dict[str, str] = {}
 
     def point(self, event: Event) -> Point | None:
         """The point of an event; None for one without a value."""
@@ -69,18 +67,8 @@ class Curves:
         return None
 
     def _point_of(self, event: Event, values: Mapping[str, float | None]) -> Point | None:
-        known = {self._name(name): value for name, value in values.items() if value is not None}
+        known = {curve_name(name): value for name, value in values.items() if value is not None}
         return Point(iteration=self._iteration, time=event.time, values=known) if known else None
-
-    def _name(self, name: str) -> str:
-        """The name of a curve; names that differ in refused characters alone get different ones."""
-        if name not in self._names:
-            given, number = curve_name(name), 1
-            while given in self._names.values():
-                number += 1
-                given = f"{curve_name(name)}_{number}"
-            self._names[name] = given
-        return self._names[name]
 
 
 def curve_name(name: str) -> str:

@@ -70,19 +70,12 @@ def _tracking(name: Tracker, directory: RunDirectory, say: Say, *, whole: bool) 
 
 
 def _described(error: Exception) -> str:
-    """A library's exception without its text, which may quote an address with a password: its types and causes."""
+    """A library's exception without its text, which may quote an address with a password."""
     if isinstance(error, HpctrainError):
         return f"{error.message}: {error.hint}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    names = [str(getattr(error, "error_code", None) or type(error).__name__)]
-    # Exceptions can be each other's causes.
-    seen, cause = {id(error)}, error.__cause__ or error.__context__
-    while cause and id(cause) not in seen:
-        seen.add(id(cause))
-        names.append(type(cause).__name__)
-        cause = cause.__cause__ or cause.__context__
-    return " from ".join(dict.fromkeys(names))
+    return str(getattr(error, "error_code", None) or type(error).__name__)
 
 
 def _send(name: Tracker, directory: RunDirectory, events: Iterable[Sequence[Event]], say: Say, *, whole: bool) -> bool:

@@ -43,12 +43,6 @@ def test_a_name(name: str, shown: str) -> None:
     assert curve_name(name) == shown
 
 
-def test_two_names_stay_two() -> None:
-    point = Curves().point(LogEvent(iteration=1, values={"acc@5": 0.5, "acc#5": 0.75, "acc_5": 1.0}))
-    assert point is not None
-    assert point.values == {"acc_5": 0.5, "acc_5_2": 0.75, "acc_5_3": 1.0}
-
-
 def test_an_epoch_is_at_its_last_step() -> None:
     curves = Curves()
     points = [point for point in map(curves.point, typed_run()) if point]

@@ -70,11 +70,5 @@ def test_what_is_shown_of_an_address(address: str, shown: str) -> None:
 
 
 def test_no_message_quotes_a_library() -> None:
-    cause = ConnectionRefusedError("http://anna:geheim@host")
-    error = RuntimeError("no answer from http://anna:geheim@host")
-    error.__cause__ = cause
-    assert _described(error) == "RuntimeError from ConnectionRefusedError"
-    cause = ValueError()
-    cause.__cause__, error.__cause__ = error, cause
-    assert _described(error) == "RuntimeError from ValueError"
+    assert _described(RuntimeError("no answer from http://anna:geheim@host")) == "RuntimeError"
     assert _described(OSError(errno.ENOSPC, "No space left on device")) == "No space left on device"
