@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_args
 
 import typer
 
@@ -236,16 +236,15 @@ def _container(image: str | None, runtime: str | None, mounts: Sequence[str] | N
                 "name it: --container IMAGE",
             )
         return None
-    for known in get_args(Runtime):
-        if (runtime or "apptainer") == known:
-            return Container(runtime=known, image=image, mounts=tuple(mounts or ()))
-    assert runtime is not None
-    raise HpctrainError(
-        "HT-choice-unknown",
-        "unknown container runtime {runtime!r}",
-        nearest(runtime, get_args(Runtime)),
-        runtime=runtime,
-    )
+    runtime = runtime or "apptainer"
+    if runtime not in get_args(Runtime):
+        raise HpctrainError(
+            "HT-choice-unknown",
+            "unknown container runtime {runtime!r}",
+            nearest(runtime, get_args(Runtime)),
+            runtime=runtime,
+        )
+    return Container(runtime=cast(Runtime, runtime), image=image, mounts=tuple(mounts or ()))
 
 
 def _words(text: str | None) -> tuple[str, ...] | None:
@@ -257,16 +256,12 @@ def _words(text: str | None) -> tuple[str, ...] | None:
         raise HpctrainError(
             "HT-option-bad-value", "--launcher-arguments {text}: {reason}", "close the quotes", text=text, reason=error
         ) from error
-    _require_no_secret(words)
-    return words
-
-
-def _require_no_secret(words: Sequence[str]) -> None:
     names = [name for word in words for name in _SETTING.findall(word)]
     # Hydra takes "-env NAME VALUE".
     names += [name for option, name in pairwise(words) if option in ("-env", "-genv")]
     for name in filter(is_secret, names):
         raise _visible_secret(f"--launcher-arguments with {name}", name)
+    return words
 
 
 def _hidden(name: str, value: str) -> bool:

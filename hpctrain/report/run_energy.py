@@ -99,7 +99,8 @@ def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Eve
     missing = shortened("; ".join(dict.fromkeys(text for reading in meters.values() for text in reading.missing)))
     if not any(reading.joules for reading in meters.values()):
         return f"nothing here can be read: {missing or 'there is no counter'}"
-    count = max(_host_count(events, plan), len({host for host, _ in meters}))
+    named = {host for run in of_kind(events, RunEvent) for host in run.hosts or ()}
+    count = max(len(named) or len(plan.hosts) or 1, len({host for host, _ in meters}))
     parts = []
     for source, title in _SOURCES.items():
         hosts = {host for (host, _), reading in meters.items() if source in reading.joules}
@@ -110,9 +111,3 @@ def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Eve
     if measured < len(begun):
         parts.append(f"{measured} of {len(begun)} attempts")
     return ", ".join(parts) + (f" ({missing})" if missing else "")
-
-
-def _host_count(events: Sequence[Event], plan: Plan) -> int:
-    """The number of hosts that the run has had."""
-    named = {host for run in of_kind(events, RunEvent) for host in run.hosts or ()}
-    return len(named) or len(plan.hosts) or 1

@@ -163,7 +163,7 @@ def networks(
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
 ) -> list[Network]:
-    """The networks of the first hosts of the order in which ``place`` would use them, for several numbers of hosts.
+    """The networks of the first hosts of the order in which a placement would use them, for several numbers of hosts.
 
     A part of a depth-first order is depth-first itself, so that hosts are placed once and not for each number. The
     arguments are those of :func:`network_of`.
@@ -171,7 +171,7 @@ def networks(
     Raises:
         HpctrainError: a number below 1 or above that of the hosts, fewer adapters than wanted, or no speeds.
     """
-    from hpctrain.control.topology.placement import place
+    from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.routes import Routes
 
     wanted = list(counts)
@@ -188,7 +188,7 @@ def networks(
                 hosts=len(able),
                 apart=apart,
             )
-    order = place(fabric, able).order
+    order = report(fabric, able).placed.order
     routes = Routes(fabric)
     return [
         network_of(routes, order[:count], adapters_per_host=adapters_per_host, bytes_per_s=bytes_per_s)

@@ -85,11 +85,6 @@ class PlacementReport:
         return self.bound_by_level[0]
 
 
-def place(fabric: Fabric, hosts: Sequence[int], *, seed: int = 0) -> Placement:
-    """The best order found, whose worst load is never above those of the other orders in :func:`report`."""
-    return report(fabric, hosts, seed=seed).placed
-
-
 def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementReport:
     """Places hosts and compares the orders.
 

@@ -37,14 +37,12 @@ class GivenTables:
         # One more column, without ports, for LIDs that no table has.
         self._table = np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
         self.switches = fabric.table_switches
-        self._row = np.full(len(fabric.names), -1, np.int32)
-        self._row[self.switches] = np.arange(len(self.switches))
         last = self._table.shape[1] - 1
         self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
 
-    def ports(self, switch: Ints, target: Ints) -> Ports:
-        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if there is none."""
-        ports: Ports = self._table[self._row[switch], self._column[target]]
+    def ports(self, row: Ints, target: Ints) -> Ports:
+        """The port of each of ``switches`` by number towards the adapter at the same index, or ``NO_PORT``."""
+        ports: Ports = self._table[row, self._column[target]]
         return ports
 
 
@@ -129,10 +127,11 @@ class Routes:
         """The link by which each flow leaves ``node``, -1 where it cannot; a wrong adapter sends it back."""
         link = self._cable[node]
         switches = np.flatnonzero(self._row[node] >= 0)
-        port = self._tables.ports(node[switches], target[switches])
+        row = self._row[node[switches]]
+        port = self._tables.ports(row, target[switches])
         # A table may name a port that the switch does not have.
         known = np.where(port < self._behind.shape[1], port, NO_PORT)
-        link[switches] = self._behind[self._row[node[switches]], known]
+        link[switches] = self._behind[row, known]
         return link
 
     def _lost(self, source: int, target: int, at: int) -> HpctrainError:
@@ -214,14 +213,14 @@ class MinHop:
         self._down = down[np.argsort(adapters, kind="stable")]
         self._fabric = fabric
 
-    def ports(self, switch: Ints, target: Ints) -> Ports:
-        """The port of each switch towards the adapter at the same index, ``NO_PORT`` if it cannot be reached."""
+    def ports(self, row: Ints, target: Ints) -> Ports:
+        """The port of each of ``switches`` by number towards the adapter at the same index, or ``NO_PORT``."""
         self._remember(target)
-        row, column = self._row[switch], self._column[target]
+        column = self._column[target]
         ports = self._ports[row, column]
         asked = np.flatnonzero(ports == _UNASKED)
         if asked.size:
-            ports[asked] = self._towards(switch[asked], target[asked])
+            ports[asked] = self._towards(self.switches[row[asked]], target[asked])
             self._ports[row[asked], column[asked]] = ports[asked]
         return ports
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fabric import Fabric, Ints
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.placement import place, report
+from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import MinHop, Routes
 from support.refusals import refused
@@ -149,8 +149,8 @@ def test_pods_whose_leaves_are_numbered_in_turns_are_one_run_each_too() -> None:
 def _min_hop_tables(fabric: Fabric) -> Ints:
     """(switches, adapters)."""
     switches, ends = np.flatnonzero(fabric.level > 0), np.flatnonzero(fabric.level == 0)
-    switch, end = (each.ravel() for each in np.meshgrid(switches, ends, indexing="ij"))
-    return MinHop(fabric).ports(switch, end).reshape(len(switches), len(ends))
+    row, end = (each.ravel() for each in np.meshgrid(np.arange(len(switches)), ends, indexing="ij"))
+    return MinHop(fabric).ports(row, end).reshape(len(switches), len(ends))
 
 
 def test_an_order_that_contends_less_is_kept_although_it_crosses_more() -> None:
@@ -201,11 +201,11 @@ def test_a_slow_cable_counts_as_more_load_and_is_avoided() -> None:
 
 
 def test_one_host_has_no_ring_and_a_fabric_without_speeds_no_bandwidth() -> None:
-    alone = place(two_levels([1], spines=1), [0])
+    alone = report(two_levels([1], spines=1), [0]).placed
     assert (alone.order, alone.crossings, alone.worst_load, alone.bandwidth_bytes_per_s) == ((0,), 0, 0.0, None)
     fabric = two_levels([2, 2], spines=1)
     nameless = replace(fabric, bandwidth=np.ones_like(fabric.bandwidth))
-    assert place(nameless, [0, 2, 1, 3]).bandwidth_bytes_per_s is None
+    assert report(nameless, [0, 2, 1, 3]).placed.bandwidth_bytes_per_s is None
 
 
 @pytest.mark.parametrize(

@@ -119,16 +119,6 @@ def test_cores_of_an_affinity(cpus: list[str], numa: list[str], cores: tuple[int
     assert (slot.cores, slot.numa) == (cores, node)
 
 
-def test_the_affinity_of_one_socket_is_not_replaced_by_that_of_another() -> None:
-    node_map = nvidia_smi.read(smi([["PIX"]] * 2, ["12-19", "1,3,5,7,9,11"], "01", ["mlx5_0"]), "f")
-    assert [(slot.cores, slot.numa) for slot in slots(node_map, 2)] == [(tuple(range(12, 20)), 0), ((), 1)]
-
-
-def test_nodes_whose_lists_are_cut_alike_stay_apart() -> None:
-    node_map = nvidia_smi.read(smi([["PIX"]] * 2, ["0,2,4,6,8,10"] * 2, "02", ["mlx5_0"]), "f")
-    assert [(slot.cores, slot.numa) for slot in slots(node_map, 2)] == [((), 0), ((), 2)]
-
-
 def test_a_byte_order_mark_before_a_file(tmp_path: Path) -> None:
     for name, text in {"smi": smi([["PIX"]], ["0-7"], "0", ["mlx5_0"]), "nccl": system(gpu(1, 0))}.items():
         (tmp_path / name).write_text("\ufeff" + text)
@@ -280,17 +270,6 @@ def test_roce_without_bonds_trains_beside_other_ethernet() -> None:
     assert [adapter.name for adapter in node_map.training_adapters] == ["mlx5_0", "mlx5_1"]
     bonded = nccl.read(system(parts[0] + ethernet(0x50, "mlx5_bond_0", speed=25000), parts[1]), "f")
     assert [adapter.name for adapter in bonded.fabric_adapters] == ["mlx5_0", "mlx5_1"]
-
-
-def test_ethernet_beside_infiniband_is_left_out_by_its_kind() -> None:
-    node_map = nccl.read(system(gpu(1, 0) + infiniband(3, "mlx5_0") + ethernet(4, "mlx5_1")), "f")
-    assert variables(node_map, 1) == ("=mlx5_0", ["mlx5_0:1"])
-
-
-@pytest.mark.parametrize("devs", [(None, None), (0, 0)])
-def test_gpus_without_numbers_of_their_own_are_in_the_order_of_their_buses(devs: tuple[int | None, int | None]) -> None:
-    node_map = nccl.read(system(gpu(0x20, devs[0]) + gpu(0x10, devs[1])), "f")
-    assert [(each.index, each.bus_id) for each in node_map.gpus] == [(0, "0000:10:00.0"), (1, "0000:20:00.0")]
 
 
 def test_hosts_of_one_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from other_allreduces import halving_doubling, ring
 
 from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.placement import place
+from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.readers import ibnetdiscover
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.traffic import predict_allreduce
@@ -59,7 +59,7 @@ def test_simgrid_measures_what_is_predicted_and_ranks_placements_the_same(name: 
     hosts = list(range(shape["hosts"]))
     leaves = [hosts[start :: shape["leaf_down"]] for start in range(shape["leaf_down"])]
     orders = [
-        list(place(fabric, hosts).order),
+        list(report(fabric, hosts).placed.order),
         [host for across in leaves for host in across],
         *(random.Random(seed).sample(hosts, len(hosts)) for seed in range(3)),
     ]
