@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from xml.parsers import expat
 
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
@@ -17,9 +18,10 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
+from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
-from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
+_ROOT = "topology"
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA, _AMD = "10de", "1002"
 # PCI classes: displays of any kind, and for AMD, whose processors have displays too, 3D and other controllers and
@@ -31,6 +33,34 @@ _LID = re.compile(r"0x[0-9a-fA-F]{1,8}")
 _PORT_ACTIVE = "4"
 # hwloc_obj_osdev_type_e: a number in version 2, a bit in version 3.
 _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
+
+
+@dataclass(slots=True, kw_only=True)
+class Element:
+    """One element; ``text`` has the characters directly in it, and ``where`` is its file and line."""
+
+    tag: str
+    attributes: dict[str, str]
+    where: str
+    children: list[Element] = field(default_factory=list)
+    text: str = ""
+
+    def all(self, tag: str) -> list[Element]:
+        """The children of that tag."""
+        return [child for child in self.children if child.tag == tag]
+
+    def attribute(self, name: str) -> str:
+        """An attribute that the format requires; a missing one is an error."""
+        if name not in self.attributes:
+            raise _not_valid(self.where, f"<{self.tag}> lacks the attribute {name!r}")
+        return self.attributes[name]
+
+    def number(self, name: str, *, least: int = 0) -> int:
+        """An attribute that is a whole number; one that is missing, not a number, or below ``least`` is an error."""
+        value = self.attribute(name)
+        if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
+            raise _not_valid(self.where, f"<{self.tag}> has {name}={value[:40]!r}, not a number from {least}")
+        return int(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +101,14 @@ def read(text: str, where: str) -> NodeMap:
     Raises:
         HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
-    topology = parse(text, where, root="topology", remedy=_REMEDY)
+    topology = _parse(text, where)
     version = topology.attributes.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
-        raise not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
+        raise _not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
     found = _walk(topology)
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
-        raise not_valid(topology.where, "no NUMA node in this file", _REMEDY)
+        raise _not_valid(topology.where, "no NUMA node in this file", _REMEDY)
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
@@ -243,3 +273,46 @@ def _ports(function: Element) -> list[Port]:
         )
         for port in values.values()
     ]
+
+
+def _parse(text: str, where: str) -> Element:
+    """The root element of a text. Entities are refused: the format declares none."""
+    top = Element(tag="", attributes={}, where=where)
+    open_elements = [top]
+    parser = expat.ParserCreate("utf-8")
+
+    def here() -> str:
+        return f"{where}:{parser.CurrentLineNumber}"
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        element = Element(tag=tag, attributes=attributes, where=here())
+        open_elements[-1].children.append(element)
+        open_elements.append(element)
+
+    def end(_: str) -> None:
+        open_elements.pop()
+
+    def characters(data: str) -> None:
+        open_elements[-1].text += data
+
+    def entity(name: str, *_: object) -> None:
+        raise _not_valid(here(), f"declares the entity {name!r}, which no <{_ROOT}> file does", _REMEDY)
+
+    parser.buffer_text = True
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = characters
+    parser.EntityDeclHandler = entity
+    try:
+        parser.Parse(text.encode(errors="replace"), True)
+    except expat.ExpatError as error:
+        raise _not_valid(f"{where}:{error.lineno}", expat.ErrorString(error.code), _REMEDY) from error
+    [element] = top.children
+    if element.tag != _ROOT:
+        raise _not_valid(element.where, f"expected <{_ROOT}>, found <{element.tag}>", _REMEDY)
+    return element
+
+
+def _not_valid(where: str, problem: str, remedy: str = "") -> HpctrainError:
+    """The error for a file about a host that no tool writes so."""
+    return HpctrainError("HT-node-file-not-valid", "{where}: {problem}", remedy, where=where, problem=problem)
