@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpctrain.report.logs import merge
+from hpctrain.cli.logs import merge
 
 _STEPS, _STEPS_AN_EPOCH = 100_000, 1_000
 _RANKS, _LINES = 64, 10_000

@@ -1,24 +1,44 @@
-"""``hpctrain logs``."""
+"""``hpctrain logs``: reads logs even while they are written; a line that several ranks printed comes once."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from hpctrain.cli.options import Target
 from hpctrain.common.errors import HpctrainError
-from hpctrain.report.output import answer, tell
-
-if TYPE_CHECKING:
-    from hpctrain.control.schedulers.find_run import FoundRun
-    from hpctrain.report.logs import JobLogs, RankLogs
+from hpctrain.common.files.disk import matching, reading
+from hpctrain.common.files.printable import printable
+from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.events import parse_event
+from hpctrain.common.run.events.reader import LONGEST_LINE
+from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.streams import Streams
+from hpctrain.control.schedulers.find_run import FoundRun, find_run
+from hpctrain.control.supervision.follow import Tail
+from hpctrain.report.console import Console
+from hpctrain.report.output import Lines, answer, tell
+from hpctrain.report.status import RunStatus, read_status
 
 _POLL_SECONDS = 0.5
 # How often Slurm is asked whether the run goes on.
 _STATE_SECONDS = 10.0
+# Bytes read at a time from all logs, and at least from each, so that lines that several ranks printed are merged.
+_MOST_BYTES, _LEAST_BYTES = 2**26, 2**16
+_RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
+# Removed, because a colour that is not reset would go on after the line.
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+
+_Numbered = tuple[str, int]
 
 
 def logs(
@@ -28,8 +48,6 @@ def logs(
     job: Annotated[bool, typer.Option("--job", help="The logs of the jobs instead of those of the ranks.")] = False,
 ) -> None:
     """Print what the ranks of a run print. A line that several ranks printed comes once, with their numbers."""
-    from hpctrain.control.schedulers.find_run import find_run
-
     found = find_run(target)
     if found.tasks:
         first = next(iter(found.tasks.values())).path
@@ -45,7 +63,11 @@ def logs(
             "--rank is for the logs of ranks, and --job for those of jobs",
             "leave out one of them",
         )
-    reader = _reader(found, rank, job=job)
+    if job:
+        reader: RankLogs | JobLogs = JobLogs(found)
+    else:
+        plan = read_model(found.directory.plan, Plan)
+        reader = RankLogs(found.directory, _ranks(rank), plan.ranks, epochs=plan.recipe is not None)
     printed = False
     try:
         for lines in _until_end(found, reader, follow):
@@ -55,17 +77,6 @@ def logs(
         return
     if not printed:
         tell("hpctrain: nothing has been printed yet" + ("" if job else "; --job shows what the job printed"))
-
-
-def _reader(found: FoundRun, rank: str | None, *, job: bool) -> RankLogs | JobLogs:
-    from hpctrain.common.run.directory import read_model
-    from hpctrain.common.run.plan import Plan
-    from hpctrain.report.logs import JobLogs, RankLogs
-
-    if job:
-        return JobLogs(found)
-    plan = read_model(found.directory.plan, Plan)
-    return RankLogs(found.directory, _ranks(rank), plan.ranks, epochs=plan.recipe is not None)
 
 
 def _ranks(text: str | None) -> frozenset[int] | None:
@@ -101,8 +112,186 @@ def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Ite
 
 
 def _goes_on(found: FoundRun) -> bool:
-    from hpctrain.report.status import RunStatus, read_status
-
     run, problem = read_status(found)
     # Without Slurm's answer, the run is not known to have ended.
     return problem is not None or (isinstance(run, RunStatus) and run.state in ("running", "waiting"))
+
+
+class RankLogs:
+    """The logs of the ranks, merged.
+
+    Args:
+        ranks: the ranks whose logs are read; None for all of the ``world_size``.
+        epochs: whether rank 0's lines include those that ``hpctrain run`` shows of a recipe's epochs.
+
+    Raises:
+        HpctrainError: the run has no such rank.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, ranks: frozenset[int] | None, world_size: int, *, epochs: bool = False
+    ) -> None:
+        beyond = sorted(rank for rank in ranks or () if rank >= world_size)
+        if beyond:
+            raise HpctrainError(
+                "HT-option-bad-value",
+                "--rank: there is no rank {rank}",
+                f"the run has the ranks 0 to {world_size - 1}",
+                rank=beyond[0],
+            )
+        self._directory = directory
+        self._ranks = ranks
+        self._logs: dict[int, _Log] = {}
+        self._events = _EventLines(directory) if epochs and (ranks is None or 0 in ranks) else None
+        # One rank needs no prefix; how many others there are does not matter, and a damaged plan has any number.
+        self._prefix: Callable[[tuple[int, ...]], str] = prefixes(ranks or range(min(world_size, 2)))
+
+    def lines(self, *, last: bool) -> Iterator[str]:
+        """New lines; ``last`` says that the run has ended. Lines that other ranks print later are not merged."""
+        logs = {
+            int(name[1]): path
+            for path in matching(self._directory.logs, "rank-*.log")
+            if (name := _RANK.fullmatch(path.name))
+        }
+        share = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(logs)))
+        for rank, path in logs.items():
+            if self._ranks is None or rank in self._ranks:
+                self._logs.setdefault(rank, _Log(path))
+        new = {rank: log.new(last=last, at_most=share) for rank, log in self._logs.items()}
+        if len(new) == 1:
+            # Nothing to merge, in what may be a long log.
+            ((rank, lines),) = new.items()
+            prefix = self._prefix((rank,))
+            yield from (f"{prefix}{line}" for line in lines)
+        else:
+            for ranks, line in merge(new):
+                yield f"{self._prefix(ranks)}{line}"
+        if self._events:
+            yield from self._events.lines()
+
+
+class _EventLines:
+    """What ``hpctrain run`` shows of a run's events."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._tail = Tail(directory.events, whole=True, longest=LONGEST_LINE)
+        self._shown = io.StringIO()
+        self._console = Console(self._shown, self._shown)
+
+    def lines(self) -> list[str]:
+        """New lines. An event that cannot be read is left out."""
+        with reading(self._tail.path, "the files in logs/ are what the ranks printed"):
+            lines = self._tail.lines(at_most=_MOST_BYTES)
+        for line in lines:
+            with contextlib.suppress(HpctrainError):
+                self._console.show(parse_event(line, str(self._tail.path)))
+        text = self._shown.getvalue()
+        self._shown.seek(0)
+        self._shown.truncate()
+        return text.splitlines()
+
+
+class _Log(Tail):
+    """A log from its beginning, for a terminal."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, whole=True)
+        self._end = 0
+        self._streams = Streams()
+        self._lines = Lines(longest=_LEAST_BYTES)
+
+    def new(self, *, last: bool, at_most: int) -> list[str]:
+        """New lines. After the run's end, lines that are added while reading are not waited for."""
+        with reading(self.path, "--rank leaves it out"):
+            if last:
+                self._end = self._end or self.path.stat().st_size or 1
+                if self.offset >= self._end:
+                    return [*map(plain, self._lines.rest())]
+            lines = self._add(self.text(at_most=at_most))
+            # A log may be empty, or shorter than it was.
+            while last and not lines and self.offset < self._end and (text := self.text(at_most=at_most)):
+                lines = self._add(text)
+            return [*map(plain, lines or (self._lines.rest() if last else ()))]
+
+    def _add(self, piece: bytes) -> list[str]:
+        return self._lines.add("".join(text for _, text in self._streams.divide(piece)))
+
+
+class JobLogs:
+    """The logs of a run's jobs, or of one task of an array, one after the other."""
+
+    def __init__(self, found: FoundRun) -> None:
+        self._folder = found.job_directory.logs
+        self._names = "job-*.log" if found.task is None else f"job-*_{found.task}.log"
+        self._logs: dict[Path, _Log] = {}
+
+    def lines(self, *, last: bool) -> Iterator[str]:
+        """New lines; ``last`` says that the run has ended. With several jobs, a heading names the log."""
+        for path in sorted(matching(self._folder, self._names), key=lambda path: (len(path.name), path.name)):
+            self._logs.setdefault(path, _Log(path))
+        for path, log in self._logs.items():
+            new = log.new(last=last, at_most=_MOST_BYTES)
+            if new and len(self._logs) > 1:
+                yield f"==> {path.name} <=="
+            yield from new
+
+
+def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """All lines, each with the ranks that printed it.
+
+    The lines of a rank come in their order, each exactly once. The n-th occurrence of a line on one rank is merged with
+    the n-th on another, unless the orders of the ranks contradict each other; the line then comes once for each. The
+    cost grows with the number of lines.
+
+    Args:
+        lines: the lines that each rank printed, by rank.
+
+    Yields:
+        The ranks, rising, and the line.
+    """
+    left = {rank: deque(_numbered(queue)) for rank, queue in sorted(lines.items())}
+    expected = Counter(line for queue in left.values() for line in queue)
+    # The ranks that have arrived at a line, which is complete when all ranks that have it have arrived.
+    waiting: dict[_Numbered, list[int]] = defaultdict(list)
+    complete: deque[_Numbered] = deque()
+
+    def arrive(rank: int) -> None:
+        if left[rank]:
+            line = left[rank][0]
+            waiting[line].append(rank)
+            if len(waiting[line]) == expected[line]:
+                complete.append(line)
+
+    for rank in left:
+        arrive(rank)
+    for queue in left.values():
+        while queue:
+            # Where no line is complete, the orders contradict each other: the first rank's next line goes first.
+            line = complete.popleft() if complete else queue[0]
+            ranks = waiting.pop(line)
+            expected[line] -= len(ranks)
+            yield tuple(sorted(ranks)), line[0]
+            for rank in ranks:
+                left[rank].popleft()
+                arrive(rank)
+
+
+def _numbered(lines: Sequence[str]) -> Iterator[_Numbered]:
+    """Each line with how often it has occurred before."""
+    seen: Counter[str] = Counter()
+    for line in lines:
+        yield line, seen[line]
+        seen[line] += 1
+
+
+def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
+    """A function that gives the prefix of a line, such as ``[0-2,5] ``; empty if there is one rank."""
+    # Imported here, because it takes a twentieth of a second that `hpctrain --help` does not need.
+    from ClusterShell.RangeSet import RangeSet
+
+    return (lambda _: "") if len(ranks) == 1 else cache(lambda printed_by: f"[{RangeSet(printed_by)}] ")
+
+
+def plain(line: str) -> str:
+    """A line for a terminal, without colours and with other control characters written out."""
+    return printable(_COLOURS.sub("", line))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpctrain.cli import logs
+from hpctrain.cli.logs import RankLogs, merge, plain, prefixes
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report import logs
-from hpctrain.report.logs import RankLogs, merge, plain, prefixes
 from support.refusals import refused
 
 # Few different lines, so that they repeat and the orders of the ranks contradict each other.
