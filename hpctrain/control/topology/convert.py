@@ -53,12 +53,6 @@ def topology_yaml(fabric: Fabric) -> str:
 
 def _switches(fabric: Fabric) -> list[Switch]:
     """The switches depth-first: each above those below it, neighbours side by side."""
-    _require_names(fabric)
-    names = _Names()
-    return [switch for tree in subtrees(fabric) for switch in _with_all_below(fabric, tree, names)]
-
-
-def _require_names(fabric: Fabric) -> None:
     for host in fabric.hosts:
         if not re.fullmatch(r"[\w.-]+", host, re.ASCII):
             raise HpctrainError(
@@ -67,6 +61,8 @@ def _require_names(fabric: Fabric) -> None:
                 "rename it, or leave it out of the fabric",
                 host=host,
             )
+    names = _Names()
+    return [switch for tree in subtrees(fabric) for switch in _with_all_below(fabric, tree, names)]
 
 
 def _with_all_below(fabric: Fabric, tree: Subtree, names: _Names) -> list[Switch]:

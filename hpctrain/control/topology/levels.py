@@ -1,4 +1,4 @@
-"""The shape of a fabric: leaves, levels of the other switches, and the oversubscription of each leaf.
+"""The shape of a fabric: leaves, levels of the other switches, and links slower than their peers.
 
 Cables say which switches are joined, and not which one is above. Traffic between hosts climbs and descends again, so
 the height of a switch is that to which some shortest path between two leaves climbs at it: the distance to the nearer
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.control.topology.fabric import Fabric, Floats, Ints, hops
+from hpctrain.control.topology.fabric import Floats, Ints, hops
 
 Mask = NDArray[np.bool_]
 
@@ -91,23 +91,6 @@ def _heights(is_leaf: Mask, away: NDArray[np.int16]) -> list[int]:
             known[key] = 1 + int(np.minimum.outer(near, near)[on_the_way].max()) if on_the_way.any() else 0
         heights[switch] = known[key]
     return heights
-
-
-def oversubscription(fabric: Fabric) -> dict[int, float]:
-    """For each leaf, its bandwidth to adapters over its bandwidth to other switches.
-
-    1 and below is non-blocking; infinite where a leaf is cabled to no other switch.
-    """
-    from_leaf = fabric.level[fabric.source] == 1
-    below = fabric.level[fabric.target]
-    down = _sums(fabric, from_leaf & (below == 0))
-    up = _sums(fabric, from_leaf & (below > 0))
-    leaves = np.flatnonzero(fabric.level == 1).tolist()
-    return {leaf: float(down[leaf] / up[leaf]) if up[leaf] else float("inf") for leaf in leaves}
-
-
-def _sums(fabric: Fabric, links: Mask) -> Floats:
-    return np.bincount(fabric.source[links], fabric.bandwidth[links], len(fabric.names)).astype(np.float64)
 
 
 def degraded_links(level: Ints, source: Ints, target: Ints, bandwidth: Floats) -> Iterator[tuple[int, float]]:

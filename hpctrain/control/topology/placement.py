@@ -120,6 +120,7 @@ class Rings:
         groups: from the leaves up, the group of each host: equal numbers for hosts on the same subtrees of that level
             on every rail. The last level is one group of all hosts.
         bounds: per level but the last, the lower bound of the crossings of any order.
+        taken: the fabric's links by the numbers that paths use.
     """
 
     def __init__(self, fabric: Fabric, hosts: Sequence[int]) -> None:
@@ -139,27 +140,23 @@ class Rings:
         self._unit = fabric.bandwidth[cables].max(initial=0.0)
         # Links are numbered as paths first use them, because a job uses few of a fabric's links.
         self._number = np.full(len(fabric.source), -1, np.int32)
-        self._taken = np.empty(0, np.int32)
+        self.taken = np.empty(0, np.int32)
 
     def links(self, hosts: Order, following: Order) -> list[Ints]:
         """The links from each host to the one that follows it, over all rails."""
         rails = self.adapters.shape[1]
         paths = self.routes.paths(self.adapters[hosts].ravel(), self.adapters[following].ravel())
         new = np.unique(paths.link[self._number[paths.link] < 0])
-        self._number[new] = np.arange(len(self._taken), len(self._taken) + len(new))
-        self._taken = np.concatenate([self._taken, new])
+        self._number[new] = np.arange(len(self.taken), len(self.taken) + len(new))
+        self.taken = np.concatenate([self.taken, new])
         number = self._number[paths.link]
         return [number[begin:end] for begin, end in pairwise(paths.start[::rails])]
 
     def load(self, links: Sequence[Ints]) -> Floats:
         """The load of each link used by any path so far, in shares of an adapter's bandwidth."""
-        count = np.bincount(np.concatenate([np.empty(0, np.int32), *links]), minlength=len(self._taken))
-        load: Floats = count * (self._unit / self.fabric.bandwidth[self._taken])
+        count = np.bincount(np.concatenate([np.empty(0, np.int32), *links]), minlength=len(self.taken))
+        load: Floats = count * (self._unit / self.fabric.bandwidth[self.taken])
         return load
-
-    def own_cables(self) -> NDArray[np.bool_]:
-        """Which of the links are cables from the hosts' adapters."""
-        return np.isin(self.fabric.source[self._taken], self.adapters)
 
     def crossings(self, order: Order) -> tuple[int, ...]:
         """The crossings at each level but the last."""
@@ -192,11 +189,14 @@ def search(rings: Rings, order: Order, *, seed: int) -> Order:
     links = rings.links(np.arange(len(order)), following)
     load = rings.load(links)
     # The adapters' own cables carry the same load in every order, below which no order can be.
-    least = _worst(load[rings.own_cables()])[0]
+    least = _worst(load[np.isin(rings.fabric.source[rings.taken], rings.adapters)])[0]
     for _ in range(TRIES):
         if _worst(load)[0] <= least:
             break
-        changed = _swap(order, rings.groups, int(choose.choice(_worst_senders(links, load))), choose)
+        hot = load[np.concatenate(links)] > load.max() - _ALIKE
+        # The hosts that send over a link with the worst load.
+        senders = np.unique(np.repeat(np.arange(len(links)), list(map(len, links)))[hot])
+        changed = _swap(order, rings.groups, int(choose.choice(senders)), choose)
         then = _following(changed)
         moved = np.flatnonzero(then != following)
         replaced = rings.links(moved, then[moved])
@@ -221,12 +221,6 @@ def _worst(load: Floats) -> tuple[float, int]:
     """The worst load of any link, and the number of links that carry it."""
     worst = load.max(initial=0.0)
     return round(float(worst), 9), int((load > worst - _ALIKE).sum())
-
-
-def _worst_senders(links: list[Ints], load: Floats) -> Order:
-    """The hosts that send over a link with the worst load."""
-    hot = load[np.concatenate(links)] > load.max() - _ALIKE
-    return np.unique(np.repeat(np.arange(len(links)), list(map(len, links)))[hot])
 
 
 def _swap(order: Order, groups: list[Order], host: int, choose: np.random.Generator) -> Order:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import textwrap
 from collections.abc import Iterable
 
@@ -12,7 +11,6 @@ import numpy as np
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.names import managers, natural_key
 from hpctrain.control.topology.subtrees import Subtree
 
@@ -48,15 +46,18 @@ def subnets(fabric: Fabric) -> tuple[dict[str, int], ...]:
 
 
 def leaf_oversubscription(fabric: Fabric) -> dict[str, float | None]:
-    """For each leaf: its bandwidth to adapters over that to other switches; None without other switches.
-
-    Empty where the fabric has no speeds.
+    """For each leaf: its bandwidth to adapters over that to other switches, where 1 and below is non-blocking; None
+    without other switches. Empty where the fabric has no speeds.
     """
     if not fabric.has_speeds:
         return {}
-    return {
-        fabric.names[leaf]: ratio if math.isfinite(ratio) else None for leaf, ratio in oversubscription(fabric).items()
-    }
+    below = fabric.level[fabric.target]
+    down, up = (
+        np.bincount(fabric.source[links], fabric.bandwidth[links], len(fabric.names))
+        for links in (below == 0, below > 0)
+    )
+    leaves = np.flatnonzero(fabric.level == 1).tolist()
+    return {fabric.names[leaf]: float(down[leaf] / up[leaf]) if up[leaf] else None for leaf in leaves}
 
 
 def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:

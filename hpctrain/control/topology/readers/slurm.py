@@ -10,6 +10,7 @@ import graphlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
 from hpctrain.common.errors import HpctrainError, nearest
@@ -88,14 +89,8 @@ def _checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
         raise _not_valid(by_name[circle[0]].where, f"a circle in the tree: {' - '.join(circle)}") from error
     if not any(group.hosts for group in groups):
         raise _not_valid(where, "no switch and no block with hosts", _EXPECTED)
-    return _with_remarks(groups)
-
-
-def _with_remarks(groups: Sequence[SwitchGroup]) -> Iterator[Record]:
-    for group in groups:
-        yield group
-        if not group.switches and not group.hosts:
-            yield Remark(text=f"{group.name!r} has no hosts", where=group.where)
+    empty = (group for group in groups if not (group.switches or group.hosts))
+    return chain(groups, (Remark(text=f"{group.name!r} has no hosts", where=group.where) for group in empty))
 
 
 def _lines(text: str, where: str) -> Iterator[Line]:

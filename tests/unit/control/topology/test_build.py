@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from hpctrain.control.topology.build import build_fabric, read_fabric
 from hpctrain.control.topology.fabric import NO_PORT, Fabric
-from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.names import host_and_device, is_service_host, natural_key, switch_name
 from hpctrain.control.topology.readers import forwarding, ibnetdiscover
 from hpctrain.control.topology.records import FabricNode, Link, Record, Remark, SwitchGroup, bandwidth
-from hpctrain.control.topology.summary import counts
+from hpctrain.control.topology.summary import counts, leaf_oversubscription
 from support.golden import check_text
 from support.refusals import refused
 from support.topology.infiniband_texts import DUMP_LFTS, IBNETDISCOVER
@@ -183,14 +182,10 @@ def test_subnets_are_kept_apart() -> None:
 def test_oversubscription_counts_bandwidth() -> None:
     plant, spine, one, _ = _two_leaves()
     plant.cable(one, spine, "HDR")
-    ratio = oversubscription(plant.build())
-    assert ratio == {0: 3.0, 1: 2.0}
-    plant = Plant()
-    plant.adapter("n1 mlx5_0", plant.switch("s"))
-    assert oversubscription(plant.build()) == {0: float("inf")}
+    assert leaf_oversubscription(plant.build()) == {"leaf9": 3.0, "leaf10": 2.0}
     plant, _, one, two = _two_leaves()
     plant.cable(one, two)
-    assert oversubscription(plant.build()) == {0: 1.5, 1: 1.5}
+    assert leaf_oversubscription(plant.build()) == {"leaf9": 1.5, "leaf10": 1.5}
 
 
 def test_links_of_unknown_speed() -> None:

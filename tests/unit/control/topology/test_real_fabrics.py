@@ -14,8 +14,8 @@ import pytest
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.build import read_fabric
-from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.summary import leaf_oversubscription
 from support.refusals import refused
 
 _SMALL = Path(__file__).parent / "discovered"
@@ -38,7 +38,7 @@ def test_a_small_one_with_its_forwarding_tables(name: str) -> None:
     assert fabric.tables is not None
     assert fabric.tables.shape == (4, 0xB + 1)
     assert list(Routes(fabric).faults()) == []
-    assert set(oversubscription(fabric).values()) == {1.5}
+    assert set(leaf_oversubscription(fabric).values()) == {1.5}
     text = "\n".join(fabric.warnings)
     assert "1 SHARP" in text and "GUID (1)" in text
     assert ("(6)" in text) == (name == "ibnetdiscover-p.txt"), "ports without a cable"
@@ -78,7 +78,7 @@ def test_avakas_with_its_forwarding_tables() -> None:
     slow = r"\(1\): node008 HCA-1 .* GUID=0x00066a00e8001310 L107 \(50%\)"
     assert re.search(slow, text)
     assert "linear forw" in text, "the error with which ibroute ended every table"
-    assert max(oversubscription(fabric).values()) == 1.0
+    assert max(leaf_oversubscription(fabric).values()) == 1.0
 
 
 @pytest.mark.parametrize(
