@@ -22,8 +22,8 @@ import pytest
 from hpctrain.control.topology.build import read_fabric
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
-from hpctrain.control.topology.levels import oversubscription
 from hpctrain.control.topology.routes import Routes
+from hpctrain.control.topology.summary import leaf_oversubscription
 
 _PACKAGES = {
     "ibsim": "ibsim-utils",
@@ -130,7 +130,7 @@ def test_the_discovered_fabric_is_the_one_that_was_generated(simulated: Simulate
     assert len(fabric.leaves[0]) == tree.get("rails", 1)
     assert fabric.level.max() == tree.get("levels", 2)
     assert set(fabric.bandwidth) == {4e9}
-    assert oversubscription(fabric)[int(np.flatnonzero(fabric.level == 1)[0])] == tree["leaf_down"] / tree["leaf_up"]
+    assert next(iter(leaf_oversubscription(fabric).values())) == tree["leaf_down"] / tree["leaf_up"]
 
 
 def test_a_listing_by_ports_tells_the_same_fabric(listings: dict[str, Path], fabric: Fabric) -> None:
