@@ -41,12 +41,6 @@ def test_an_error_is_the_document(
     assert capsys.readouterr().out == ""
 
 
-def test_an_argument_of_a_script_is_not_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "--", "--json"]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, codes(printed.err)) == ("", ["HT-option-not-usable-here"])
-
-
 def test_a_checked_recipe_has_its_error_beside_those_that_are_sound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,15 +42,12 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         pytest.param(["run", "digits", "--backend", "nccl2"], "HT-choice-unknown", marks=needs.pytorch),
         pytest.param(["run", "digits", "-np", "2", "--backend", "single"], "HT-backend-unfit", marks=needs.pytorch),
         (["run", "digits", "-np", "3", "--mesh", "dp_shard=2"], "the mesh dp_shard 2 = 2 does not divide 3 ranks"),
-        (["run", "digits", "--dry-run", "--mesh", "tp=2"], "mesh.tp: digits_cnn has no plan by which its layers are"),
         (["submit", "digits", "--cluster", "cpu", "--dry-run", "--mesh", "tp"], "'tp' is not of the form AXIS=RANKS"),
         # Whether there is a Slurm to ask or not.
         (
             ["submit", "digit", "--dry-run"],
             "error[HT-recipe-unknown]: unknown recipe 'digit'\n  did you mean 'digits'?",
         ),
-        (["submit", "digits", "--cluster", "generic", "--nodes", "0"], "--nodes: "),
-        (["submit", "digits", "--cluster", "generic", "--sbatch", "nodes=3"], "nodes is set by hpctrain"),
         *(
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
             for *wrong, code in (
@@ -59,11 +56,6 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             )
         ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
-        (
-            ["predict", "digits", "--mesh", "dp_shard=2", "--gpu", "v100-sxm"],
-            "a prediction is for ranks that each have the who",
-        ),
-        (["run", "digits", "--framework", "jax"], "HT-choice-unknown"),
         (["run", "digits", "--", "--lr", "3"], "HT-option-not-usable-here"),
         (["run", "train.py"], "cannot read the script train.py: No such file"),
         (["run", "mine.yaml"], "cannot read the recipe mine.yaml"),
@@ -84,7 +76,6 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         (["rum"], "there is no command 'rum'\n  did you mean 'run'? valid: "),
         (["train.py", "-np", "2"], "there is no command 'train.py'\n  hpctrain run train.py"),
         (["digits"], "there is no command 'digits'\n  hpctrain run digits"),
-        (["recipes", "show", "digit"], "did you mean 'digits'?"),
     ],
 )
 def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

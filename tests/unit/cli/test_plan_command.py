@@ -88,16 +88,6 @@ def test_one_host_elsewhere_is_reached_by_mpirun(
     assert "  --host n1:1,n2:1 " in capsys.readouterr().out
 
 
-def test_run_takes_the_same_hosts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.control.supervision.begin.available_launcher", lambda plan, machine: OPEN_MPI)
-    options = ["--fabric", "topology.conf", "--hosts", "n[1-4]", "--node", "node.txt", "--dry-run", "--run-dir", "run"]
-    assert main(["run", "digits", *options]) == 0
-    said = capsys.readouterr().out
-    lines = [line.strip(" \\") for line in said.splitlines()]
-    first = lines.index("--host n1:2,n3:2,n2:2,n4:2")
-    assert lines[first + 1 : first + 3] == ["--bind-to none", "--map-by slot"]
-
-
 MESH = ["plan", "digits", "-np", "8", "--fabric", "topology.conf", "--hosts", "n[1-4]", "--mesh", "dp_shard=4"]
 
 

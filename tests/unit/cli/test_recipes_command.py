@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from hpctrain.cli.main import main
-from hpctrain.common.recipes.difference import differences
 from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
@@ -35,14 +34,6 @@ def test_list(columns: str | None, capsys: pytest.CaptureFixture[str], monkeypat
         ["digits_cnn", "64", "20", "0.975"],
         ["resnet50", "32", "a", "rank", "90", "0.6604", "to", "0.7652", "(10)"],
     ]
-
-
-def test_a_section_that_one_lacks_differs_key_by_key() -> None:
-    jitter = "images.jitter={brightness: 0.4}"
-    assert differences(load_recipe("digits"), load_recipe("digits", [jitter]))["images.jitter.brightness"] == (
-        None,
-        0.4,
-    )
 
 
 def test_what_is_shown_is_a_recipe_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,6 @@ from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
 from hpctrain.common.run.plan import THREADS, Plan
 from hpctrain.common.shards.folders import training_fingerprint
-from hpctrain.common.shards.manifest import read_manifest
 from support import needs
 from support.golden import check_text
 from support.refusals import codes
@@ -311,29 +310,6 @@ def test_a_run_with_values_that_do_not_fit_is_taken_back(
     assert main(command[1:]) == 4
     recipe = plan().recipe
     assert recipe is not None and (recipe.precision, recipe.seed, recipe.epochs) == ("float32", 7, 21)
-
-
-@pytest.mark.slow
-@needs.pytorch
-def test_photographs_may_be_elsewhere_but_not_others(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
-    for name, seed in (("photos", "0"), ("others", "1")):
-        fake = ["--images", "20", "--classes", "2", "--size", "16", "--broken", "0", "--seed", seed]
-        assert main(["data", "fake", f"{name}.source", *fake]) == 0
-        assert main(["data", "shard", f"{name}.source", name]) == 0
-    options = ["--backend", "mpi", "-np", "2", "--run-dir", "run", "--set", "data.path=photos"]
-    assert main(["run", "goyal2017", "--smoke", *options]) == 1
-    index = read_manifest(Path("photos")).splits["train"].index_sha256
-    checkpoint_of_now(samples=index)
-    shutil.copytree("photos", "copy")
-    resume = ["run", "--resume", "--run-dir", "run", "--accept-changes", "--set"]
-    assert main([*resume, "data.path=copy", "--dry-run"]) == 0
-    capfd.readouterr()
-    assert main([*resume, "data.path=others"]) == 2
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-checkpoint-of-other-value"] and "data.path=photos" in said and "=others" in said
 
 
 @needs.pytorch

@@ -72,12 +72,6 @@ def test_kubectl_gets_what_the_dry_run_prints(notes: Path, capsys: pytest.Captur
     assert job["spec"]["activeDeadlineSeconds"] == 90 * 60
 
 
-def test_two_submissions_have_two_names(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SUBMIT[:-2], "--dry-run"]) == 0
-    name = next(yaml.safe_load_all(capsys.readouterr().out))["metadata"]["name"]
-    assert name.startswith("digits-20") and name.endswith("-plan")
-
-
 def test_a_job_that_the_cluster_refuses(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SUBMIT[:-1], "barred"]) == 2
     said = capsys.readouterr().err
@@ -118,14 +112,6 @@ def test_submitted_again_a_run_goes_on_in_the_pods_of_the_new_job(
         ports.add(port)
         assert f"--nnodes={ranks // 8}" in shown.replace("--nnodes ", "--nnodes=")
     assert len(ports) == 1, "it is the run's, so that all pods come to it"
-
-
-def test_where_curves_go_is_in_the_plan(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SUBMIT, "--tracking", "tensorboard", "--dry-run"]) == 0
-    configuration, *_ = yaml.safe_load_all(capsys.readouterr().out)
-    assert Plan.model_validate_json(configuration["data"]["plan.json"]).trackers == ("tensorboard",)
-    assert main([*SUBMIT, "--tracking", "tensorbord", "--dry-run"]) == 2
-    assert "tensorboard" in capsys.readouterr().err
 
 
 def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:

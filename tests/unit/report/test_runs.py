@@ -111,14 +111,6 @@ def test_a_run_without_its_folder(command: str, runs: Path, capsys: pytest.Captu
     assert codes(said) == ["HT-run-not-found"] and "did you mean hpctrain-runs/done?" in said
 
 
-def test_the_runs_of_another_folder(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(runs)
-    assert main(["status"]) == 0
-    assert "./NAME" in capsys.readouterr().err
-
-
 def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(
         runs / "other", recipe_plan(ranks=4, recipe=digits().model_copy(update={"seed": 8})), run_events(epochs=2)

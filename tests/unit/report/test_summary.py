@@ -71,11 +71,6 @@ def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] |
     assert [summary[key] for key in unknown] == [None] * len(unknown)
 
 
-def test_what_ran_goes_before_what_was_asked(tmp_path: Path) -> None:
-    plan = recipe_plan(backend="auto")
-    assert summarise(write_run(tmp_path / "run", plan, run_events()), plan, "done")["backend"] == "horovod"
-
-
 def test_metrics_are_what_json_can_hold() -> None:
     epoch = {"time": 1.0, "event": "epoch", "epoch": 1, "seconds": 1.0, "samples_per_s": 2.0, "test_accuracy": 0.25}
     read = typed({**epoch, "test_loss": float("nan"), "train_loss": float("inf"), "test_top5": 0.5})

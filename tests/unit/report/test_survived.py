@@ -13,7 +13,6 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
-from hpctrain.report.faults import fault_line
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, read_status
@@ -49,12 +48,6 @@ def test_the_console_says_each_in_a_line() -> None:
     for each in (RANK, HOST, STALL, {**STALL, "iteration": None}):
         console.show(typed(each))
     assert err.getvalue().splitlines() == [*LINES.values(), LINES["stall"].rpartition(" of ")[0]]
-
-
-def test_the_rank_is_named_once() -> None:
-    assert fault_line(typed(KILLED)) == KILLED["message"]
-    named = "rank 1 (n1): "
-    assert fault_line(typed({**KILLED, "rank": 1})) == f"{named}{KILLED['message']}"
 
 
 def test_what_the_run_got_over_is_told_from_what_ended_it() -> None:

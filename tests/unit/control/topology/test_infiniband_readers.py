@@ -103,19 +103,6 @@ def test_routers_and_their_cables_are_passed_over() -> None:
         list(ibnetdiscover.read(router, "f"))
 
 
-def test_ibnetdiscover_of_two_hosts_without_a_switch() -> None:
-    # Lines as infiniband-diags' ibnetdiscover.c prints them: a blank before the other adapter's port.
-    text = "".join(
-        f"vendid=0x2c9\ndevid=0x1021\nsysimgguid=0x{one}0\ncaguid=0x{one}0\n"
-        f'Ca\t1 "H-00000000000000{one}0"\t\t# "{host} mlx5_0"\n'
-        f'[1]({one}1) \t"H-00000000000000{other}0"[1] ({other}1) \t\t'
-        f'# lid {lid} lmc 0 "{peer} mlx5_0" lid {far} 4xNDR\n\n'
-        for one, host, lid, other, peer, far in (("a", "n1", 4, "b", "n2", 5), ("b", "n2", 5, "a", "n1", 4))
-    )
-    fabric = build_fabric(ibnetdiscover.read(text, "f"))
-    assert (fabric.hosts, fabric.lid.tolist(), fabric.bandwidth.tolist()) == (("n1", "n2"), [4, 5], [50e9, 50e9])
-
-
 @pytest.mark.parametrize("tool", _FABRICS)
 def test_aggregation_nodes_are_not_counted_whether_they_are_listed_or_not(tool: str) -> None:
     read, text = _FABRICS[tool]

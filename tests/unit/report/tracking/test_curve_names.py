@@ -14,7 +14,7 @@ from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tracking.curves import Curves, curve_name
 from support import needs
 from support.report.written_curves import write_tensorboard
-from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 
 @pytest.mark.long
@@ -41,12 +41,6 @@ def test_mlflow_takes_every_name(name: str) -> None:
 )
 def test_a_name(name: str, shown: str) -> None:
     assert curve_name(name) == shown
-
-
-def test_an_epoch_is_at_its_last_step() -> None:
-    curves = Curves()
-    points = [point for point in map(curves.point, typed_run()) if point]
-    assert [point.iteration for point in points if "epoch/test_loss" in point.values] == [4, 8, 12]
 
 
 def test_what_was_not_measured_has_no_value() -> None:

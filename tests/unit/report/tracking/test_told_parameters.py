@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import RunEvent
 from hpctrain.common.run.plan import Script
 from hpctrain.report.tracking.mlflow_run import _shown
-from hpctrain.report.tracking.parameters import facts, parameters, texts, title
+from hpctrain.report.tracking.parameters import facts, parameters, texts
 from hpctrain.report.tracking.sending import _described
-from support.report.written_runs import recipe_plan, script_plan
+from support.report.written_runs import recipe_plan
 
 
 def test_a_recipes_values_that_take_effect() -> None:
@@ -48,11 +47,6 @@ def test_the_newest_facts() -> None:
     run = {"framework": "torch", "backend": "mpi", "epochs": 1, "iterations_per_epoch": 2, "parameters": 7}
     events = [RunEvent(recipe="digits", ranks=ranks, bucket_mb=4.0, **run) for ranks in (4, 2)]
     assert facts(events) == {"ranks": 2, "backend": "mpi", "model_parameters": 7}
-
-
-def test_a_runs_name_is_its_own() -> None:
-    assert title(recipe_plan(), RunDirectory(Path("hpctrain-runs/digits-20260101-120000"))) == "digits-20260101-120000"
-    assert title(script_plan("train.py"), RunDirectory(Path("hpctrain-runs/seed-3"))) == "train.py seed-3"
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,8 @@ def test_tensorboard_is_one_of_them(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])
 @pytest.mark.parametrize(
     "command",
-    [
-        ["run", "train.py", "--backend", "single", "-np", "1", "--run-dir", "run"],
-        ["submit", "train.py", "--cluster", "cpu", "--run-dir", "run"],
-        ["report", "."],
-    ],
-    ids=["run", "submit", "report"],
+    [["submit", "train.py", "--cluster", "cpu", "--run-dir", "run"], ["report", "."]],
+    ids=["submit", "report"],
 )
 def test_a_missing_package_is_named(
     package: str, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -67,7 +63,7 @@ def test_a_server_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     require_trackers(("mlflow",), {"MLFLOW_TRACKING_URI": "http://host:5000"})
 
 
-@pytest.mark.parametrize("command", [["run", "train.py"], ["submit", "train.py", "--cluster", "cpu"], ["report", "."]])
+@pytest.mark.parametrize("command", [["run", "train.py"], ["report", "."]])
 def test_an_unknown_tracker(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--tracking", "mlfow"]) == 2
     error = capsys.readouterr().err
