@@ -9,7 +9,6 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
@@ -63,7 +62,12 @@ def read(text: str, where: str) -> Iterator[Record]:
                 line=last.strip()[:60],
             )
     switches = [_switch(pairs, place) for pairs, place in lines if "SwitchName" in pairs]
-    blocks = [] if switches else list(_blocks(lines))
+    # Blocks of blocks are left out: neighbours are beside each other by their names.
+    blocks = [
+        SwitchGroup(name=pairs["BlockName"], where=place, hosts=_names(pairs, "Nodes", place))
+        for pairs, place in lines
+        if "BlockName" in pairs
+    ]
     return _checked(switches or blocks, where)
 
 
@@ -136,7 +140,7 @@ def _pairs(line: str, place: str) -> dict[str, str]:
 
 def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
     switches, hosts = _names(pairs, "Switches", place), _names(pairs, "Nodes", place)
-    if not switches and _number(pairs.get("Level", "0"), "Level", place):
+    if not switches and pairs.get("Level", "0") != "0":
         raise HpctrainError(
             "HT-slurm-topology-cut-off",
             "{where}: the line is cut off before its Switches: {line!r}",
@@ -157,62 +161,8 @@ def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
     )
 
 
-def _blocks(lines: Sequence[Line]) -> Iterator[SwitchGroup]:
-    blocks, larger = [], []
-    sizes: tuple[list[int], str] | None = None
-    for pairs, place in lines:
-        if "BlockSizes" in pairs:
-            sizes = [_number(size, "BlockSizes", place) for size in pairs["BlockSizes"].split(",")], place
-        elif "AggregatedBlock" in pairs:
-            below = _names(pairs, "AggregatedBlock", place)
-            larger.append(SwitchGroup(name=pairs["AggregatedBlock"], where=place, switches=below))
-        else:
-            blocks.append(SwitchGroup(name=pairs["BlockName"], where=place, hosts=_names(pairs, "Nodes", place)))
-    yield from blocks
-    yield from _nested(larger)
-    if sizes:
-        yield from _aggregate(blocks, *sizes)
-
-
-def _nested(larger: Sequence[SwitchGroup]) -> Iterator[SwitchGroup]:
-    """The larger blocks that scontrol prints, each of which lists its smallest blocks, whatever is between them."""
-    outermost: dict[str, str] = {}
-    for group in sorted(larger, key=lambda group: len(group.switches)):
-        below = dict.fromkeys(outermost.get(block, block) for block in group.switches)
-        outermost |= dict.fromkeys(group.switches, group.name)
-        yield replace(group, switches=tuple(below))
-
-
-def _aggregate(blocks: Sequence[SwitchGroup], sizes: Sequence[int], place: str) -> Iterator[SwitchGroup]:
-    """The larger blocks of BlockSizes: each joins as many neighbours as the ratio of its size to the first.
-
-    Raises:
-        HpctrainError: a size is not a power of two times the first one, or is not larger than the one before.
-    """
-    names = [block.name for block in blocks]
-    members = 1
-    for size in sizes[1:]:
-        ratio, rest = divmod(size, sizes[0]) if sizes[0] else (0, 0)
-        if rest or ratio <= members or ratio & (ratio - 1):
-            problem = f"block size {size} is not the first one, {sizes[0]}, times a power of two, or not larger"
-            raise _not_valid(place, f"{problem} than the one before")
-        step = ratio // members
-        groups = [tuple(names[start : start + step]) for start in range(0, len(names), step)]
-        names = [f"{group[0]}+{len(group) - 1}" for group in groups]
-        members = ratio
-        for name, group in zip(names, groups, strict=True):
-            yield SwitchGroup(name=name, where=place, switches=group)
-
-
 def _names(pairs: dict[str, str], key: str, place: str) -> tuple[str, ...]:
     text = pairs.get(key)
     if not text:
         return ()
     return (expand_hosts if key == "Nodes" else expand_names)(text, f"{place}: {key}")
-
-
-def _number(text: str, key: str, place: str) -> int:
-    # At most nine digits: Slurm keeps 32 bits.
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise _not_valid(place, f"{key}={text[:60]}: expected a whole number")
-    return int(text)

@@ -22,7 +22,6 @@ from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.readers import ibnetdiscover, slurm
 from hpctrain.control.topology.records import SwitchGroup
-from hpctrain.control.topology.subtrees import Subtree, subtrees
 from support.refusals import refused
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "slurm"
@@ -107,30 +106,6 @@ def test_golden(name: str) -> None:
     if os.environ.get("REGENERATE"):
         path.write_text(text)
     assert text == path.read_text(), f"if the change is meant: REGENERATE=1 python -m pytest {__file__}"
-
-
-PLACEHOLDERS = """\
-BlockName=b1 Nodes=n[1-2]
-BlockName=empty
-BlockName=b3 Nodes=n[5-6]
-BlockName=b4 Nodes=n[7-8]
-BlockName=b5 Nodes=n[9-10]
-BlockName=empty-2
-BlockName=b7 Nodes=n[11-12]
-BlockSizes=2,8
-"""
-
-
-def test_blocks_without_hosts_keep_the_position_of_others() -> None:
-    """Of 2,8 four blocks are one: b1, b3 and b4 beside each other, b5 with b7."""
-    fabric = build_fabric(slurm.read(PLACEHOLDERS, "f"))
-    larger = {frozenset(fabric.hosts[host] for host in _hosts_below(tree)) for tree in subtrees(fabric)[0].below}
-    first = {"n1", "n2", "n5", "n6", "n7", "n8"}
-    assert larger == {frozenset(first), frozenset({"n9", "n10", "n11", "n12"})}
-
-
-def _hosts_below(tree: Subtree) -> list[int]:
-    return [host for each in tree.walk() for host in each.hosts]
 
 
 def test_names_that_slurm_reads() -> None:

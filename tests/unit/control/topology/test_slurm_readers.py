@@ -50,7 +50,7 @@ def shape(records: Iterator[Record]) -> Shape:
         (CONF, TREE),
         (SCONTROL, TREE),
         (CONF.replace("\n", "\r\n"), TREE),
-        ("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n", BLOCKS),
+        ("BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=1,2\nAggregatedBlock=b[1-2]\n", BLOCKS),
         (
             "BlockName=b1 BlockIndex=0 Nodes=n1,n2 BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n3,n4\n",
             BLOCKS,
@@ -64,30 +64,6 @@ def test_read(text: str, expected: Shape) -> None:
 def test_places() -> None:
     records = [record for record in slurm.read(CONF, "f") if isinstance(record, SwitchGroup)]
     assert [record.where for record in records] == ["f:2", "f:3", "f:5"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "BlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockName=b3 Nodes=c\nBlockSizes=1,2,4\n",
-        "BlockSizes=1,2,4\nBlockName=b1 Nodes=a\nBlockName=b2 Nodes=b\nBlockName=b3 Nodes=c\n",
-    ],
-)
-def test_larger_blocks_are_neighbours_together(text: str) -> None:
-    read = shape(slurm.read(text, "f"))
-    pairs = [name for name, (switches, _) in read.items() if switches in (("b1", "b2"), ("b3",))]
-    assert len(pairs) == 2
-    assert [switches for switches, _ in read.values() if switches == tuple(pairs)] == [tuple(pairs)]
-
-
-def test_aggregated_blocks_that_scontrol_prints() -> None:
-    text = "BlockName=b1 BlockIndex=0 Nodes=a BlockSize=1\nBlockName=b2 BlockIndex=1 Nodes=b BlockSize=1\n"
-    text += "AggregatedBlock=b[1-2] BlockIndex=2 BlockSize=2 Nodes=a,b\n"
-    assert shape(slurm.read(text, "f"))["b[1-2]"] == (("b1", "b2"), ())
-    # Slurm lists the smallest blocks of every larger one (topology/block/block_record.c).
-    text += "BlockName=b3 BlockIndex=3 BlockSize=1 Nodes=c\n"
-    text += "AggregatedBlock=b[1-3] BlockIndex=4 BlockSize=4 Nodes=a,b,c\n"
-    assert shape(slurm.read(text, "f"))["b[1-3]"] == (("b[1-2]", "b3"), ())
 
 
 def test_a_switch_without_hosts_is_remarked_upon() -> None:
@@ -114,8 +90,6 @@ REFUSED = [
     (TWO.format(" Nodes=n1", "Nodes=n2"), NOT_VALID, "f:1", "'a' has both switches and hosts"),
     ("SwitchName= Nodes=n1\n", NOT_VALID, "f:1", None),
     ("BlockName= Nodes=n1\n", NOT_VALID, "f:1", None),
-    ("BlockName=a Nodes=n1\nBlockSizes=2,3\n", NOT_VALID, "f:2", None),
-    ("BlockName=a Nodes=n1\nBlockSizes=0,2\n", NOT_VALID, "f:2", None),
 ]
 
 
