@@ -46,7 +46,7 @@ def test_import_hpctrain_loads_no_framework() -> None:
 def test_the_login_half_loads_no_framework() -> None:
     count, names = loaded(LOGIN_HALF)
     assert names == "[]"
-    assert count > 300
+    assert count > 200
 
 
 def test_help_loads_only_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,10 +69,7 @@ def test_help_loads_only_what_it_shows(capsys: pytest.CaptureFixture[str]) -> No
         (["rnu", "digits"], 2),
         (["plan", "digits", "-np", "2"], 0),
         (["run", "digits", "-np", "1", "--dry-run"], 0),
-        (["run", "digits", "--frmework", "torch"], 2),
         (["submit", "digits", "--cluster", "cpu", "--dry-run"], 0),
-        (["status", "nothing"], 2),
-        (["recipes", "show", "digits"], 0),
     ],
 )
 def test_answers_load_no_numpy_and_no_rich(arguments: list[str], code: int, tmp_path: Path) -> None:

@@ -66,21 +66,6 @@ def test_names_of_other_variables(name: str) -> None:
     assert not is_secret(name)
 
 
-@pytest.mark.long
-@needs.pytorch
-def test_a_run_writes_no_secret(capfd: pytest.CaptureFixture[str]) -> None:
-    """One that trains, with every variable named, and its report."""
-    options = ["--backend", "single", "-np", "1", "--set", "epochs=1", "--run-dir", "run", *_ENV]
-    assert main(["run", "digits", *options, "--set", "schedule.warmup_epochs=0"]) == 0
-    assert main(["report", "run"]) == 0
-    printed = capfd.readouterr()
-    assert {"plan.json", "events.jsonl", "summary.json", "report.html", "rank-0.log"} <= {
-        path.name for path in Path("run").rglob("*")
-    }
-    _require_silence(Path(), printed.out + printed.err)
-    assert read_model(RunDirectory(Path("run")).plan, Plan).start.passed == _NAMES
-
-
 def test_the_ranks_get_them_and_a_failure_tells_none(capfd: pytest.CaptureFixture[str]) -> None:
     Path("train.py").write_text(
         f"import os\nassert all(len(os.environ[name]) > 9 for name in {_NAMES!r})\nraise SystemExit('all there')\n"
