@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from xml.parsers import expat
+from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
@@ -21,7 +21,6 @@ from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
 
-_ROOT = "topology"
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA, _AMD = "10de", "1002"
 # PCI classes: displays of any kind, and for AMD, whose processors have displays too, 3D and other controllers and
@@ -35,34 +34,6 @@ _PORT_ACTIVE = "4"
 _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 5)}
 
 
-@dataclass(slots=True, kw_only=True)
-class Element:
-    """One element; ``text`` has the characters directly in it, and ``where`` is its file and line."""
-
-    tag: str
-    attributes: dict[str, str]
-    where: str
-    children: list[Element] = field(default_factory=list)
-    text: str = ""
-
-    def all(self, tag: str) -> list[Element]:
-        """The children of that tag."""
-        return [child for child in self.children if child.tag == tag]
-
-    def attribute(self, name: str) -> str:
-        """An attribute that the format requires; a missing one is an error."""
-        if name not in self.attributes:
-            raise _not_valid(self.where, f"<{self.tag}> lacks the attribute {name!r}")
-        return self.attributes[name]
-
-    def number(self, name: str, *, least: int = 0) -> int:
-        """An attribute that is a whole number; one that is missing, not a number, or below ``least`` is an error."""
-        value = self.attribute(name)
-        if not re.fullmatch("-?[0-9]{1,9}", value) or int(value) < least:
-            raise _not_valid(self.where, f"<{self.tag}> has {name}={value[:40]!r}, not a number from {least}")
-        return int(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Device:
     """A PCI device, with the NUMA nodes around it and the bridges above it.
@@ -72,6 +43,7 @@ class _Device:
         functions: its devices in the operating system: nvml0, mlx5_0, ib0.
     """
 
+    where: str
     bus_id: str
     pci_class: str
     vendor: str
@@ -87,6 +59,7 @@ class _Device:
 
 @dataclass(kw_only=True)
 class _Found:
+    where: str
     numa_nodes: list[Element] = field(default_factory=list)
     cores: list[Element] = field(default_factory=list)
     threads: list[Element] = field(default_factory=list)
@@ -102,13 +75,13 @@ def read(text: str, where: str) -> NodeMap:
         HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
     topology = _parse(text, where)
-    version = topology.attributes.get("version", "1").partition(".")[0]
+    version = topology.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
-        raise _not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
-    found = _walk(topology)
+        raise _not_valid(where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
+    found = _walk(topology, where)
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
-        raise _not_valid(topology.where, "no NUMA node in this file", _REMEDY)
+        raise _not_valid(where, "no NUMA node in this file", _REMEDY)
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
@@ -130,36 +103,36 @@ def read(text: str, where: str) -> NodeMap:
             for adapter in _adapters(device, _OPENFABRICS[version])
         },
         numa_nodes,
-        where=topology.where,
-        warnings=list(_restricted(topology, found.placed)),
+        where=where,
+        warnings=list(_restricted(topology, found.placed, where)),
     )
 
 
-def _restricted(topology: Element, placed: set[int]) -> Iterator[str]:
+def _restricted(topology: Element, placed: set[int], where: str) -> Iterator[str]:
     """A warning if hwloc ran inside a job that may use only a part of the machine, and so saw only that part."""
-    for machine in topology.all("object"):
-        seen, whole = (_set(machine, name) for name in ("cpuset", "complete_cpuset"))
-        nodes_missing = _set(machine, "complete_nodeset") - _set(machine, "nodeset")
+    for machine in topology.findall("object"):
+        seen, whole = (_set(machine, name, where) for name in ("cpuset", "complete_cpuset"))
+        nodes_missing = _set(machine, "complete_nodeset", where) - _set(machine, "nodeset", where)
         # CPUs that are offline, as second threads with hyper-threading off, are in no part of the machine.
         if nodes_missing or placed & (whole - seen):
             yield (
-                f"{topology.where}: written where {len(seen)} of the {len(whole)} CPUs may be used, so it has only "
+                f"{where}: written where {len(seen)} of the {len(whole)} CPUs may be used, so it has only "
                 "these cores; lstopo --disallowed --of xml lists all"
             )
 
 
-def _set(element: Element, name: str) -> set[int]:
-    return set(cores_of_mask(element.attributes.get(name, ""), element.where))
+def _set(element: Element, name: str, where: str) -> set[int]:
+    return set(cores_of_mask(element.get(name, ""), where))
 
 
-def _walk(topology: Element) -> _Found:
-    found = _Found()
+def _walk(topology: Element, where: str) -> _Found:
+    found = _Found(where=where)
     below: list[tuple[Element, tuple[int, ...], Bridges]] = [(topology, (), ())]
     while below:
         element, nodes, bridges = below.pop()
-        kind = element.attributes.get("type", "")
-        if "nodeset" in element.attributes:
-            nodes = cores_of_mask(element.attributes["nodeset"], element.where)
+        kind = element.get("type", "")
+        if (nodeset := element.get("nodeset")) is not None:
+            nodes = cores_of_mask(nodeset, where)
         if kind == "NUMANode":
             found.numa_nodes.append(element)
         elif kind == "Core":
@@ -167,23 +140,24 @@ def _walk(topology: Element) -> _Found:
         elif kind == "PU":
             found.threads.append(element)
         elif kind == "Bridge":
-            bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
+            bridges = (*bridges, element.get("pci_busid") or _attribute(element, "bridge_pci", where))
         elif kind == "PCIDev":
-            bus_id, identity = element.attribute("pci_busid"), element.attributes.get("pci_type", "")
+            bus_id, identity = _attribute(element, "pci_busid", where), element.get("pci_type", "")
             device = _Device(
+                where=where,
                 bus_id=bus_id,
                 pci_class=identity[:4],
                 vendor=identity[6:10],
                 model=identity[11:15],
-                functions=[child for child in element.all("object") if child.attributes.get("type") == "OSDev"],
+                functions=[child for child in element.findall("object") if child.get("type") == "OSDev"],
                 nodes=nodes,
                 # Without bridges in the export, the devices that share one are unknown.
                 bridges=bridges or (bus_id,),
             )
             found.devices.append(device)
         if kind not in ("Machine", "NUMANode"):
-            found.placed |= _set(element, "complete_cpuset")
-        below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
+            found.placed |= _set(element, "complete_cpuset", where)
+        below += [(child, nodes, bridges) for child in reversed(element.findall("object"))]
     return found
 
 
@@ -193,13 +167,17 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
     An export without cores does not show which hardware threads share one; without threads too, it shows only the
     CPUs of each memory.
     """
-    memories = sorted(found.numa_nodes, key=lambda node: node.number("os_index"))
-    beside = [cores_of_mask(node.attribute("cpuset"), node.where) for node in memories]
+
+    def cpus_of(element: Element) -> tuple[int, ...]:
+        return cores_of_mask(_attribute(element, "cpuset", found.where), found.where)
+
+    memories = sorted(found.numa_nodes, key=lambda node: _number(node, "os_index", found.where))
+    beside = [cpus_of(node) for node in memories]
     if found.cores:
-        masks = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores]
+        masks = [cpus_of(core) for core in found.cores]
         free = {threads[0] for threads in masks if threads}
     elif found.threads:
-        free = {cpu for pu in found.threads for cpu in cores_of_mask(pu.attribute("cpuset"), pu.where)}
+        free = {cpu for pu in found.threads for cpu in cpus_of(pu)}
     else:
         free = {cpu for cpus in beside for cpu in cpus}
     first_threads = []
@@ -208,7 +186,7 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
         free.difference_update(cpus)
     cores = list[tuple[int, ...] | None](first_threads) if found.cores else cores_of_nodes(first_threads)
     return [
-        NumaNode(index=node.number("os_index"), cores=node_cores or (), complete=node_cores is not None)
+        NumaNode(index=_number(node, "os_index", found.where), cores=node_cores or (), complete=node_cores is not None)
         for node, node_cores in zip(memories, cores, strict=True)
     ]
 
@@ -219,7 +197,7 @@ def _indices(gpus: list[_Device]) -> list[int]:
         int(match[1])
         for gpu in gpus
         for function in gpu.functions
-        if (match := _NUMBER.fullmatch(function.attributes.get("name", "")))
+        if (match := _NUMBER.fullmatch(function.get("name", "")))
     ]
     ordered = sorted(gpu.bus_id for gpu in gpus)
     return numbers if len(numbers) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
@@ -227,9 +205,9 @@ def _indices(gpus: list[_Device]) -> list[int]:
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
     """The RDMA devices of a PCI device. Versions without support for Slingshot list only its interface, hsn0."""
-    found = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
+    found = [function for function in device.functions if is_rdma(_number(function, "osdev_type", device.where))]
     if not found and link_layer_of_vendor(device.vendor, device.model) in LIBFABRIC:
-        found = [each for each in device.functions if link_layer_of_name(each.attribute("name")) in LIBFABRIC]
+        found = [each for each in device.functions if link_layer_of_name(each.get("name", "")) in LIBFABRIC]
     return found
 
 
@@ -243,7 +221,7 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
     adapters = []
     for function in rdma:
         ports = _ports(function)
-        name = function.attribute("name")
+        name = _attribute(function, "name", device.where)
         layer = of_vendor or layer_of(name, link_layer(device.pci_class, ports))
         # An active Ethernet port beside an InfiniBand port does not make the adapter active.
         used = [port for port in ports if port.lid] or ports
@@ -263,9 +241,9 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
 def _ports(function: Element) -> list[Port]:
     """The adapter's ports, as far as hwloc lists them: ``Port1State`` and ``Port1LID``."""
     values: dict[str, dict[str, str]] = {}
-    for info in function.all("info"):
-        if match := _PORT.fullmatch(info.attribute("name")):
-            values.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
+    for info in function.findall("info"):
+        if match := _PORT.fullmatch(info.get("name", "")):
+            values.setdefault(match[1], {})[match[2]] = info.get("value", "")
     return [
         Port(
             lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,
@@ -276,43 +254,33 @@ def _ports(function: Element) -> list[Port]:
 
 
 def _parse(text: str, where: str) -> Element:
-    """The root element of a text. Entities are refused: the format declares none."""
-    top = Element(tag="", attributes={}, where=where)
-    open_elements = [top]
-    parser = expat.ParserCreate("utf-8")
-
-    def here() -> str:
-        return f"{where}:{parser.CurrentLineNumber}"
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        element = Element(tag=tag, attributes=attributes, where=here())
-        open_elements[-1].children.append(element)
-        open_elements.append(element)
-
-    def end(_: str) -> None:
-        open_elements.pop()
-
-    def characters(data: str) -> None:
-        open_elements[-1].text += data
-
-    def entity(name: str, *_: object) -> None:
-        raise _not_valid(here(), f"declares the entity {name!r}, which no <{_ROOT}> file does", _REMEDY)
-
-    parser.buffer_text = True
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = characters
-    parser.EntityDeclHandler = entity
+    """The root element of a text. Entities, which could expand without bounds, are refused: the format has none."""
+    if "<!ENTITY" in text:
+        raise _not_valid(where, "declares an entity, which no export of hwloc does", _REMEDY)
     try:
-        parser.Parse(text.encode(errors="replace"), True)
-    except expat.ExpatError as error:
-        raise _not_valid(f"{where}:{error.lineno}", expat.ErrorString(error.code), _REMEDY) from error
-    [element] = top.children
-    if element.tag != _ROOT:
-        raise _not_valid(element.where, f"expected <{_ROOT}>, found <{element.tag}>", _REMEDY)
-    return element
+        root = fromstring(text)  # noqa: S314 - entities are refused above
+    except ParseError as error:
+        raise _not_valid(f"{where}:{error.position[0]}", str(error), _REMEDY) from error
+    if root.tag != "topology":
+        raise _not_valid(where, f"expected <topology>, found <{root.tag}>", _REMEDY)
+    return root
 
 
-def _not_valid(where: str, problem: str, remedy: str = "") -> HpctrainError:
-    """The error for a file about a host that no tool writes so."""
+def _attribute(element: Element, name: str, where: str) -> str:
+    """An attribute that the format requires; a missing one is an error."""
+    value = element.get(name)
+    if value is None:
+        raise _not_valid(where, f"<{element.tag}> lacks the attribute {name!r}", _REMEDY)
+    return value
+
+
+def _number(element: Element, name: str, where: str) -> int:
+    """An attribute that is a whole number; one that is missing or not a number is an error."""
+    value = _attribute(element, name, where)
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise _not_valid(where, f"<{element.tag}> has {name}={value[:40]!r}, not a number", _REMEDY)
+    return int(value)
+
+
+def _not_valid(where: str, problem: str, remedy: str) -> HpctrainError:
     return HpctrainError("HT-node-file-not-valid", "{where}: {problem}", remedy, where=where, problem=problem)

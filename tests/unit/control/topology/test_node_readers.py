@@ -197,7 +197,7 @@ def test_virtual_functions_take_no_part_beside_the_whole() -> None:
 def test_hwloc_inside_a_job_of_one_core_says_so() -> None:
     text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 2)
     [warning] = [each for each in hwloc.read(text, "node.xml").warnings if "CPUs" in each]
-    assert warning.startswith("node.xml:3: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
+    assert warning.startswith("node.xml: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
     same = text.replace("0xffffffff", "0x0000000f")
     assert not [each for each in hwloc.read(same, "node.xml").warnings if "CPUs" in each]
     # Memory that a job may not use either, with all that is beside it.
@@ -312,9 +312,9 @@ REFUSED = [
     (nvidia_smi.read, "", INVALID, {"where": "node"}),
     (hwloc.read, HWLOC.replace('version="2.0"', ""), INVALID, {"problem": "hwloc XML of version 1, not 2 or 3"}),
     (hwloc.read, HWLOC[:1500], INVALID, {"where": "node:18"}),
-    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node:3"}),
-    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node:6"}),
-    (hwloc.read, "<system/>", INVALID, {"where": "node:1"}),
+    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node"}),
+    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node"}),
+    (hwloc.read, "<system/>", INVALID, {"where": "node"}),
     (hwloc.read, "\x00\x01PNG", INVALID, {"where": "node:1"}),
 ]
 
@@ -330,7 +330,7 @@ def test_files_that_do_not_fit(
 def test_entities_are_refused() -> None:
     """A billion laughs in nine lines must not be expanded."""
     laughs = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10 if i else "lol"}">' for i in range(9))
-    with refused("HT-node-file-not-valid", where="bomb.xml:1"):
+    with refused("HT-node-file-not-valid", where="bomb.xml"):
         hwloc.read(f"<!DOCTYPE topology [{laughs}]><topology>&l8;</topology>", "bomb.xml")
 
 
