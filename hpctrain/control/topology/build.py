@@ -233,7 +233,6 @@ def _cabled(found: Found) -> tuple[Fabric, dict[str, int]]:
         target=target,
         source_port=port,
         bandwidth=rate,
-        idle_switches=len(idle),
         warnings=tuple(warnings),
     )
     return fabric, {node.guid: place for place, node in enumerate(switches)}

@@ -22,12 +22,10 @@ class Fabric:
     Attributes:
         names: a unique name per node: a switch's description or an adapter's own name.
         level: per node: 0 for an adapter, 1 for a leaf (a switch with adapters of hosts), 2 and up for the switches
-            above, each one more than the highest below it; -1 for unused nodes (adapters of hosts that are left out,
-            switches that join no hosts).
-        idle_switches: how many switches are unused.
+            above, each one more than the highest below it; -1 for switches that join no hosts.
         subnet: per node, its connected component.
         lid: per node (for adapters, that of the port), 0 where unknown.
-        host: per node, the number of its host; -1 for switches and unused nodes.
+        host: per node, the number of its host; -1 for switches.
         hosts: the name of each host, by its number.
         source, target: per directed link, the nodes at its ends.
         source_port: per directed link, the port by which it leaves.
@@ -50,7 +48,6 @@ class Fabric:
     bandwidth: Floats
     tables: NDArray[np.int16] | None = None
     table_switches: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    idle_switches: int = 0
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -22,13 +22,13 @@ def counts(fabric: Fabric) -> dict[str, int]:
     """The number of hosts that can run jobs, and of adapters, switches and links; a link is a cable. Leaves and spines
     are the switches in use.
     """
-    leaves, switches = int((fabric.level == 1).sum()), int((fabric.level >= 1).sum())
+    leaves, used = int((fabric.level == 1).sum()), int((fabric.level >= 1).sum())
     return {
         "hosts": len(fabric.hosts) - len(managers(fabric.hosts)),
         "adapters": int((fabric.level == 0).sum()),
-        "switches": switches + fabric.idle_switches,
+        "switches": int((fabric.host < 0).sum()),
         "leaves": leaves,
-        "spines": switches - leaves,
+        "spines": used - leaves,
         "links": len(fabric.source) // 2,
         "subnets": len(subnets(fabric)),
     }
