@@ -21,7 +21,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
 from hpctrain.common.run.events.kinds import CheckpointEvent, EpochEvent
 from hpctrain.common.run.events.reader import BOUNDS
-from hpctrain.report.output import answer, answer_json, print_table, tell
+from hpctrain.report.output import answer, answer_json, print_table, require_place, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,6 @@ def export(
     ],
 ) -> None:
     """Export the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
-    from hpctrain.cli.output_files import require_place
     from hpctrain.control.programs.export import export as write
 
     require_place(out)

@@ -11,7 +11,6 @@ import typer
 import yaml
 
 from hpctrain.cli.options import AsJson
-from hpctrain.cli.output_files import require_place, save
 from hpctrain.cli.work import print_notes
 from hpctrain.common.errors import HpctrainError, joined
 from hpctrain.common.files.printable import shell_word
@@ -19,7 +18,7 @@ from hpctrain.common.recipes.entries import all_entries, load_entry, variant_nam
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.output import answer, answer_json, print_table, tell
+from hpctrain.report.output import answer, answer_json, print_table, require_place, save, tell
 from hpctrain.report.results import row_text
 
 if TYPE_CHECKING:

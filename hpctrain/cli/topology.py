@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
-from hpctrain.cli.output_files import require_place, save
 from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.report.output import answer, answer_json, tell, terminal
+from hpctrain.report.output import answer, answer_json, require_place, save, tell, terminal
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -1,4 +1,7 @@
-"""Prints output: nothing in it controls the terminal, a reader who stops early does no harm, and bars become lines."""
+"""Prints output: nothing in it controls the terminal, a reader who stops early does no harm, and bars become lines.
+
+Also writes the file that a command makes besides.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpctrain.common.files.printable import json_text, printable
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.printable import json_text, printable, shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,6 +27,7 @@ _UNBOUNDED = 1000
 _SECONDS = 1.0
 # What shows nothing, with the backspaces by which Keras goes back.
 _BLANK = "\b \t"
+_ELSEWHERE = "choose another place for it"
 
 
 def answer(text: object, *, end: str = "\n") -> None:
@@ -83,6 +90,39 @@ def table_width() -> int | None:
 def print_table(table: RenderableType, *, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, as the answer or beside it on stderr."""
     terminal(width=None if table_width() else _UNBOUNDED, stderr=stderr).print(table)
+
+
+def require_place(file: Path) -> None:
+    """Check, before a command begins its work, that it can write this file.
+
+    Raises:
+        HpctrainError: it is a folder, or its folder is missing or not writable.
+    """
+    problem = hint = ""
+    try:
+        if not file.parent.is_dir():
+            problem, hint = "its folder is not there", f"mkdir -p {shell_word(file.parent)}"
+        elif file.is_dir():
+            problem, hint = "it is a folder", "name a file"
+        elif not os.access(file if file.exists() else file.parent, os.W_OK):
+            problem, hint = "permission denied", _ELSEWHERE
+    except OSError as error:
+        raise disk_error(error, file, _ELSEWHERE) from error
+    if problem:
+        raise HpctrainError("HT-output-not-writable", "cannot write {path}: " + problem, hint, path=file)
+
+
+def save(file: Path, content: str) -> None:
+    """Write the file, and print its path.
+
+    Raises:
+        HpctrainError: it cannot be written.
+    """
+    try:
+        file.write_bytes(content.encode())
+    except OSError as error:
+        raise disk_error(error, file, _ELSEWHERE) from error
+    tell(f"wrote {file}")
 
 
 class Patient:

@@ -46,7 +46,7 @@ _ALLOWED = {
         "control.programs.traced_script",
         "worker.programs.links",
     },
-    "written where the user says": {"cli.output_files"},
+    "written where the user says": {"report.output"},
     "a folder, of which nothing is read": {"common.run.open_directory"},
     "made anew, or opened with private() as opener": {
         "common.checkpoints.manifest",
