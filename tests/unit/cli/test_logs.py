@@ -19,10 +19,10 @@ LINES = st.lists(st.sampled_from(["", "a", "b", "c", "d"]), max_size=12)
 
 
 def test_long_logs_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_MOST_BYTES", 2**21)
+    monkeypatch.setattr(logs, "_MOST_BYTES", 2**18)
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()
-    own = [f"line {number}" for number in range(400_000)]
+    own = [f"line {number}" for number in range(50_000)]
     for rank in (0, 1):
         directory.log(rank).write_text("\n".join(own))
     reader = RankLogs(directory, None, 2)

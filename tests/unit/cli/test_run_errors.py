@@ -29,7 +29,6 @@ def stderr_of(folder: Path, text: str) -> str:
         ("import decimal; decimal.Decimal('odd')", "ConversionSyntax", "HT-rank-exception"),
         ("import sys; sys.exit('no data here')", "no data here", "HT-rank-exit"),
         ("import hpctrain; raise hpctrain.HpctrainError('HT-of-test', 'seen?', 'do it')", "seen?", "HT-of-test"),
-        ("import sys; sys.stderr = None; raise ValueError('of nobody')", "of nobody", "HT-rank-exception"),
     ],
 )
 def test_an_error_is_printed_with_its_code(tmp_path: Path, text: str, words: str, code: str) -> None:
