@@ -97,17 +97,20 @@ def show(
         typer.Argument(help="A published recipe, or the path of a recipe file."),
     ],
     overrides: Overrides = None,
+    world: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Also show batch, rate and momentum of a run on N ranks by epoch."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a recipe with every value that it uses, including defaults; with --json, every value that there is."""
-    recipe = print_notes(load_recipe(name, overrides)) if overrides else load_entry(name)
-    if as_json:
-        answer_json(recipe.model_dump(mode="json"))
+    if overrides or world:
+        _show_run(print_notes(load_recipe(name, overrides or [])), world, as_json=as_json)
     else:
-        answer(yaml.safe_dump(used_values(recipe), sort_keys=False, allow_unicode=True).rstrip())
-    if not overrides and (variants := variant_names(name)):
-        named = ", ".join(f"{name}@{variant}" for variant in variants)
-        tell(f"hpctrain: the first of its variants: {named}")
+        _show_values(load_entry(name), as_json=as_json)
+        if variants := variant_names(name):
+            named = ", ".join(f"{name}@{variant}" for variant in variants)
+            tell(f"hpctrain: the first of its variants: {named}")
 
 
 @app.command()
@@ -198,3 +201,23 @@ def schema() -> None:
     found = Recipe.model_json_schema()
     changes = {"type": "object", "description": "by name, the keys that each variant changes"}
     answer_json({**found, "properties": {**found["properties"], "variants": changes}})
+
+
+def _show_values(entry: Recipe, *, as_json: bool) -> None:
+    if as_json:
+        answer_json(entry.model_dump(mode="json"))
+    else:
+        answer(yaml.safe_dump(used_values(entry), sort_keys=False, allow_unicode=True).rstrip())
+
+
+def _show_run(recipe: Recipe, world: int | None, *, as_json: bool) -> None:
+    from hpctrain.report.recipe_schedule import at_world, schedule, table
+
+    # Everything is checked before anything is printed.
+    found = schedule(at_world(recipe, world)) if world else {}
+    if not (as_json and world):
+        _show_values(recipe, as_json=as_json)
+    if world and as_json:
+        answer_json(found)
+    elif world:
+        print_table(table(found))

@@ -36,6 +36,7 @@ COMMANDS = [
     ["recipes", "list"],
     ["recipes", "list", "--json"],
     ["recipes", "show", "digits"],
+    ["recipes", "show", "digits", "--world", "4"],
     ["topology", "show", "topology.conf"],
     ["topology", "place", "--fabric", "topology.conf", "--hosts", "n[1-4]"],
     ["topology", "convert", "topology.conf", "--to", "topology.yaml"],

@@ -101,6 +101,11 @@ def test_show_says_which_variants_there_are(capsys: pytest.CaptureFixture[str]) 
         assert capsys.readouterr().err == ""
 
 
+def test_names_are_not_taken_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "show", "digits", "--set", "name='[red]$x$ [/y]'", "--world", "1"]) == 0
+    assert "[red]$x$ [/y]: " in capsys.readouterr().out
+
+
 def test_what_the_recipe_has_no_use_for_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "digits"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)

@@ -10,6 +10,7 @@ from hpctrain.common.optim.learning_rate import learning_rate
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.smoke import smoke
+from hpctrain.report.recipe_schedule import training_samples
 from support.refusals import refused
 
 
@@ -23,8 +24,7 @@ def get_lr(it: int) -> float:
 
 def test_the_rate_is_nanogpts():
     recipe = load_recipe("gpt2-124m").at(8)
-    # Tokens of OpenWebText (data/openwebtext/prepare.py, line 77) in windows of 1,024.
-    rate = learning_rate(recipe, 9_035_582_198 // 1024 - 1)
+    rate = learning_rate(recipe, training_samples(recipe.data))
     assert rate.iterations_per_epoch * rate.epochs == 600_000
     for step in (0, 1, 999, 1999, 2000, 2001, 100_000, 301_000, 599_999, 600_000):
         assert rate(step) == pytest.approx(get_lr(step), rel=1e-10), step

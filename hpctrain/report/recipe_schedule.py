@@ -1,0 +1,118 @@
+"""A recipe's batch, learning rate and momentum over a run, for a number of ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.optim.learning_rate import learning_rate
+from hpctrain.common.recipes.optimizers import Optimizer
+from hpctrain.common.recipes.schema import Recipe
+from hpctrain.common.recipes.sections import Data
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# ILSVRC 2012 (Russakovsky et al. 2015, arXiv 1409.0575, table 2).
+_IMAGENET = 1_281_167
+# The UCI test set that scikit-learn ships (Alpaydin and Kaynak 1998).
+_DIGITS = 1_797
+# The tokens of OpenWebText (nanoGPT at 3adf61e1, data/openwebtext/prepare.py, line 77), and of a window of its recipe.
+_OPENWEBTEXT, _CONTEXT = 9_035_582_198, 1024
+
+
+def training_samples(data: Data) -> int:
+    """The number of training samples. For ImageNet it is that of the whole set, whatever ``path`` holds, or ``limit``;
+    for text that of OpenWebText.
+    """
+    if data.name == "text":
+        return _OPENWEBTEXT // _CONTEXT - 1
+    if data.name == "imagenet":
+        return min(_IMAGENET, data.limit or _IMAGENET)
+    return _DIGITS - math.ceil(_DIGITS * data.test_fraction)
+
+
+def at_world(recipe: Recipe, world: int | None) -> Recipe:
+    """The recipe for ``world`` ranks.
+
+    Raises:
+        HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh, or
+            for an epoch to have a step.
+    """
+    per_rank, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
+    if world is None and recipe.batch.fixed_size is None:
+        raise HpctrainError(
+            "HT-argument-missing",
+            "{recipe} has {per_rank} samples a rank: the rate depends on the number of ranks",
+            "name it: --world 8",
+            recipe=recipe.name,
+            per_rank=recipe.batch.per_rank,
+        )
+    # Without a number of ranks, the batch is fixed, and the mesh does not matter.
+    resolved = recipe.at(world) if world else recipe.at_data_ranks(1)
+    if per_rank and not resolved.batch.iterations(samples):
+        emulated = recipe.batch.emulated_ranks
+        data = recipe.mesh.at(world).data_ranks if world else 1
+        ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (data, "--world ")
+        most = samples // per_rank * (1 if emulated or not world else world // data)
+        raise HpctrainError(
+            "HT-batch-too-large",
+            "{ranks} ranks with {batch} samples each leave no step: there are {samples} training samples",
+            f"{option}{most} or less" if samples >= per_rank else f"--set batch.per_rank={samples} or less",
+            ranks=ranks,
+            batch=per_rank,
+            samples=samples,
+        )
+    return resolved
+
+
+def schedule(recipe: Recipe) -> dict[str, Any]:
+    """The figures of the run by a recipe of :func:`at_world`.
+
+    The lists have a value for the start of each epoch and one for the end of the last.
+
+    Raises:
+        HpctrainError: an epoch would have no step.
+    """
+    samples = training_samples(recipe.data)
+    rate = learning_rate(recipe, samples)
+    return {
+        "name": recipe.name,
+        "global_batch": recipe.global_batch,
+        "epochs": recipe.epochs,
+        "training_samples": samples,
+        "samples_per_epoch": recipe.data.per_epoch(samples),
+        "repeats": recipe.data.repeats,
+        "iterations_per_epoch": rate.iterations_per_epoch,
+        "learning_rate": [rate(epoch * rate.iterations_per_epoch) for epoch in range(recipe.epochs + 1)],
+        "momentum": [momentum(recipe.optimizer)] * (recipe.epochs + 1),
+        "source": recipe.source,
+        "reported": [row.model_dump(mode="json") for row in recipe.reported],
+    }
+
+
+def momentum(optimizer: Optimizer) -> float:
+    """The decay of the mean of past gradients; for Adam and similar optimizers the first of ``betas``."""
+    return optimizer.betas[0] if optimizer.rule.averages else optimizer.momentum
+
+
+def table(figures: dict[str, Any]) -> Table:
+    """The table of :func:`schedule`."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']} epochs"
+    samples = figures["samples_per_epoch"]
+    images = -(-samples // figures["repeats"])
+    title = (
+        f"{figures['name']}: batch {figures['global_batch']}, {epochs} of {figures['iterations_per_epoch']} iterations "
+        f"over {samples:,} samples" + (f", {images:,} images {figures['repeats']} times" if images < samples else "")
+    )
+    rows = Table(title=escape(title), box=box.SIMPLE_HEAD)
+    for column in ("epoch", "learning rate", "momentum"):
+        rows.add_column(column, justify="right")
+    for epoch, (rate, kept) in enumerate(zip(figures["learning_rate"], figures["momentum"], strict=True)):
+        rows.add_row("end" if epoch == figures["epochs"] else str(epoch), f"{rate:.6g}", f"{kept:g}")
+    return rows
