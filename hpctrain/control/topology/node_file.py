@@ -7,13 +7,14 @@ from pathlib import Path
 
 from hpctrain.common.cluster.node_map import NodeMap
 from hpctrain.common.files.regular import read_text
-from hpctrain.control.topology.readers import hwloc, nvidia_smi
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from hpctrain.control.topology.readers.listing import without_terminal
 
+# NCCL's dump has some ten thousand bytes per host, and may hold many hosts.
 _MOST_BYTES = 2**26
 LIVE = "live"
-# The root of hwloc's files, after a declaration and what a launcher puts before each line.
-_XML = re.compile(r"^(?P<prefix>[^<\n]*)(?:<[?!][^>\n]*>)*<(?P<root>topology)\b", re.MULTILINE)
+# The root of hwloc's and of NCCL's files, after a declaration and what a launcher puts before each line.
+_XML = re.compile(r"^(?P<prefix>[^<\n]*)(?:<[?!][^>\n]*>)*<(?P<root>topology|system)\b", re.MULTILINE)
 
 
 def node_map_of(node: str) -> NodeMap:
@@ -27,7 +28,7 @@ def node_map_of(node: str) -> NodeMap:
 
 
 def read_node_map(path: Path) -> NodeMap:
-    """The node map in the output of ``lstopo --of xml`` or ``nvidia-smi topo -m``.
+    """The node map in the output of ``lstopo --of xml``, NCCL (``NCCL_TOPO_DUMP_FILE``) or ``nvidia-smi topo -m``.
 
     Raises:
         HpctrainError: the file cannot be read, or no such tool wrote it.
@@ -36,6 +37,8 @@ def read_node_map(path: Path) -> NodeMap:
     text = without_terminal(text)
     if found := _XML.search(text):
         text = _bare_xml(text, found)
+    if found and found["root"] == "system":
+        return nccl.read(text, str(path))
     return hwloc.read(text, str(path)) if text.lstrip().startswith("<") else nvidia_smi.read(text, str(path))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from hpctrain.common.cluster.adapter_kinds import (
     LIBFABRIC,
@@ -18,8 +17,8 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
 _NVIDIA, _AMD = "10de", "1002"
@@ -74,14 +73,14 @@ def read(text: str, where: str) -> NodeMap:
     Raises:
         HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
-    topology = _parse(text, where)
-    version = topology.get("version", "1").partition(".")[0]
+    topology = parse(text, where, root="topology", remedy=_REMEDY)
+    version = topology.attributes.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
-        raise _not_valid(where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
-    found = _walk(topology, where)
+        raise not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
+    found = _walk(topology)
     numa_nodes = _numa_nodes(found)
     if not numa_nodes:
-        raise _not_valid(where, "no NUMA node in this file", _REMEDY)
+        raise not_valid(topology.where, "no NUMA node in this file", _REMEDY)
     with_cores = {node.index for node in numa_nodes if node.cores or not node.complete}
 
     def numa(device: _Device) -> int | None:
@@ -251,36 +250,3 @@ def _ports(function: Element) -> list[Port]:
         )
         for port in values.values()
     ]
-
-
-def _parse(text: str, where: str) -> Element:
-    """The root element of a text. Entities, which could expand without bounds, are refused: the format has none."""
-    if "<!ENTITY" in text:
-        raise _not_valid(where, "declares an entity, which no export of hwloc does", _REMEDY)
-    try:
-        root = fromstring(text)  # noqa: S314 - entities are refused above
-    except ParseError as error:
-        raise _not_valid(f"{where}:{error.position[0]}", str(error), _REMEDY) from error
-    if root.tag != "topology":
-        raise _not_valid(where, f"expected <topology>, found <{root.tag}>", _REMEDY)
-    return root
-
-
-def _attribute(element: Element, name: str, where: str) -> str:
-    """An attribute that the format requires; a missing one is an error."""
-    value = element.get(name)
-    if value is None:
-        raise _not_valid(where, f"<{element.tag}> lacks the attribute {name!r}", _REMEDY)
-    return value
-
-
-def _number(element: Element, name: str, where: str) -> int:
-    """An attribute that is a whole number; one that is missing or not a number is an error."""
-    value = _attribute(element, name, where)
-    if not re.fullmatch("[0-9]{1,9}", value):
-        raise _not_valid(where, f"<{element.tag}> has {name}={value[:40]!r}, not a number", _REMEDY)
-    return int(value)
-
-
-def _not_valid(where: str, problem: str, remedy: str) -> HpctrainError:
-    return HpctrainError("HT-node-file-not-valid", "{where}: {problem}", remedy, where=where, problem=problem)

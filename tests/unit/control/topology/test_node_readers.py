@@ -1,10 +1,11 @@
-"""Readers of one host: nvidia-smi topo -m and hwloc's XML."""
+"""Readers of one host: nvidia-smi topo -m, NCCL topology files, hwloc's XML."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 from hpctrain.common.cluster.cores import cores_of_list, cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.launch_files import host_variables
 from hpctrain.common.cluster.node_map import NodeMap, NumaNode, slots
+from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.live import this_node
 from hpctrain.control.topology.node_file import read_node_map
-from hpctrain.control.topology.readers import hwloc, nvidia_smi
+from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from support.refusals import refused
 from support.topology.node_texts import (
     GPUS_ONLY,
     LEGEND,
+    NCCL_DUMP,
     NO_AFFINITY,
     WITH_ADAPTERS,
     hwloc_export,
@@ -30,6 +33,7 @@ from support.topology.node_texts import (
 )
 
 REAL = Path(__file__).parents[5] / "shared" / "data" / "nodes"
+READERS = {"nvidia-smi": nvidia_smi.read, "NCCL": nccl.read, "hwloc": hwloc.read}
 
 
 def _real(name: str) -> str:
@@ -121,8 +125,8 @@ def test_an_adapter_with_two_ports_is_one() -> None:
 @pytest.mark.parametrize(
     "before", ["Warning: Permanently added n1\n", "0: ", "\x1b[0m", "n1:~$ lstopo --of xml\n", "\n"]
 )
-def test_xml_in_a_log(tmp_path: Path, before: str) -> None:
-    text = hwloc_export("2.0")
+@pytest.mark.parametrize("text", [hwloc_export("2.0"), NCCL_DUMP])
+def test_xml_in_a_log(tmp_path: Path, before: str, text: str) -> None:
     (tmp_path / "plain").write_text(text)
     wanted = read_node_map(tmp_path / "plain")
     lines = text.splitlines(keepends=True)
@@ -131,6 +135,34 @@ def test_xml_in_a_log(tmp_path: Path, before: str) -> None:
         (tmp_path / "log").write_bytes(content)
         found = read_node_map(tmp_path / "log")
         assert (found.gpus, found.adapters, found.numa_nodes) == (wanted.gpus, wanted.adapters, wanted.numa_nodes)
+
+
+def test_nccl_dump() -> None:
+    node_map = nccl.read(NCCL_DUMP, "topo.xml")
+    assert [(gpu.index, gpu.bus_id, gpu.numa) for gpu in node_map.gpus] == [
+        (0, "0000:b8:00.0", 1),
+        (1, "0000:18:00.0", 0),
+    ]
+    # Two direct, and the lesser of 8 and 3 by switches; the 9 to a POWER9 do not count.
+    assert [(a.name, a.link_layer) for a in node_map.adapters] == [("mlx5_0", "InfiniBand"), ("mlx5_1", "Ethernet")]
+    assert node_map.gpu_adapter == (("SYS", "SYS"), ("PXB", "PHB"))
+    assert [node.cores for node in node_map.numa_nodes] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "layer", "virtual"),
+    [
+        ('class="0x0c0600" vendor="0x15b3" device="0x673c"', "InfiniBand", False),
+        ('class="0x020800" vendor="0x8086" device="0x24f0"', "InfiniBand", False),
+        ('class="0x028000" vendor="0x15b3" device="0x1003"', None, False),
+        ('class="0x020000" vendor="0x15b3" device="0x1021"', "Ethernet", False),
+        ('class="0x020700" vendor="0x15b3" device="0x101e"', "InfiniBand", True),
+    ],
+)
+def test_nccl_kinds_of_adapters(attributes: str, layer: str | None, virtual: bool) -> None:
+    text = NCCL_DUMP.replace('class="0x020700" vendor="0x15b3"', attributes)
+    [adapter] = [each for each in nccl.read(text, "topo.xml").adapters if each.name == "mlx5_0"]
+    assert (adapter.link_layer, adapter.virtual) == (layer, virtual)
 
 
 @pytest.mark.parametrize("version", ["2.0", "3.0"])
@@ -309,12 +341,19 @@ REFUSED = [
     (nvidia_smi.read, SMI.replace("NIC1: mlx5_10", "NIC1: mlx5_0"), INVALID, {"name": "mlx5_0", "count": 2}),
     (nvidia_smi.read, SMI + SMI, INVALID, {"where": "node:25", "part": "GPU0"}),
     (nvidia_smi.read, LEGEND, INVALID, {"where": "node"}),
+    (nvidia_smi.read, NCCL_DUMP, INVALID, {"where": "node"}),
     (nvidia_smi.read, "", INVALID, {"where": "node"}),
+    (nccl.read, NCCL_DUMP[:900], INVALID, {"where": "node:15"}),
+    (nccl.read, NCCL_DUMP.replace('numaid="1"', 'numaid="one"'), INVALID, {"where": "node:26"}),
+    (nccl.read, NCCL_DUMP.replace("00f000f0", "cores"), NO_LIST, {"where": "node:26", "text": "00000000,cores"}),
+    (nccl.read, '<system version="1"><cpu numaid="0"/></system>', INVALID, {"where": "node:1"}),
+    (nccl.read, HWLOC, INVALID, {"where": "node:3", "problem": "expected <system>, found <topology>"}),
+    (nccl.read, "", INVALID, {"where": "node:1"}),
     (hwloc.read, HWLOC.replace('version="2.0"', ""), INVALID, {"problem": "hwloc XML of version 1, not 2 or 3"}),
     (hwloc.read, HWLOC[:1500], INVALID, {"where": "node:18"}),
-    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node"}),
-    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node"}),
-    (hwloc.read, "<system/>", INVALID, {"where": "node"}),
+    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node:3"}),
+    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node:6"}),
+    (hwloc.read, NCCL_DUMP, INVALID, {"where": "node:1"}),
     (hwloc.read, "\x00\x01PNG", INVALID, {"where": "node:1"}),
 ]
 
@@ -327,11 +366,38 @@ def test_files_that_do_not_fit(
         read(text, "node")
 
 
-def test_entities_are_refused() -> None:
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_entities_are_refused(read: object) -> None:
     """A billion laughs in nine lines must not be expanded."""
     laughs = "".join(f'<!ENTITY l{i} "{f"&l{i - 1};" * 10 if i else "lol"}">' for i in range(9))
-    with refused("HT-node-file-not-valid", where="bomb.xml"):
-        hwloc.read(f"<!DOCTYPE topology [{laughs}]><topology>&l8;</topology>", "bomb.xml")
+    for root in ("system", "topology"):
+        with pytest.raises(HpctrainError):
+            read(f"<!DOCTYPE {root} [{laughs}]><{root}>&l8;</{root}>", "bomb.xml")  # type: ignore[operator]
+    with refused("HT-node-file-not-valid", where="bomb.xml:1"):
+        nccl.read(f"<!DOCTYPE system [{laughs}]><system>&l8;</system>", "bomb.xml")
+
+
+def test_azure_ndv4() -> None:
+    """8 A100 and 8 adapters, two of each on a switch of one of four NUMA nodes with 24 cores."""
+    node_map = nccl.read(_real("azure-ndv4.nccl-topo.xml"), "ndv4")
+    assert (len(node_map.gpus), len(node_map.fabric_adapters), len(node_map.numa_nodes)) == (8, 8, 4)
+    assert [len(node.cores) for node in node_map.numa_nodes] == [24] * 4
+    assert [gpu.numa for gpu in node_map.gpus] == [1, 1, 0, 0, 3, 3, 2, 2]
+    assert Counter(_row(node_map, 0)) == {"PIX": 2, "SYS": 6}
+    placed = slots(node_map, 8)
+    assert [slot.adapter for slot in placed] == [f"010{i}:00:00.0" for i in range(1, 9)]
+    assert [len(slot.cores) for slot in placed] == [12] * 8
+    (warning,) = node_map.warnings
+    assert warning.startswith("ndv4: 8 ")
+
+
+def test_azure_ndv5() -> None:
+    """8 H100, each alone with an adapter on a switch; two NUMA nodes with 48 cores."""
+    node_map = nccl.read(_real("azure-ndv5.nccl-topo.xml"), "ndv5")
+    assert (len(node_map.gpus), len(node_map.fabric_adapters)) == (8, 8)
+    assert [len(node.cores) for node in node_map.numa_nodes] == [48, 48]
+    assert Counter(_row(node_map, 0)) == {"PIX": 1, "PHB": 3, "SYS": 4}
+    assert [slot.adapter for slot in slots(node_map, 8)] == [f"010{i}:00:00.0" for i in range(1, 9)]
 
 
 def test_dgx2() -> None:
