@@ -35,30 +35,41 @@ _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """A PCI device, with the NUMA nodes around it and the bridges above it.
+    """A PCI device, with the NUMA nodes around it and the bridges above it."""
 
-    Attributes:
-        pci_class, vendor, model: of ``0302 [10de:20b0] [10de:144e] a1`` the first three.
-        functions: its devices in the operating system: nvml0, mlx5_0, ib0.
-    """
-
-    where: str
-    bus_id: str
-    pci_class: str
-    vendor: str
-    model: str
-    functions: list[Element]
+    element: Element
     nodes: tuple[int, ...]
     bridges: Bridges
+
+    @property
+    def bus_id(self) -> str:
+        return self.element.attribute("pci_busid")
+
+    @property
+    def pci_class(self) -> str:
+        return self.element.attributes.get("pci_type", "")[:4]
+
+    @property
+    def vendor(self) -> str:
+        """``10de`` of ``0302 [10de:20b0] [10de:144e] a1``."""
+        return self.element.attributes.get("pci_type", "")[6:10]
+
+    @property
+    def model(self) -> str:
+        return self.element.attributes.get("pci_type", "")[11:15]
 
     @property
     def is_virtual(self) -> bool:
         return is_virtual_function(self.vendor, self.model)
 
+    @property
+    def functions(self) -> list[Element]:
+        """Its devices in the operating system: nvml0, mlx5_0, ib0."""
+        return [child for child in self.element.all("object") if child.attributes.get("type") == "OSDev"]
+
 
 @dataclass(kw_only=True)
 class _Found:
-    where: str
     numa_nodes: list[Element] = field(default_factory=list)
     cores: list[Element] = field(default_factory=list)
     threads: list[Element] = field(default_factory=list)
@@ -102,36 +113,36 @@ def read(text: str, where: str) -> NodeMap:
             for adapter in _adapters(device, _OPENFABRICS[version])
         },
         numa_nodes,
-        where=where,
-        warnings=list(_restricted(topology, found.placed, where)),
+        where=topology.where,
+        warnings=list(_restricted(topology, found.placed)),
     )
 
 
-def _restricted(topology: Element, placed: set[int], where: str) -> Iterator[str]:
+def _restricted(topology: Element, placed: set[int]) -> Iterator[str]:
     """A warning if hwloc ran inside a job that may use only a part of the machine, and so saw only that part."""
-    for machine in topology.findall("object"):
-        seen, whole = (_set(machine, name, where) for name in ("cpuset", "complete_cpuset"))
-        nodes_missing = _set(machine, "complete_nodeset", where) - _set(machine, "nodeset", where)
+    for machine in topology.all("object"):
+        seen, whole = (_set(machine, name) for name in ("cpuset", "complete_cpuset"))
+        nodes_missing = _set(machine, "complete_nodeset") - _set(machine, "nodeset")
         # CPUs that are offline, as second threads with hyper-threading off, are in no part of the machine.
         if nodes_missing or placed & (whole - seen):
             yield (
-                f"{where}: written where {len(seen)} of the {len(whole)} CPUs may be used, so it has only "
+                f"{topology.where}: written where {len(seen)} of the {len(whole)} CPUs may be used, so it has only "
                 "these cores; lstopo --disallowed --of xml lists all"
             )
 
 
-def _set(element: Element, name: str, where: str) -> set[int]:
-    return set(cores_of_mask(element.get(name, ""), where))
+def _set(element: Element, name: str) -> set[int]:
+    return set(cores_of_mask(element.attributes.get(name, ""), element.where))
 
 
-def _walk(topology: Element, where: str) -> _Found:
-    found = _Found(where=where)
+def _walk(topology: Element) -> _Found:
+    found = _Found()
     below: list[tuple[Element, tuple[int, ...], Bridges]] = [(topology, (), ())]
     while below:
         element, nodes, bridges = below.pop()
-        kind = element.get("type", "")
-        if (nodeset := element.get("nodeset")) is not None:
-            nodes = cores_of_mask(nodeset, where)
+        kind = element.attributes.get("type", "")
+        if "nodeset" in element.attributes:
+            nodes = cores_of_mask(element.attributes["nodeset"], element.where)
         if kind == "NUMANode":
             found.numa_nodes.append(element)
         elif kind == "Core":
@@ -139,24 +150,14 @@ def _walk(topology: Element, where: str) -> _Found:
         elif kind == "PU":
             found.threads.append(element)
         elif kind == "Bridge":
-            bridges = (*bridges, element.get("pci_busid") or _attribute(element, "bridge_pci", where))
+            bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
         elif kind == "PCIDev":
-            bus_id, identity = _attribute(element, "pci_busid", where), element.get("pci_type", "")
-            device = _Device(
-                where=where,
-                bus_id=bus_id,
-                pci_class=identity[:4],
-                vendor=identity[6:10],
-                model=identity[11:15],
-                functions=[child for child in element.findall("object") if child.get("type") == "OSDev"],
-                nodes=nodes,
-                # Without bridges in the export, the devices that share one are unknown.
-                bridges=bridges or (bus_id,),
-            )
-            found.devices.append(device)
+            # Without bridges in the export, the devices that share one are unknown.
+            above = bridges or (element.attribute("pci_busid"),)
+            found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
         if kind not in ("Machine", "NUMANode"):
-            found.placed |= _set(element, "complete_cpuset", where)
-        below += [(child, nodes, bridges) for child in reversed(element.findall("object"))]
+            found.placed |= _set(element, "complete_cpuset")
+        below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
     return found
 
 
@@ -166,17 +167,13 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
     An export without cores does not show which hardware threads share one; without threads too, it shows only the
     CPUs of each memory.
     """
-
-    def cpus_of(element: Element) -> tuple[int, ...]:
-        return cores_of_mask(_attribute(element, "cpuset", found.where), found.where)
-
-    memories = sorted(found.numa_nodes, key=lambda node: _number(node, "os_index", found.where))
-    beside = [cpus_of(node) for node in memories]
+    memories = sorted(found.numa_nodes, key=lambda node: node.number("os_index"))
+    beside = [cores_of_mask(node.attribute("cpuset"), node.where) for node in memories]
     if found.cores:
-        masks = [cpus_of(core) for core in found.cores]
+        masks = [cores_of_mask(core.attribute("cpuset"), core.where) for core in found.cores]
         free = {threads[0] for threads in masks if threads}
     elif found.threads:
-        free = {cpu for pu in found.threads for cpu in cpus_of(pu)}
+        free = {cpu for pu in found.threads for cpu in cores_of_mask(pu.attribute("cpuset"), pu.where)}
     else:
         free = {cpu for cpus in beside for cpu in cpus}
     first_threads = []
@@ -185,7 +182,7 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
         free.difference_update(cpus)
     cores = list[tuple[int, ...] | None](first_threads) if found.cores else cores_of_nodes(first_threads)
     return [
-        NumaNode(index=_number(node, "os_index", found.where), cores=node_cores or (), complete=node_cores is not None)
+        NumaNode(index=node.number("os_index"), cores=node_cores or (), complete=node_cores is not None)
         for node, node_cores in zip(memories, cores, strict=True)
     ]
 
@@ -196,7 +193,7 @@ def _indices(gpus: list[_Device]) -> list[int]:
         int(match[1])
         for gpu in gpus
         for function in gpu.functions
-        if (match := _NUMBER.fullmatch(function.get("name", "")))
+        if (match := _NUMBER.fullmatch(function.attributes.get("name", "")))
     ]
     ordered = sorted(gpu.bus_id for gpu in gpus)
     return numbers if len(numbers) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
@@ -204,9 +201,9 @@ def _indices(gpus: list[_Device]) -> list[int]:
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
     """The RDMA devices of a PCI device. Versions without support for Slingshot list only its interface, hsn0."""
-    found = [function for function in device.functions if is_rdma(_number(function, "osdev_type", device.where))]
+    found = [function for function in device.functions if is_rdma(function.number("osdev_type"))]
     if not found and link_layer_of_vendor(device.vendor, device.model) in LIBFABRIC:
-        found = [each for each in device.functions if link_layer_of_name(each.get("name", "")) in LIBFABRIC]
+        found = [each for each in device.functions if link_layer_of_name(each.attribute("name")) in LIBFABRIC]
     return found
 
 
@@ -220,7 +217,7 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
     adapters = []
     for function in rdma:
         ports = _ports(function)
-        name = _attribute(function, "name", device.where)
+        name = function.attribute("name")
         layer = of_vendor or layer_of(name, link_layer(device.pci_class, ports))
         # An active Ethernet port beside an InfiniBand port does not make the adapter active.
         used = [port for port in ports if port.lid] or ports
@@ -240,9 +237,9 @@ def _adapters(device: _Device, is_rdma: Callable[[int], bool]) -> list[Adapter]:
 def _ports(function: Element) -> list[Port]:
     """The adapter's ports, as far as hwloc lists them: ``Port1State`` and ``Port1LID``."""
     values: dict[str, dict[str, str]] = {}
-    for info in function.findall("info"):
-        if match := _PORT.fullmatch(info.get("name", "")):
-            values.setdefault(match[1], {})[match[2]] = info.get("value", "")
+    for info in function.all("info"):
+        if match := _PORT.fullmatch(info.attribute("name")):
+            values.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
     return [
         Port(
             lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,
