@@ -229,7 +229,7 @@ def test_virtual_functions_take_no_part_beside_the_whole() -> None:
 def test_hwloc_inside_a_job_of_one_core_says_so() -> None:
     text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 2)
     [warning] = [each for each in hwloc.read(text, "node.xml").warnings if "CPUs" in each]
-    assert warning.startswith("node.xml: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
+    assert warning.startswith("node.xml:3: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
     same = text.replace("0xffffffff", "0x0000000f")
     assert not [each for each in hwloc.read(same, "node.xml").warnings if "CPUs" in each]
     # Memory that a job may not use either, with all that is beside it.
