@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hpctrain.worker.comm.base import AnyArray, Communicator, Group
+from hpctrain.worker.comm.base import Communicator, Group
 from hpctrain.worker.comm.graph_errors import preserve_errors
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, means_over_ranks, moved_by
 
@@ -115,19 +115,15 @@ def _bounds(images: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _sum(own: tf.Tensor, group: Group) -> tf.Tensor:
     """The sum over a group of ranks, whose gradient is the sum of all ranks' gradients."""
 
-    @preserve_errors
-    def added_up(array: AnyArray) -> AnyArray:
-        return group.allreduce(array)
+    def over_ranks(tensor: tf.Tensor) -> tf.Tensor:
+        # TensorFlow runs stateful operations in program order, the same on every rank, even in branches that do not
+        # depend on each other.
+        total = tf.numpy_function(preserve_errors(group.allreduce), [tensor], tensor.dtype, stateful=True)
+        return tf.ensure_shape(total, tensor.shape)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return over_ranks(tensor), over_ranks
-
-    def over_ranks(tensor: tf.Tensor) -> tf.Tensor:
-        # TensorFlow runs stateful operations in program order, the same on every rank, even in branches that do not
-        # depend on each other.
-        total = tf.numpy_function(added_up, [tensor], tensor.dtype, stateful=True)
-        return tf.ensure_shape(total, tensor.shape)
 
     return differentiable(own)
 

@@ -113,13 +113,14 @@ class GPT(nn.Module):
 
     def __init__(self, settings: GptSettings) -> None:
         super().__init__()
-        self._layers, self._tied = settings.layers, settings.tied
         self.tokens: nn.Embedding | None = nn.Embedding(settings.vocabulary, settings.width)
         self.positions: nn.Embedding | None = nn.Embedding(settings.context, settings.width)
         self.blocks = nn.ModuleDict({str(number): Block(settings) for number in range(settings.layers)})
         self.norm: nn.LayerNorm | None = nn.LayerNorm(settings.width, bias=settings.bias)
         self.head: Head | None = Head(settings.width, settings.vocabulary, bias=False)
-        self.init_weights()
+        if settings.tied:
+            self.head.weight = self.tokens.weight
+        self._draw(settings.layers)
 
     def forward(self, x: torch.Tensor, judge: Judge | None = None) -> Any:
         if self.tokens is not None:
@@ -133,23 +134,18 @@ class GPT(nn.Module):
         return x if self.head is None or self.gives_hidden else self.head(x, judge)
 
     @torch.no_grad()
-    def init_weights(self) -> None:
-        """Draw all weights anew, as after ``to_empty``: N(0, 0.02), biases 0, normalisations the identity.
+    def _draw(self, layers: int) -> None:
+        """N(0, 0.02), and biases 0.
 
         The deviation of the two layers of each block that add to the residual stream is divided by sqrt(2 layers), so
         that the sum over the layers keeps its size (model.py, lines 142 to 168).
         """
-        if self._tied and self.tokens is not None and self.head is not None:
-            # Tied here, because to_empty gives each a weight of its own.
-            self.head.weight = self.tokens.weight
         for module in self.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-            elif isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_DEVIATION)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for block in self.blocks.values():
             assert isinstance(block, Block)
             for layer in (block.attention.output, block.mlp.down):
-                nn.init.normal_(layer.weight, std=_DEVIATION / math.sqrt(2 * self._layers))
+                nn.init.normal_(layer.weight, std=_DEVIATION / math.sqrt(2 * layers))

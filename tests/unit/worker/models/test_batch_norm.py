@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hpctrain.common.recipes.sections import Batch, BatchNormSettings
 from hpctrain.worker.comm.base import Group
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.models.batch_norm import WHOLE, Extent, extent
-from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 keras = pytest.importorskip("keras")
@@ -48,21 +46,6 @@ class Ranks(SingleCommunicator):
 )
 def test_span_becomes_parts_or_groups(span, ranks, at_once, expected):
     assert extent(BatchNormSettings(span=span), Ranks(ranks), at_once=at_once) == expected
-
-
-@pytest.mark.parametrize(
-    ("span", "ranks", "at_once", "numbers"),
-    [
-        (12, 4, 8, ["8"]),
-        (24, 4, 8, ["3", "8", "4", "3"]),
-        (16, 1, 8, ["2", "8", "1", "2"]),
-        (64, 4, 8, ["8", "8", "4", "8"]),
-    ],
-)
-def test_a_span_that_ranks_cannot_make_is_refused(span, ranks, at_once, numbers):
-    with refused("HT-batch-norm-span-not-divisible", span=span) as raised:
-        extent(BatchNormSettings(span=span), Ranks(ranks), at_once=at_once)
-    assert re.findall("[0-9]+", raised.value.values["reason"]) == numbers
 
 
 @pytest.mark.parametrize(

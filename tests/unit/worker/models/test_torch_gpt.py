@@ -92,17 +92,6 @@ def test_a_rank_may_have_some_of_the_heads():
     torch.testing.assert_close(parts, whole(x))
 
 
-def test_stages_one_after_the_other_are_the_whole():
-    x = torch.randint(31, (2, 7))
-    first, last = gpt(tied=False), gpt(tied=False)
-    first.norm = first.head = None
-    last.tokens = last.positions = None
-    for number in range(3):
-        del (last if number < 2 else first).blocks[str(number)]
-    assert list(last.blocks) == ["2"]
-    torch.testing.assert_close(last(first(x)), gpt(tied=False)(x), rtol=0, atol=0)
-
-
 def test_initial_weights_are_those_of_nanogpt():
     model = gpt(layers=2, width=256, vocabulary=500, context=300, bias=True, tied=False)
     for name, parameter in model.named_parameters():
@@ -114,20 +103,6 @@ def test_initial_weights_are_those_of_nanogpt():
         assert abs(parameter.mean()) < 5 * deviation / math.sqrt(count), name
         assert abs(parameter.std() / deviation - 1) < 5 / math.sqrt(2 * count), name
         assert abs((parameter.abs() < deviation).double().mean() - 0.6827) < 5 * 0.4655 / math.sqrt(count), name
-
-
-def test_weights_can_be_drawn_after_the_meta_device():
-    with torch.device("meta"):
-        model = gpt()
-    model.to_empty(device="cpu")
-    torch.manual_seed(0)
-    model.init_weights()
-    expected = gpt()
-    torch.manual_seed(0)
-    expected.init_weights()
-    for name, parameter in expected.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=0, atol=0)
-    assert model.head.weight is model.tokens.weight
 
 
 def test_the_size_is_that_of_gpt2():

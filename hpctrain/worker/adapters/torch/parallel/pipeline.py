@@ -156,16 +156,6 @@ class Pipeline:
                 refuse_tie(one, other)
 
     @property
-    def is_first(self) -> bool:
-        """Whether this rank has the first stage, which takes the inputs."""
-        return 0 in self._by_number
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this rank has the last stage, which computes the loss."""
-        return self._count - 1 in self._by_number
-
-    @property
     def last_stage(self) -> nn.Module:
         """The stage that computes the loss, on its rank."""
         return self._by_number[self._count - 1]
@@ -232,11 +222,13 @@ class Pipeline:
         self._size = max(self._size, math.ceil(len(part.inputs) / self._micro_batches))
         whole = self._cut_up(part, self._size, factor, count)
         losses: list[torch.Tensor] = []
-        given: dict[str, Any] = {"target": self._batch.target, "losses": losses} if self.is_last else {}
+        given: dict[str, Any] = (
+            {"target": self._batch.target, "losses": losses} if self._count - 1 in self._by_number else {}
+        )
         schedule = self._schedules.of(self._size, part.inputs, part.target)
         self._ended = False
         try:
-            schedule.step(*([whole] if self.is_first else []), return_outputs=False, **given)
+            schedule.step(*([whole] if 0 in self._by_number else []), return_outputs=False, **given)
         except RuntimeError as error:
             if own := _own_error(error):
                 raise own from None

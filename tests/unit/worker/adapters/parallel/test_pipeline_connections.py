@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.torch_version import TorchVersion
 
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, meetings, rank_of, schedule_on
+from hpctrain.worker.adapters.torch.parallel.schedules import meetings, schedule_on
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh
 from hpctrain.worker.comm.single import SingleCommunicator
 
@@ -37,15 +37,6 @@ def met(pairs: list[tuple[int, int]]) -> set[tuple[int, int]]:
 @given(st.lists(st.tuples(st.integers(0, RANKS - 1), st.integers(0, RANKS - 1))))
 def test_all_pairs_meet(pairs):
     assert met(pairs) == {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("pp", range(2, RANKS + 1))
-def test_neighbouring_stages_of_each_schedule_meet(schedule, pp):
-    stages = range(pp * SCHEDULES[schedule][1] - 1)
-    pairs = [(rank_of(schedule, stage, pp), rank_of(schedule, stage + 1, pp)) for stage in stages]
-    found = met(pairs)
-    assert all(one == other or (min(one, other), max(one, other)) in found for one, other in pairs)
 
 
 @needs.pytorch_2_13

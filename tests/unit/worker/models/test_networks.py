@@ -13,9 +13,12 @@ import keras
 import tensorflow as tf
 import torch
 
+from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.models.convert import load_state, state_of
+from hpctrain.worker.models.torch_resnet import Basic, Bottleneck
+from hpctrain.worker.models.torch_transformer import small_encoder
 
 # 40 pixels become 5 and 3, which a stride of 2 does not divide: padding then tells frameworks apart.
 IMAGES, PIXELS = 2, 40
@@ -62,14 +65,27 @@ def to_torch(array: np.ndarray):
     return torch.from_numpy(np.moveaxis(array, -1, 1).copy())
 
 
-def count(model) -> int:
-    return sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("resnet18", 11_689_512), ("resnet50", 25_557_032), ("resnet101", 44_549_160)]
+)
+def test_parameters_are_as_many_as_published(name, parameters):
+    with torch.device("meta"):
+        model = models.build(ModelSettings(name=name), "torch")
+    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(isinstance(each, Basic | Bottleneck) for each in model.modules()) == network(name).blocks
 
 
-@pytest.mark.long
-def test_parameters_are_as_many_as_published(resnet50):
-    assert count(resnet50[1]) == 25_557_032
-    assert count(models.build(ModelSettings(name="resnet18"), "keras")) == 11_689_512
+def test_the_encoder_of_benchmarks_has_the_stated_size():
+    with torch.device("meta"):
+        assert sum(each.numel() for each in small_encoder().parameters()) == 10_268_928
+
+
+def test_both_frameworks_compute_the_same_logits_of_digits():
+    ours, theirs = pair("digits_cnn")
+    images = np.random.default_rng(0).random((5, 8, 8, 1), dtype=np.float32)
+    logits = ours(to_torch(images)).detach().numpy()
+    assert logits.shape == (5, 10)
+    np.testing.assert_allclose(theirs(images).numpy(), logits, atol=1e-5)
 
 
 @pytest.mark.long
