@@ -29,7 +29,6 @@ class Distribution:
         optimizers: those that were distributed for this model.
         warned: whether a warning about data that ``ht.shard`` did not make was printed.
         reduction: averages its gradients.
-        states: within a step of ``fit``, the values of the metrics' variables before it, by their ids.
         number: how many models were distributed before it, the same on all ranks.
     """
 
@@ -41,7 +40,6 @@ class Distribution:
         self._variable: tf.Variable | None = None
         self.optimizers: list[keras.optimizers.Optimizer] = []
         self.warned = False
-        self.states: dict[int, tf.Tensor] = {}
         self.number = next(_NUMBERS)
 
     @property
@@ -55,7 +53,7 @@ class Distribution:
     @contextmanager
     def computing(self, share: tf.Tensor) -> Iterator[None]:
         """A context manager in which gradients are those of a part with this share."""
-        self._share, self.states = tf.cast(share, tf.float64), {}
+        self._share = tf.cast(share, tf.float64)
         if tf.executing_eagerly():
             # A tf.function that the step calls keeps what it found when it was traced, with an earlier batch: in a
             # variable it finds this batch's number.
@@ -68,7 +66,7 @@ class Distribution:
             yield
         finally:
             _computing.pop()
-            self._share, self.states = None, {}
+            self._share = None
 
     @contextmanager
     def pausing(self) -> Iterator[None]:

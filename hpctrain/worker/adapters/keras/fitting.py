@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,7 +14,7 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of
-from hpctrain.worker.adapters.keras.metrics import flatten, join_logs, join_metrics, metrics_of
+from hpctrain.worker.adapters.keras.metrics import compare_metrics, join_logs
 from hpctrain.worker.adapters.keras.rank_batch import ContinueOrders, Part, batch_of, is_registered, is_sharded
 from hpctrain.worker.adapters.keras.reduction import distributed_optimizers, reduction_of, synchronise
 from hpctrain.worker.adapters.keras.sharding import compare_datasets
@@ -46,64 +45,24 @@ class Broadcast(_OnRanks):
 
 
 class Restored(Broadcast):
-    """Passes on to every rank what BackupAndRestore restored on one rank."""
+    """Passes on to every rank what BackupAndRestore restored on the first."""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self.model._initial_epoch = self._comm.broadcast_object(self.model._initial_epoch)
 
 
-class JoinMetrics(_OnRanks):
-    """Writes the metrics over all ranks' samples into the logs of an epoch, validation included.
+class JoinEpochs(_OnRanks):
+    """Makes the statistics of batch normalisation and the logs of an epoch the means over the ranks.
 
-    The moving statistics of batch normalisation become the mean over the ranks before validation and an epoch's end.
+    The metrics of a dataset of ``ht.shard`` are equal on all ranks already; those of other data are means from here on.
     """
-
-    _results: dict[str, Any] | None = None
-    _validated: dict[str, Any]
-    _training = False
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._training = True
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._training = False
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._results, self._validated = None, {}
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        # Validation starts from the same metric objects, so the epoch's own state has to be taken here.
-        average_statistics(self.model, self._comm)
-        if self._training:
-            self._results = join_metrics(self._comm, self.model)
-
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        results = join_metrics(self._comm, self.model)
-        if logs:
-            join_logs(self._comm, logs, results)
-            self._validated = {f"val_{name}": value for name, value in logs.items()}
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # What is saved or evaluated from here on is the same on every rank.
         average_statistics(self.model, self._comm)
-        results = join_metrics(self._comm, self.model) if self._results is None else self._results
         if logs:
-            trained = {name: value for name, value in logs.items() if name not in self._validated}
-            join_logs(self._comm, trained, results)
-            logs.update(trained | {name: self._validated[name] for name in logs if name in self._validated})
-
-
-class JoinBatches(_OnRanks):
-    """Writes what the metrics come to on all ranks' samples into the logs of a batch, and leaves their states alone."""
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        own = [(each, each.value.numpy()) for metric in metrics_of(self.model) for each in metric.variables]
-        results = join_metrics(self._comm, self.model)
-        for variable, value in own:
-            variable.assign(value)
-        if logs:
-            join_logs(self._comm, logs, results)
+            join_logs(self._comm, logs)
 
 
 class RecordSteps(_OnRanks):
@@ -188,8 +147,8 @@ def callbacks(*, guard_every: int = 100, comm: Communicator | None = None) -> li
     """The callbacks that ``fit`` needs on several ranks. Your own come after the metrics are joined, however listed.
 
     ``fit`` of a distributed model adds them by itself if none of them are among its callbacks. Callbacks that write
-    files (ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard) and would write to the same path act on the
-    first rank only, and what BackupAndRestore reads there reaches every rank.
+    files (ModelCheckpoint, BackupAndRestore, CSVLogger and TensorBoard) act on the first rank only, and what
+    BackupAndRestore reads there reaches every rank.
 
     Parameters are the same on one rank and on several, to rounding. What a layer computes from the samples of a rank is
     not: BatchNormalization normalises over a rank's part of a batch (over all ranks with ``synchronized=True``), and
@@ -201,16 +160,16 @@ def callbacks(*, guard_every: int = 100, comm: Communicator | None = None) -> li
         comm: the ranks; by default those that :func:`hpctrain.init` joined.
     """
     comm = comm or current()
-    return [Broadcast(comm), JoinMetrics(comm), RecordSteps(comm), GuardParameters(comm, guard_every)]
+    return [Broadcast(comm), JoinEpochs(comm), RecordSteps(comm), GuardParameters(comm, guard_every)]
 
 
-# Callbacks that write files, and the attribute that holds the path.
-_WRITING = {
-    keras.callbacks.ModelCheckpoint: "filepath",
-    keras.callbacks.BackupAndRestore: "backup_dir",
-    keras.callbacks.CSVLogger: "filename",
-    keras.callbacks.TensorBoard: "log_dir",
-}
+# Callbacks that write files.
+_WRITING = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+)
 
 
 def patch_fit(model: keras.Model, distribution: Distribution) -> None:
@@ -231,18 +190,9 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
 
     def evaluate_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(evaluate, arguments, settings)
-        # Validation within fit has fit's callbacks, which join the metrics.
-        if comm.size == 1 or "_use_cached_eval_dataset" in given or not is_sharded(given.get("x")):
-            return evaluate(**given)
-        chosen = _listed(given.get("callbacks"))
-        if not any(isinstance(each, JoinMetrics) for each in chosen):
-            chosen = [JoinMetrics(comm), *chosen]
-        given["callbacks"] = sorted(chosen, key=_turn)
-        as_dict = given.pop("return_dict", False)
-        # Keras gives callbacks a copy of what it returns.
-        logs = evaluate(**given, return_dict=True)
-        join_logs(comm, logs, flatten(model.get_metrics_result()))
-        return logs if as_dict else model._flatten_metrics_in_order(logs)
+        if "_use_cached_eval_dataset" in given or is_sharded(given.get("x")):  # within fit, or of all ranks
+            average_statistics(model, comm)
+        return evaluate(**given)
 
     model.fit, model.evaluate = fit_on_ranks, evaluate_on_ranks
 
@@ -254,10 +204,10 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
         Whether ``ht.shard`` made the data.
     """
     if not is_sharded(given.get("x")):
-        _warn_of_own_data(distribution, "trains", "an update is the mean over the batches")
+        _warn_of_own_data(distribution, "trains", "an update")
         return False
     if given.get("validation_data") is not None and not is_sharded(given["validation_data"]):
-        _warn_of_own_data(distribution, "validates", "what metrics count, as TruePositives does, is the sum over those")
+        _warn_of_own_data(distribution, "validates", "a number in an epoch's logs")
     if distribution.comm.size > 1 and not is_registered(given["x"]):
         # What was done behind ht.shard, such as a shuffle without a seed, has to be the same on every rank too.
         compare_datasets(distribution.comm, given["x"])
@@ -265,6 +215,7 @@ def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[st
         given["x"] = _class_weighted(given["x"], given.pop("class_weight"))
     if distribution.comm.size > 1:
         _check_batch_size(model)
+        compare_metrics(distribution.comm, model)
     if not is_built(model):
         _build(model, given["x"].element_spec)
     return True
@@ -314,11 +265,11 @@ def _bound(function: Any, arguments: Sequence[Any], settings: dict[str, Any]) ->
     return given
 
 
-def _warn_of_own_data(distribution: Distribution, use: str, consequence: str) -> None:
+def _warn_of_own_data(distribution: Distribution, use: str, result: str) -> None:
     if distribution.comm.size > 1 and not distribution.warned:
         distribution.comm.say(
-            f"fit {use} on data that ht.shard did not make: every rank computes all that it is given, and "
-            f"{consequence} of {distribution.comm.size} ranks"
+            f"fit {use} on data that ht.shard did not make: every rank computes all that it is given, and {result} is "
+            f"the mean over {distribution.comm.size} ranks"
         )
     distribution.warned = True
 
@@ -347,20 +298,14 @@ def _for_ranks(given: Any, comm: Communicator) -> Any:
     if isinstance(given, keras.callbacks.CallbackList):
         return given
     chosen = _listed(given)
-    ranks = comm.allgather_object(([_written(each) for each in chosen], any(map(_acts_on_batches, chosen))))
-    everyone = [written for written, _ in ranks]
-    before = {written for rank in everyone[: comm.rank] for written in rank}
-    kept = [each for each in chosen if (written := _written(each)) is None or written not in before]
-    for each in kept:
-        if written := _written(each):
-            _make_folder(written[1])
-    if not any(isinstance(each, JoinMetrics) for each in chosen):
+    has_backup = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in chosen)
+    ranks = comm.allgather_object((has_backup, any(map(_acts_on_batches, chosen))))
+    restores, each_batch = (any(answers) for answers in zip(*ranks, strict=True))
+    kept = [each for each in chosen if comm.rank == 0 or not isinstance(each, _WRITING)]
+    if not any(isinstance(each, JoinEpochs) for each in chosen):
         kept = [*callbacks(comm=comm), *kept]
-    if any(written and written[0] == "BackupAndRestore" for rank in everyone for written in rank):
+    if restores:
         kept.append(Restored(comm))
-    each_batch = any(acts for _, acts in ranks)
-    if each_batch:
-        kept.append(JoinBatches(comm))
     kept.sort(key=_turn)
     return [*kept, StopTogether(comm, each_batch=each_batch)]
 
@@ -369,31 +314,15 @@ def _turn(callback: keras.callbacks.Callback) -> int:
     """The user's callbacks come after the metrics are joined, and before the parameters are compared."""
     if isinstance(callback, GuardParameters):
         return 2
-    first = isinstance(callback, Broadcast | JoinMetrics | JoinBatches)
+    first = isinstance(callback, Broadcast | JoinEpochs)
     return 0 if first and not isinstance(callback, Restored) else 1
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback may stop the training after any batch."""
-    if type(callback).__module__.startswith("hpctrain.") or isinstance(callback, tuple(_WRITING)):
+    if type(callback).__module__.startswith("hpctrain.") or isinstance(callback, _WRITING):
         return False
     return any(
         name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for name in ("on_batch_end", "on_train_batch_end", "on_train_batch_begin")
     )
-
-
-def _make_folder(path: str) -> None:
-    """Create the folder now: Keras checks before it creates one, and fails if another rank created it in between."""
-    if "://" not in path:  # an object store has no folders
-        # Skips folders whose names depend on the epoch, which is not known yet.
-        next(each for each in Path(path).parents if "{" not in str(each)).mkdir(parents=True, exist_ok=True)
-
-
-def _written(callback: keras.callbacks.Callback) -> tuple[str, str] | None:
-    """The path that a callback writes, by which two that write the same are recognised; None if it writes nothing."""
-    for kind, place in _WRITING.items():
-        if isinstance(callback, kind):
-            path = str(getattr(callback, place))
-            return kind.__name__, path if "://" in path else str(Path(path).absolute())
-    return None

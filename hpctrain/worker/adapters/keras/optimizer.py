@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,10 @@ from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.keras.distribution import Distribution, distribution_of, register
 from hpctrain.worker.adapters.keras.fitting import patch_fit
 from hpctrain.worker.adapters.keras.metrics import (
-    drop_foreign_samples,
     patch_compute_loss,
     patch_metrics,
-    results_of_all_ranks,
     whole_batch_logs,
     whole_batch_losses,
-    whole_batch_values,
 )
 from hpctrain.worker.adapters.keras.rank_batch import batch_of, is_part
 from hpctrain.worker.adapters.keras.reduction import (
@@ -106,16 +104,11 @@ def _is_own(model: keras.Model, step: Step) -> bool:
 
 def _run(model: keras.Model, distribution: Distribution, step: Step, data: Any) -> Any:
     batch = batch_of(data)
-    with distribution.computing(data.share), whole_batch_values(distribution), whole_batch_losses(distribution):
+    with distribution.computing(data.share), whole_batch_losses(distribution):
         patch_metrics(model, distribution)
         patch_batch_norms(model, distribution)
-        if distribution.comm.size == 1 or not _is_own(model, step):
-            logs = step(batch)
-        else:
-            with results_of_all_ranks(model, distribution):
-                logs = whole_batch_logs(distribution, step(batch))
-        drop_foreign_samples(model, distribution)
-    return logs
+        logs = step(batch)
+        return whole_batch_logs(distribution, logs) if _is_own(model, step) and distribution.comm.size > 1 else logs
 
 
 def patch_batch_norms(model: keras.Model, distribution: Distribution) -> None:
@@ -127,54 +120,49 @@ def patch_batch_norms(model: keras.Model, distribution: Distribution) -> None:
         return
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and "_moments" not in vars(layer):
-            layer._moments = _Moments(layer, distribution)
+            layer._moments = functools.partial(_moments, layer, distribution)
 
 
-class _Moments:
+def _moments(
+    layer: keras.layers.BatchNormalization, distribution: Distribution, inputs: tf.Tensor, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of each channel over all samples of a global batch, each with the same weight.
 
     In a loop without ``fit``, a rank without a sample of its own computes another rank's, which counts as well.
     """
+    axes, channels = layer._reduction_axes, tf.shape(inputs)[layer.axis]
+    if mask is None:
+        count = tf.cast(tf.size(inputs) // channels, tf.float64)
+        mean, variance = (tf.cast(each, tf.float64) for each in tf.nn.moments(inputs, axes))
+        first, second, spare = count * mean, count * (variance + tf.square(mean)), 0.0
+    else:
+        known = tf.broadcast_to(tf.cast(mask[..., None], tf.float64), tf.shape(inputs))
+        wide = tf.cast(inputs, tf.float64) * known
+        count = tf.reduce_sum(known) / tf.cast(channels, tf.float64)
+        first, second = tf.reduce_sum(wide, axes), tf.reduce_sum(tf.square(wide), axes)
+        spare = keras.config.epsilon()  # as Keras divides masked sums
+    sums = _over_ranks(distribution, tf.concat([first, second, count[None]], axis=0))
+    first, second, count = sums[:channels], sums[channels:-1], sums[-1]
+    mean = first / (count + spare)
+    variance = (second - 2 * mean * first + count * tf.square(mean)) / (count + spare)
+    return tf.cast(mean, inputs.dtype), tf.cast(tf.maximum(variance, 0), inputs.dtype)
 
-    def __init__(self, layer: keras.layers.BatchNormalization, distribution: Distribution) -> None:
-        self._layer = layer
-        self._distribution = distribution
 
-    def __call__(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        axes = self._layer._reduction_axes
-        channels = tf.shape(inputs)[self._layer.axis]
-        if mask is None:
-            count = tf.cast(tf.size(inputs) // channels, tf.float64)
-            mean, variance = (tf.cast(each, tf.float64) for each in tf.nn.moments(inputs, axes))
-            first, second, spare = count * mean, count * (variance + tf.square(mean)), 0.0
-        else:
-            known = tf.broadcast_to(tf.cast(mask[..., None], tf.float64), tf.shape(inputs))
-            wide = tf.cast(inputs, tf.float64) * known
-            count = tf.reduce_sum(known) / tf.cast(channels, tf.float64)
-            first, second = tf.reduce_sum(wide, axes), tf.reduce_sum(tf.square(wide), axes)
-            spare = keras.config.epsilon()  # as Keras divides masked sums
-        sums = self._over_ranks(tf.concat([first, second, count[None]], axis=0))
-        first, second, count = sums[:channels], sums[channels:-1], sums[-1]
-        mean = first / (count + spare)
-        variance = (second - 2 * mean * first + count * tf.square(mean)) / (count + spare)
-        return tf.cast(mean, inputs.dtype), tf.cast(tf.maximum(variance, 0), inputs.dtype)
+def _over_ranks(distribution: Distribution, own: tf.Tensor) -> tf.Tensor:
+    comm, share = distribution.comm, distribution.share
 
-    def _over_ranks(self, own: tf.Tensor) -> tf.Tensor:
-        comm, share = self._distribution.comm, self._distribution.share
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def summed(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        if share is None:
+            return total(comm, tensor), lambda upstream: total(comm, upstream)
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def summed(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            if share is None:
-                return total(comm, tensor), lambda upstream: total(comm, upstream)
-            weight = tf.cast(share, tf.float64)
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            # The optimizer multiplies the result by this rank's share, but the upstream gradient is every rank's.
+            return tf.math.divide_no_nan(total(comm, upstream * share), share)
 
-            def backward(upstream: tf.Tensor) -> tf.Tensor:
-                # The optimizer multiplies the result by this rank's share, but the upstream gradient is every rank's.
-                return tf.math.divide_no_nan(total(comm, upstream * weight), weight)
+        return total(comm, tensor * tf.cast(share > 0, tf.float64)), backward
 
-            return total(comm, tensor * tf.cast(share > 0, tf.float64)), backward
-
-        return summed(own)
+    return summed(own)
 
 
 _TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}

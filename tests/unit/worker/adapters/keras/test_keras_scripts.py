@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import weakref
 
 import numpy as np
@@ -70,28 +69,6 @@ class OwnLoss(keras.Model):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return keras.ops.mean((y - y_pred) ** 2)
-
-
-def test_a_callback_that_evaluates_during_fit_joins_the_metrics(monkeypatch):
-    callbacks = importlib.import_module("hpctrain.worker.adapters.keras.fitting")
-    joined, found, join = [], [], callbacks.join_metrics
-
-    def noted(comm, model):
-        joined.append(model)
-        return join(comm, model)
-
-    def evaluate(epoch, logs):
-        before = len(joined)
-        model.evaluate(data, verbose=0)
-        found.append(len(joined) - before)
-
-    monkeypatch.setattr(callbacks, "join_metrics", noted)
-    comm = Place()
-    model = distributed(network(), comm, loss="mse")
-    data = adapter.shard((X, Y), batch_size=5, comm=comm)
-    evaluating = keras.callbacks.LambdaCallback(on_epoch_end=evaluate)
-    model.fit(data, validation_data=data, verbose=0, callbacks=[evaluating])
-    assert found == [1]
 
 
 @pytest.mark.slow
