@@ -18,10 +18,10 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sync import is_local
 from hpctrain.worker import models
 from hpctrain.worker.adapters.guard import Guard
-from hpctrain.worker.adapters.keras import distribute
-from hpctrain.worker.adapters.keras.reduction import reduction_of
-from hpctrain.worker.adapters.keras.variables import all_finite, counts, guard_of
+from hpctrain.worker.adapters.keras.optimizer import TYPES
+from hpctrain.worker.adapters.keras.variables import all_finite, broadcast, counts, guard_of
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.compression import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_distribute import take_gpu
 from hpctrain.worker.data.samples import Samples
@@ -77,21 +77,11 @@ class KerasTrainer(Trainer):
         self._graphs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def _connect(self, recipe: Recipe) -> None:
-        """Let this model's gradients be reduced over the ranks."""
-        self.model, self._optimizer = distribute(
-            self.model,
-            self._optimizer,
-            comm=self._comm,
-            compression=recipe.communication.compression,
-            guard_every=recipe.guard.every,
-        )
-        reduction = reduction_of(self._optimizer)
-        assert reduction is not None
-        self._reduction = reduction
-        # The guard must not raise inside the graph, where it could stop an update half-way.
-        self._reduction.guarded = True
-        # Gradients are reduced before the update, because their means decide whether there is one.
-        self._reduction.ahead = True
+        """Begin with rank 0's variables on all ranks."""
+        broadcast(self._comm, self.model, self._optimizer)
+        self._engine, self._wire = self._comm.tensorflow(), wire_of(recipe.communication.compression, TYPES)
+        # Seconds between the last gradient and the last mean of the last reduction.
+        self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     @property
     def guard(self) -> Guard:
@@ -99,7 +89,7 @@ class KerasTrainer(Trainer):
 
     @property
     def communication_seconds(self) -> float:
-        return self._averaging_seconds if self.alone else float(self._reduction.waited)
+        return self._averaging_seconds if self.alone else float(self._waited)
 
     def step(
         self,
@@ -145,7 +135,7 @@ class KerasTrainer(Trainer):
     def mean_vector(self) -> NDArray[np.float32]:
         begin = time.perf_counter()
         with original_errors_raised():
-            (mean,) = self._comm.tensorflow().allreduce([tf.constant(self.vector())], "hpctrain.parameters")
+            (mean,) = self._engine.allreduce([tf.constant(self.vector())], "hpctrain.parameters")
         self._averaging_seconds = time.perf_counter() - begin
         return np.array(mean)
 
@@ -290,7 +280,7 @@ class KerasTrainer(Trainer):
 
     def _traced_update(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Reduce the gradients, and update if they are finite, which it returns."""
-        means = list(gradients) if self.alone else self._reduction.mean(gradients)
+        means = list(gradients) if self.alone else self._reduced(gradients)
         # Clipping would make NaN of finite gradients whose norm overflows.
         finite = tf.math.is_finite(tf.linalg.global_norm(means)) if self._clips else all_finite(means)
 
@@ -309,6 +299,17 @@ class KerasTrainer(Trainer):
         else:
             tf.cond(finite, update, leave_out)
         return finite
+
+    def _reduced(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The means of the gradients over the ranks."""
+        with tf.control_dependencies(gradients):
+            begin = tf.timestamp()
+        means = self._engine.allreduce(list(gradients), "hpctrain.gradients", self._wire)
+        with tf.control_dependencies(means):
+            self._waited.assign(tf.timestamp() - begin)
+            # TensorFlow orders a write after earlier reads: read now, the counter stays unchanged if a reduction fails.
+            tf.convert_to_tensor(self._rule._iterations.value)
+        return means
 
     def _gradients(
         self, images: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor, mixture: Mixed | None

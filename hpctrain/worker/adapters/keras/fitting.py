@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -21,6 +22,7 @@ from hpctrain.worker.adapters.keras.sharding import compare_datasets
 from hpctrain.worker.adapters.keras.variables import BUILD_HINT, broadcast, guard_of, is_built
 from hpctrain.worker.adapters.recording import Recording, recording
 from hpctrain.worker.comm import Communicator, current
+from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.models.keras_batch_norm import average_statistics
 
 
@@ -33,7 +35,10 @@ class _OnRanks(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Broadcast(_OnRanks):
-    """Broadcasts the weights and the optimizer state of rank 0 to every rank when training begins."""
+    """Gives every rank the weights, the optimizer state and the first epoch that rank 0 begins training with.
+
+    It comes after the user's callbacks, of which BackupAndRestore restores these on rank 0.
+    """
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         distributed = distributed_optimizers(self.model)
@@ -42,13 +47,6 @@ class Broadcast(_OnRanks):
         if not distributed:
             # Not every wrapper of an optimizer can list its variables. The guard compares the parameters later.
             broadcast(self._comm, self.model)
-
-
-class Restored(Broadcast):
-    """Passes on to every rank what BackupAndRestore restored on the first."""
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        super().on_train_begin(logs)
         self.model._initial_epoch = self._comm.broadcast_object(self.model._initial_epoch)
 
 
@@ -186,15 +184,29 @@ def patch_fit(model: keras.Model, distribution: Distribution) -> None:
         passes = sharded and not given.get("steps_per_epoch")
         if passes and not isinstance(given.get("callbacks"), keras.callbacks.CallbackList):
             given["callbacks"] = [*_listed(given.get("callbacks")), ContinueOrders(comm, given["x"])]
-        return fit(**given)
+        with _own_errors_raised(model):
+            return fit(**given)
 
     def evaluate_on_ranks(*arguments: Any, **settings: Any) -> Any:
         given = _bound(evaluate, arguments, settings)
         if "_use_cached_eval_dataset" in given or is_sharded(given.get("x")):  # within fit, or of all ranks
             average_statistics(model, comm)
-        return evaluate(**given)
+        with _own_errors_raised(model):
+            return evaluate(**given)
 
     model.fit, model.evaluate = fit_on_ranks, evaluate_on_ranks
+
+
+@contextmanager
+def _own_errors_raised(model: keras.Model) -> Iterator[None]:
+    """Raise the error that an exchange or the guard raised inside a graph, whose cause TensorFlow's own error hides."""
+    try:
+        with original_errors_raised():
+            yield
+    except HpctrainError:
+        # TensorFlow keeps a graph whose tracing an error ended, and would run it in the next call.
+        model.train_function = model.test_function = None
+        raise
 
 
 def _prepare_data(model: keras.Model, distribution: Distribution, given: dict[str, Any]) -> bool:
@@ -288,8 +300,6 @@ def _class_weighted(dataset: tf.data.Dataset, class_weight: dict[int, float]) ->
 
 
 def _listed(given: Any) -> list[keras.callbacks.Callback]:
-    if isinstance(given, keras.callbacks.CallbackList):
-        return list(given.callbacks)
     return list(given) if isinstance(given, list | tuple) else [given] if given else []
 
 
@@ -298,24 +308,19 @@ def _for_ranks(given: Any, comm: Communicator) -> Any:
     if isinstance(given, keras.callbacks.CallbackList):
         return given
     chosen = _listed(given)
-    has_backup = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in chosen)
-    ranks = comm.allgather_object((has_backup, any(map(_acts_on_batches, chosen))))
-    restores, each_batch = (any(answers) for answers in zip(*ranks, strict=True))
+    each_batch = any(comm.allgather_object(any(map(_acts_on_batches, chosen))))
     kept = [each for each in chosen if comm.rank == 0 or not isinstance(each, _WRITING)]
     if not any(isinstance(each, JoinEpochs) for each in chosen):
         kept = [*callbacks(comm=comm), *kept]
-    if restores:
-        kept.append(Restored(comm))
     kept.sort(key=_turn)
     return [*kept, StopTogether(comm, each_batch=each_batch)]
 
 
 def _turn(callback: keras.callbacks.Callback) -> int:
-    """The user's callbacks come after the metrics are joined, and before the parameters are compared."""
-    if isinstance(callback, GuardParameters):
-        return 2
-    first = isinstance(callback, Broadcast | JoinEpochs)
-    return 0 if first and not isinstance(callback, Restored) else 1
+    """The user's callbacks come after logs are joined, and before weights are broadcast and compared."""
+    if isinstance(callback, JoinEpochs):
+        return 0
+    return 2 if isinstance(callback, Broadcast | GuardParameters) else 1
 
 
 def _acts_on_batches(callback: keras.callbacks.Callback) -> bool:

@@ -31,7 +31,6 @@ from hpctrain.worker.adapters.keras.variables import inner_of, is_built
 from hpctrain.worker.adapters.keras.whole_batch import total
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.compression import Compression, wire_of
-from hpctrain.worker.comm.graph_errors import original_errors_raised
 
 Step = Callable[[Any], Any]
 
@@ -62,38 +61,6 @@ def patch_steps(model: keras.Model, distribution: Distribution) -> None:
         return predict(data)
 
     model.train_step, model.test_step, model.predict_step = train_step, test_step, predict_step
-
-
-def unwrap_errors(model: keras.Model) -> None:
-    """Make ``fit`` and ``evaluate`` raise the error that an exchange or the guard raised inside their graphs.
-
-    TensorFlow's own error hides the cause.
-    """
-    for name in ("train_function", "test_function"):
-        setattr(model, f"make_{name}", _make_unwrapped(model, name))
-
-
-def _make_unwrapped(model: keras.Model, name: str) -> Callable[..., None]:
-    make = getattr(model, f"make_{name}")
-
-    def unwrapping(function: Step) -> Step:
-        def run(iterator: Any) -> Any:
-            try:
-                with original_errors_raised():
-                    return function(iterator)
-            except HpctrainError:
-                # TensorFlow keeps a graph whose tracing an error ended, and would run it in the next call.
-                setattr(model, name, None)
-                raise
-
-        return run
-
-    def make_function(force: bool = False) -> None:
-        if getattr(model, name) is None or force:
-            make(force)
-            setattr(model, name, unwrapping(getattr(model, name)))
-
-    return make_function
 
 
 def _is_own(model: keras.Model, step: Step) -> bool:
@@ -165,7 +132,7 @@ def _over_ranks(distribution: Distribution, own: tf.Tensor) -> tf.Tensor:
     return summed(own)
 
 
-_TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
+TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
 
 
 def distribute(
@@ -209,7 +176,7 @@ def distribute(
     _check(optimizer)
     comm = comm or current()
     _check_scope(model, comm)
-    wire = wire_of(compression, _TYPES)
+    wire = wire_of(compression, TYPES)
     distribution = _distributed(model, comm, guard_every)
     comm = distribution.comm
     distribution.reduction.wire = wire
@@ -233,7 +200,6 @@ def _distributed(model: keras.Model, comm: Communicator, guard_every: int) -> Di
     register(model, distribution)
     patch_steps(model, distribution)
     patch_fit(model, distribution)
-    unwrap_errors(model)
     if not comm.has_xla_kernel:
         _compile_without_xla(model, comm)
     if comm.size > 1:

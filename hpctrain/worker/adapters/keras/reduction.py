@@ -25,8 +25,6 @@ class GradientReduction:
         wire: how gradients travel between nodes.
         synchronised: whether every rank has rank 0's variables.
         guarded: whether the callback of ``fit`` checks the parameters, and not this reduction.
-        ahead: whether a trainer reduces the gradients by :meth:`mean`, and tapes give it those of its own samples.
-        waited: seconds between the last gradient and the last mean of the last reduction.
     """
 
     def __init__(self, distribution: Distribution, model: keras.Model, guard_every: int) -> None:
@@ -35,14 +33,12 @@ class GradientReduction:
         self.synchronised = False
         self.wire: tf.DType | None = None
         self.guarded = False
-        self.ahead = False
         self._distribution = distribution
         self._codes: dict[tuple[int, ...], str] = {}
         self._engine = comm.tensorflow()
         self._model = model
         self._every = guard_every
         self._guard = guard_of(comm, model, every=guard_every) if is_built(model) else None
-        self.waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         # Models are distributed in the same order on every rank, so their numbers name their collectives alike.
         self._name = f"hpctrain.{distribution.number}"
@@ -73,7 +69,7 @@ class GradientReduction:
                 # What one rank makes of the mean reaches the gradients of all.
                 return self._differentiable(list(upstream), share, f"{name}.again{number_in_graph()}")
 
-            return self.mean(weighted, name), backward
+            return self._mean(weighted, name), backward
 
         found = mean(*gradients)
         return list(found) if isinstance(found, list | tuple) else [found]
@@ -87,14 +83,9 @@ class GradientReduction:
             self._codes[key] = f"{zlib.crc32(repr([places[each] for each in key]).encode()):x}"
         return self._codes[key]
 
-    def mean(self, gradients: Sequence[Any], name: str = "") -> list[tf.Tensor]:
-        """The mean of each gradient over the ranks, dense."""
-        dense = [tf.convert_to_tensor(each) for each in gradients]
-        with tf.control_dependencies(dense):
-            begin = tf.timestamp()
-        reduced = self._engine.allreduce(dense, name or f"{self._name}.all", self.wire)
+    def _mean(self, gradients: list[tf.Tensor], name: str) -> list[tf.Tensor]:
+        reduced = self._engine.allreduce(gradients, name, self.wire)
         with tf.control_dependencies(reduced):
-            self.waited.assign(tf.timestamp() - begin)
             # TensorFlow orders a write after earlier reads: read now, the counters stay unchanged if a reduction fails.
             inner = map(inner_of, self._distribution.optimizers)
             for counter in (self._updates, *(each._iterations.value for each in inner)):
@@ -257,8 +248,7 @@ def _by_model(variables: Sequence[Any]) -> Iterator[tuple[Distribution, list[int
             continue
         own = [each for variable in model.trainable_variables for each in (variable, variable._value)]
         places = sorted(place for each in own for place in left.pop(id(each), ()))
-        # A trainer that reduces by itself gets what its tape made.
-        if places and not distribution.reduction.ahead:
+        if places:
             yield distribution, places
     _warn_of_others([variables[place] for place, *_ in left.values()])
 
