@@ -369,6 +369,8 @@ def check_overflow(mesh: Any, rank: int) -> None:
     """What overflows in one rank's part of the second gradient lets all ranks leave the step out."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+    from hpctrain.worker.adapters.torch.parallel.optimizers import agree_on_overflow
+
     ones = torch.ones(4, device=DEVICE)
     whole_one, divided = (
         nn.Parameter(distribute_tensor(ones, mesh, [placement])) for placement in (Replicate(), Shard(0))
@@ -378,6 +380,7 @@ def check_overflow(mesh: Any, rank: int) -> None:
     overflown = torch.tensor([1.0, 1.0, 1.0, torch.inf], device=DEVICE)
     divided.grad = distribute_tensor(overflown, mesh, [Shard(0)])
     optimizer = torch.optim.SGD([whole_one, divided], lr=0.1)
+    agree_on_overflow([optimizer], mesh)
     scaler = torch.amp.GradScaler(DEVICE.type, init_scale=8.0)
     scaler.scale(torch.tensor(1.0, device=DEVICE))
     scaler.unscale_(optimizer)

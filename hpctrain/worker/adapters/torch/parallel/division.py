@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.torch.batch.derivatives import watch_engine
 from hpctrain.worker.adapters.torch.guarding import guard_over, release, settings_of
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, optimizers_in
 from hpctrain.worker.adapters.torch.parallel.gathered import Gathered
-from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, recompute, sizes_of
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
@@ -90,7 +90,8 @@ class Division:
                 share_state(self._comm, self._optimizers, device_mesh(self._comm, mesh_of(self._comm))["dp_shard"])
             return
         assert self._rewiring is not None
-        divide(self._model, device_mesh(self._comm, mesh_of(self._comm)), self._plan, keep=False)
+        mesh = device_mesh(self._comm, mesh_of(self._comm))
+        divide(self._model, mesh, self._plan, keep=False)
         self._rewiring.apply([self._model])
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
@@ -105,6 +106,7 @@ class Division:
             each.register_step_pre_hook(lambda *_: check())
         guard = guard_over(self._comm, self._model.named_parameters(), every=self._guard_every, divided=True)
         watch_steps(guard, self._comm, self._optimizers, step_recorder(self._comm, self._model))
+        agree_on_overflow(self._optimizers, mesh)
 
 
 def _watch_passes(model: nn.Module) -> Callable[[], None]:

@@ -1,17 +1,21 @@
-"""Makes an optimizer of plain parameters one of their DTensors."""
+"""Makes an optimizer of plain parameters one of their DTensors, and lets GradScalers of such ones agree."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.adapters.torch.optimizer_contents import Optimizer, optimizers_in, parameters_of
+from hpctrain.worker.adapters.torch.optimizer_contents import Optimizer, optimizers_in, parameters_of, whole_of
 from hpctrain.worker.adapters.torch.tensor_pieces import local_pieces, local_tensor
 
 New = Mapping[int, Sequence[nn.Parameter]]
@@ -142,3 +146,34 @@ def fuse(optimizer: Optimizer) -> None:
 def _fits_kernels(group: dict[str, Any]) -> bool:
     chosen = group.get("fused") is not None or group.get("capturable") or group.get("differentiable")
     return not chosen and all(each.is_floating_point() for each in group["params"])
+
+
+def agree_on_overflow(optimizers: Sequence[Optimizer], mesh: DeviceMesh) -> None:
+    """From now on, a GradScaler leaves out a step of these optimizers on all ranks of the mesh, or on none.
+
+    PyTorch asks the ranks that divide the first gradient alone, and those of other stages and layers may not overflow.
+    """
+    for optimizer in optimizers:
+        for each in optimizers_in(optimizer):
+            each._hpctrain_mesh = mesh  # type: ignore[attr-defined]
+    unscale = torch.amp.GradScaler._unscale_grads_
+    if hasattr(unscale, "agrees"):
+        return
+
+    def unscale_alike(
+        scaler: torch.amp.GradScaler, optimizer: Optimizer, inverse: torch.Tensor, found: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        # With ZeRO 1 a script clips the whole gradients after ``unscale_``; the parts have some within a step only.
+        groups = [{"params": [whole_of(each) for each in group["params"]]} for group in optimizer.param_groups]
+        # It reads only the groups of an optimizer.
+        of_groups: Any = SimpleNamespace(param_groups=groups)
+        by_device = unscale(scaler, of_groups, inverse, found, allow_fp16)
+        ranks: DeviceMesh | None = getattr(optimizer, "_hpctrain_mesh", None)
+        if ranks is not None:
+            by_device = by_device or {found.device: found}  # The stages of a rank may be frozen.
+            for overflow, group in itertools.product(by_device.values(), ranks.get_all_groups()):
+                dist.all_reduce(overflow, dist.ReduceOp.MAX, group)
+        return by_device
+
+    unscale_alike.agrees = True  # type: ignore[attr-defined]
+    torch.amp.GradScaler._unscale_grads_ = unscale_alike  # type: ignore[method-assign, assignment]

@@ -24,7 +24,7 @@ from hpctrain.worker.adapters.torch.broadcast import broadcast_model, broadcast_
 from hpctrain.worker.adapters.torch.guarding import guard_over
 from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_steps
 from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
-from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring
+from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.schedules import (
     SCHEDULES,
@@ -35,7 +35,6 @@ from hpctrain.worker.adapters.torch.parallel.schedules import (
     schedule_on,
 )
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, refuse_tie, sizes_of, tied_names
-from hpctrain.worker.adapters.torch.parallel.shared_state import count_as_checked
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
 from hpctrain.worker.adapters.torch.steps import step_recorder
@@ -130,6 +129,7 @@ class Pipeline:
         rewiring.apply(self.stages)
         guard = guard_over(self._comm, self.named_parameters(), every=guard_every, divided=True)
         watch_steps(guard, self._comm, optimizers, note)
+        agree_on_overflow(optimizers, self._mesh)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
         self._count = self._pp * per_rank
@@ -205,7 +205,6 @@ class Pipeline:
         self._ended = True
         self.accept_gradients()
         if scaler is not None and scaler.is_enabled():
-            self._spread_overflow(scaler)
             self._taken = None  # The scaler is about to change the gradients.
         return found / factor
 
@@ -319,13 +318,9 @@ class Pipeline:
 
     def _sample(self) -> torch.Tensor | None:
         """A few numbers of each gradient, which clipping by a norm would change. Version counters do not show that."""
-        numbers = [each.detach().flatten()[:_SAMPLED].double() for each in self._gradients()]
+        gradients = (getattr(each.grad, "_local_tensor", each.grad) for _, each in self.named_parameters())
+        numbers = [each.detach().flatten()[:_SAMPLED].double() for each in gradients if each is not None]
         return torch.cat(numbers).nan_to_num() if numbers else None
-
-    def _gradients(self) -> list[torch.Tensor]:
-        """This rank's parts of its gradients."""
-        found = [getattr(each.grad, "_local_tensor", each.grad) for _, each in self.named_parameters()]
-        return [each for each in found if each is not None]
 
     def _check_ended(self) -> None:
         if not self._ended:
@@ -344,17 +339,6 @@ class Pipeline:
                 "pipeline.accept_gradients()",
                 exit_code=1,
             )
-
-    def _spread_overflow(self, scaler: torch.amp.GradScaler) -> None:
-        """Make all ranks' GradScalers see an overflow on any rank, since each checks its own rank's gradients only."""
-        own = self._gradients()
-        # Read once: a GPU is waited for each time.
-        overflow = bool(own) and not torch.stack([each.isfinite().all() for each in own]).all()
-        overflow = bool(self._comm.allreduce(np.array([float(overflow)]), "max")[0])
-        if not own:
-            count_as_checked(scaler, overflow)
-        elif overflow:
-            own[0].fill_(math.inf)
 
 
 def _own_error(error: BaseException | None) -> HpctrainError | None:

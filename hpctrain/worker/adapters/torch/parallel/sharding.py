@@ -24,7 +24,6 @@ from hpctrain.common.settings import TIMEOUT, VERIFY
 from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan, present
-from hpctrain.worker.adapters.torch.parallel.shared_state import agree_on_overflow
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.process_group import require_default_group
 
@@ -163,7 +162,6 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
     sizes = sizes_of(mesh)
     if sizes["tp"] > 1:
         parallelise_tensors(module, mesh["tp"], plan.tensor)
-        agree_on_overflow()
     recompute(module, plan)
     if sizes["dp_replicate"] * sizes["dp_shard"] == 1 and plan.precision is None:
         return

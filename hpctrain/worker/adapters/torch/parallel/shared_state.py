@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -26,9 +26,8 @@ from hpctrain.worker.adapters.torch.optimizer_contents import (
     optimizers_in,
     parameters_of,
     set_whole,
-    whole_of,
 )
-from hpctrain.worker.adapters.torch.parallel.optimizers import rewire
+from hpctrain.worker.adapters.torch.parallel.optimizers import agree_on_overflow, rewire
 from hpctrain.worker.adapters.torch.steps import with_closure
 from hpctrain.worker.adapters.torch.tensor_pieces import local_tensor
 from hpctrain.worker.comm import Communicator
@@ -41,7 +40,7 @@ def share_state(comm: Communicator, optimizers: Sequence[Optimizer], mesh: Devic
         comm: the communicator whose buffers the gradients may lie in.
         optimizers: those whose parameters' gradients are reduced already.
     """
-    unscale_whole_gradients()
+    agree_on_overflow(optimizers, mesh)
     for optimizer in optimizers:
         shared = _Shared(optimizer, mesh)
         comm.before_shutdown(shared.drop_gradients)
@@ -168,57 +167,3 @@ def _own_methods(optimizer: Optimizer) -> Iterator[str]:
         for name, value in vars(kind).items():
             if isinstance(value, FunctionType) and not name.startswith("_") and not hasattr(Optimizer, name):
                 yield name
-
-
-_OPERATION = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
-_agreeing: list[bool] = []
-_unscaling: list[object] = []
-
-
-def agree_on_overflow() -> None:
-    """From now on, agree along all axes of the gradients' mesh. Idempotent."""
-    if _agreeing:
-        return
-    _agreeing.append(True)
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    before = handlers[_OPERATION]
-
-    def unscale(operation: Any, args: Any, kwargs: Any) -> None:
-        before(operation, args, kwargs)
-        gradients, found = args[0], args[1]
-        for group in gradients[0].device_mesh.get_all_groups():
-            dist.all_reduce(found, dist.ReduceOp.MAX, group)
-
-    handlers[_OPERATION] = unscale
-
-
-def unscale_whole_gradients() -> None:
-    """From now on, a GradScaler unscales the whole gradients of optimizers that have parts of parameters. Idempotent.
-
-    With ZeRO 1 the parts have gradients within a step only, and a script clips the whole ones after ``unscale_``. Those
-    are equal on all ranks, so all ranks find the same overflow.
-    """
-    if _unscaling:
-        return
-    unscale = torch.amp.GradScaler._unscale_grads_
-    _unscaling.append(unscale)
-
-    def unscale_whole(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *arguments: Any) -> Any:
-        groups = [{"params": [whole_of(each) for each in group["params"]]} for group in optimizer.param_groups]
-        # _unscale_grads_ reads only the groups of an optimizer.
-        return unscale(scaler, SimpleNamespace(param_groups=groups), *arguments)  # type: ignore[arg-type]
-
-    torch.amp.GradScaler._unscale_grads_ = unscale_whole  # type: ignore[method-assign, assignment]
-
-
-def count_as_checked(scaler: torch.amp.GradScaler, overflow: bool) -> None:
-    """Give a GradScaler without gradients, which would raise an error, the overflow that the other ranks found."""
-    unscale = type(scaler)._unscale_grads_
-
-    def found(
-        optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
-    ) -> dict[torch.device, torch.Tensor]:
-        own = unscale(scaler, optimizer, inv_scale, found_inf, allow_fp16)
-        return own or {found_inf.device: torch.full_like(found_inf, float(overflow))}
-
-    scaler._unscale_grads_ = found  # type: ignore[method-assign]
