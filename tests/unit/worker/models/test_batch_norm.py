@@ -126,8 +126,10 @@ def of_keras(layers: Extent, images: int, kept: float, dtype: str) -> dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [0.9, 0.0])
-@pytest.mark.parametrize(("images", "part", "parts"), [(8, 4, 2), (7, 3, 3), (7, 2, 4), (3, 4, 1), (5, 1, 5)])
+@pytest.mark.parametrize(
+    ("images", "part", "parts", "kept"),
+    [(8, 4, 2, 0.9), (7, 3, 3, 0.0), (7, 2, 4, 0.9), (3, 4, 1, 0.9), (5, 1, 5, 0.0)],
+)
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_parts_are_those_of_a_loop_over_them(framework, images, part, parts, kept):
     run, dtype = {"torch": (of_torch, torch.float64), "keras": (of_keras, "float64")}[framework]

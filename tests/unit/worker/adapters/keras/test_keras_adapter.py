@@ -59,8 +59,9 @@ def test_mean_losses_of_shards_average_to_the_mean_over_each_global_batch(sample
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [("x",), ("x", "y"), ("x", "y", "weight")])
-@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize(
+    ("given", "by_name"), [(("x",), True), (("x",), False), (("x", "y"), False), (("x", "y", "weight"), True)]
+)
 def test_a_step_gets_what_the_dataset_held(given, by_name):
     arrays = {"x": np.arange(7.0), "y": np.arange(7) % 2, "weight": np.arange(7) / 8}
     data = tuple({"in": arrays[name]} if by_name and name == "x" else arrays[name] for name in given)

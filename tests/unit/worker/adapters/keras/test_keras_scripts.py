@@ -86,8 +86,10 @@ def test_metrics_that_their_first_update_builds_count_own_samples_alone(eagerly)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "sharded"), [(1, False), (1, True), (2, True)])
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", None])
+@pytest.mark.parametrize(
+    ("size", "sharded", "reduction"),
+    [(1, False, None), (1, True, None), (2, True, None), (2, True, "sum_over_batch_size")],
+)
 def test_a_model_with_a_step_of_its_own_and_no_call(size, sharded, reduction):
     comm = Place(0, size)
     model = distributed(OwnStep(), comm, loss=keras.losses.MeanSquaredError(reduction=reduction))
