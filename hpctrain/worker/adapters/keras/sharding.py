@@ -155,7 +155,11 @@ def _shard_arrays(
             "HT-shard-wrong-data", "the arrays have different numbers of samples: {lengths}", lengths=sorted(lengths)
         )
     samples = lengths.pop()
-    compare_arrays(comm, arrays, batch_size=batch_size, shuffle=shuffle, seed=seed)
+    if comm.size > 1:
+        alike = "give ht.shard the same settings on every rank"
+        settings = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed}
+        facts = {name: (str(value), alike) for name, value in settings.items()}
+        compare(comm, {"the number of samples": (str(samples), WHOLE), **facts}, _sampled_rows(arrays))
 
     def parts() -> Iterator[tuple[Any, float]]:
         epoch = passes.take()
@@ -167,7 +171,8 @@ def _shard_arrays(
     def part(own: tuple[Any, ...], share: tf.Tensor) -> Part | UnweightedPart | InputPart:
         return _part(own, tf.shape(tf.nest.flatten(own)[0])[0], share)
 
-    signature = (tf.nest.map_structure(_batch_spec, arrays), tf.TensorSpec((), keras.config.floatx()))
+    specs = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), arrays)
+    signature = (specs, tf.TensorSpec((), keras.config.floatx()))
     batches = batch_count(samples, batch_size, drop_last=False)
     # A tf.data.Dataset, because Keras would shuffle the batches of a PyDataset differently on each rank.
     drawn = tf.data.Dataset.from_generator(parts, output_signature=signature)
@@ -187,19 +192,6 @@ def _part(own: tuple[Any, ...], rows: tf.Tensor, share: tf.Tensor) -> Part | Unw
     if not given:
         return UnweightedPart(x, y, marked(tf.ones([rows], floatx)), share)
     return Part(x, y, tf.nest.map_structure(marked, given[0]), share)
-
-
-def _batch_spec(array: np.ndarray[Any, Any]) -> tf.TensorSpec:
-    return tf.TensorSpec((None, *array.shape[1:]), array.dtype)
-
-
-def compare_arrays(comm: Communicator, arrays: tuple[Any, ...], **settings: Any) -> None:
-    """Refuse arrays or settings that differ between ranks. Collective."""
-    if comm.size == 1:
-        return
-    facts = {"the number of samples": (str(len(tf.nest.flatten(arrays)[0])), WHOLE)}
-    facts |= {name: (str(value), "give ht.shard the same settings on every rank") for name, value in settings.items()}
-    compare(comm, facts, _sampled_rows(arrays))
 
 
 def compare_datasets(comm: Communicator, dataset: tf.data.Dataset) -> None:

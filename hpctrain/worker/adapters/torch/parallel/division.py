@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,10 +141,6 @@ def check_plan(model: nn.Module, sizes: dict[Any, int], plan: ParallelPlan) -> N
     plan.check(model, sizes["tp"])
 
 
-def _with_mean_loss(comm: Communicator) -> Callable[..., Any]:
-    return lambda _, args, kwargs: with_closure(args, kwargs, functools.partial(mean_loss, comm))
-
-
 def watch_steps(
     guard: Guard, comm: Communicator, optimizers: Optimizers, note: Callable[[torch.optim.Optimizer], None] | None
 ) -> None:
@@ -153,7 +149,7 @@ def watch_steps(
     for each in optimizers:
         for inner in optimizers_in(each):
             facts_of(inner).reduced_elsewhere = True
-        each.register_step_pre_hook(_with_mean_loss(comm))
+        each.register_step_pre_hook(lambda _, args, kwargs: with_closure(args, kwargs, partial(mean_loss, comm)))
     guard.settings = settings_of(optimizers)
     first, *others = optimizers
     facts_of(first).guard = guard

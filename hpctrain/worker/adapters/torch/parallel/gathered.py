@@ -165,7 +165,9 @@ class Gathered:
         if torch.compiler.is_compiling() or in_backward():
             return
         for group in module._get_fsdp_state()._fsdp_param_groups:  # type: ignore[operator]
-            if group.is_unsharded and (not torch.is_grad_enabled() or _has_gradients(group)):
+            if group.is_unsharded and (
+                not torch.is_grad_enabled() or any(each.sharded_param.grad is not None for each in group.fsdp_params)
+            ):
                 group.reshard()
 
     def _arrived(self, parameter: torch.Tensor) -> None:
@@ -206,10 +208,6 @@ class Gathered:
             if divided.grad is None:
                 divided.grad = torch.zeros_like(divided, requires_grad=False)
             self._unreduced[parameter] = divided.grad._version
-
-
-def _has_gradients(group: FSDPParamGroup) -> bool:
-    return any(each.sharded_param.grad is not None for each in group.fsdp_params)
 
 
 def _unreduced_in(group: FSDPParamGroup) -> list[FSDPParam]:

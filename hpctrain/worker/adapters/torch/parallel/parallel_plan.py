@@ -96,11 +96,9 @@ def _listed(wanted: Modules) -> Sequence[type[nn.Module] | str]:
 def _is_meant(name: str, module: nn.Module, item: type[nn.Module] | str) -> bool:
     if isinstance(item, type):
         return isinstance(module, item)
-    return item == type(module).__name__ or _matches(name.split("."), item.split("."))
-
-
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+    parts, pattern = name.split("."), item.split(".")
+    matches = len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+    return matches or item == type(module).__name__
 
 
 def _text(item: type | str) -> str:

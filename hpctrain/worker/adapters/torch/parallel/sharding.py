@@ -166,7 +166,9 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
     if sizes["dp_replicate"] * sizes["dp_shard"] == 1 and plan.precision is None:
         return
     axes: Any = ("dp_replicate", "dp_shard") if sizes["dp_replicate"] > 1 else "dp_shard"
-    settings: dict[str, Any] = {"mesh": mesh[axes], "mp_policy": _precision(plan)}
+    reduced_in = None if plan.precision is None else torch.float32
+    precision = MixedPrecisionPolicy(param_dtype=plan.precision, reduce_dtype=reduced_in)
+    settings: dict[str, Any] = {"mesh": mesh[axes], "mp_policy": precision}
     modules = dict(module.named_modules())
     units = [name for name in modules if name and name in present(modules, plan.shard)]
     _check_ties(module, units)
@@ -187,12 +189,6 @@ def recompute(module: nn.Module, plan: ParallelPlan) -> None:
     for name in present(modules, plan.recompute):
         part = modules[name]
         part.forward = partial(checkpoint, part.forward, use_reentrant=False)
-
-
-def _precision(plan: ParallelPlan) -> MixedPrecisionPolicy:
-    if plan.precision is None:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=plan.precision, reduce_dtype=torch.float32)
 
 
 def _check_ties(module: nn.Module, units: list[str]) -> None:
