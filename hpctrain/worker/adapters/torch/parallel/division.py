@@ -33,12 +33,7 @@ Optimizers = Sequence[torch.optim.Optimizer]
 
 
 class Division:
-    """How a mesh and a plan divide a model and its optimizers.
-
-    Args:
-        mesh: by default the run's mesh. Any other one replaces it.
-        plan: by default the whole model is one unit.
-        guard_every: steps between two comparisons of the pieces that several ranks hold.
+    """How a mesh and a plan divide a model and its optimizers: the arguments of ``ht.distribute``.
 
     Attributes:
         divides_model: whether FSDP2 reduces the gradients, because ranks have parts of the model or it computes in
