@@ -108,15 +108,15 @@ class _OfAllRanks:
 
     def _add_up(self, before: dict[int, tf.Tensor]) -> None:
         """Replace what this rank's samples have added to the state by what those of all ranks add."""
-        summed = [each for each in self._metric.variables if each.aggregation == "sum"]
-        if not summed:
+        summed, share = [v for v in self._metric.variables if v.aggregation == "sum"], self.distribution.share
+        if not summed or share is None:
             return
         # What its first update has made was 0 before.
         earlier = [before.get(id(each), tf.zeros_like(each.value)) for each in summed]
         added = [tf.cast(each.value - old, tf.float64) for each, old in zip(summed, earlier, strict=True)]
         flat = tf.concat([tf.reshape(each, [-1]) for each in added], axis=0)
         # A rank without a sample of the batch computes another rank's.
-        sums = total(self.distribution.comm, tf.where(self.distribution.share > 0, flat, 0.0))
+        sums = total(self.distribution.comm, tf.where(share > 0, flat, 0.0))
         parts = tf.split(sums, [math.prod(each.shape) for each in summed])
         for each, old, part in zip(summed, earlier, parts, strict=True):
             each.assign(old + tf.cast(tf.reshape(part, each.shape), each.dtype))
