@@ -53,13 +53,14 @@ def predict(
     calibration.require_fits(training.workload.name, device.name, device.precision)
     values = calibration.values(constants())
     predictor = _Predictor(training=training, node=node, device=device, values=values, calibration=calibration)
-    steps = [predictor.step(network) for network in networks]
-    first, *runs = (predictor.run(step) for step in (predictor.step(replace(networks[0], hosts=1)), *steps))
-    rates = [(run.network.hosts, float(run.samples_per_s[0])) for run in (first, *runs)]
+    alone, *steps = (predictor.step(network) for network in (replace(networks[0], hosts=1), *networks))
+    reference: Floats = alone.batch / alone.times.total
+    runs = [predictor.run(step) for step in steps]
+    rates = [(1, float(reference[0])), *((run.network.hosts, float(run.samples_per_s[0])) for run in runs)]
     return Prediction(
         name=training.name,
         node=node,
-        rows=tuple(run.row(first.samples_per_s, values, site) for run in runs),
+        rows=tuple(run.row(reference, values, site) for run in runs),
         worthwhile=worthwhile(rates[rates[1][0] == 1 :]),
         constants={name: values.constants[name] for name in sorted(values.used)},
         causes=causes_of(values, runs[-1].total),
@@ -231,7 +232,7 @@ def _warnings(steps: Sequence[_Step], training: Training, calibration: Calibrati
             f"assumed about {job.engine}: the time of copies between GPUs and hosts; it was measured on CPUs only"
         )
     engines = {curve.engine for curve in calibration.curves}
-    if engines and ("nccl" if job.engine == "horovod" and job.device.name != CPU else job.engine) not in engines:
+    if engines and job.measured_as not in engines:
         found.append(f"no all-reduce of {job.engine} was measured, only of {', '.join(sorted(engines))}")
     return tuple(dict.fromkeys(found))
 

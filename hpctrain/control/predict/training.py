@@ -240,7 +240,7 @@ def require_known(optimizer: str, precision: str) -> None:
         if name not in valid:
             raise HpctrainError(
                 "HT-choice-unknown",
-                "--{option} {name}: there is none of this name",
+                "--{option} {name}: there is no {option} of this name",
                 nearest(name, valid),
                 option=option,
                 name=name,

@@ -108,10 +108,6 @@ class Estimate:
     def __post_init__(self) -> None:
         assert self.low <= self.high
 
-    def scaled(self, by: float) -> Estimate:
-        """A multiple of the figure."""
-        return Estimate(value=self.value * by, low=self.low * by, high=self.high * by)
-
 
 def estimate(columns: Floats) -> Estimate:
     """The figure of column 0, and the interval of the draws in the others."""

@@ -16,7 +16,7 @@ from hpctrain.control.predict.causes import causes_by_size
 from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.memory import RankMemory, fewer, most_samples
 from hpctrain.control.predict.node_energy import Site
-from hpctrain.control.predict.prediction import Length, Node, Prediction, Run, idle_warnings, worthwhile
+from hpctrain.control.predict.prediction import Length, Node, Prediction, Row, Run, idle_warnings, worthwhile
 from hpctrain.control.predict.training import frozen_warnings
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
 from hpctrain.control.predict.transformers.language_training import LanguageTraining
@@ -62,7 +62,10 @@ def predict_language(
     rows = tuple(run.row(reference, values, site) for run in runs)
     last, best = predictors[-1], found[-1][0]
     spreads = last.range_of(best).spreads
-    searched = [] if training.mesh is not None else found[-1][:_MOST_CANDIDATES]
+    candidates: tuple[Row, ...] = ()
+    if training.mesh is None:
+        slower = (last.run(one).row(reference, values, site) for one in found[-1][1:_MOST_CANDIDATES])
+        candidates = (rows[-1], *slower)
     idle = [
         run.network.hosts
         for run, candidates in zip(runs, found, strict=True)
@@ -75,7 +78,7 @@ def predict_language(
         worthwhile=worthwhile([(row.nodes, row.samples_per_s.value) for row in rows]),
         causes=causes_by_size(spreads),
         warnings=(*_warnings(training, last.network, best.layout), *idle_warnings(idle)),
-        candidates=tuple(last.run(one).row(reference, values, site) for one in searched),
+        candidates=candidates,
         constants={name: values.constants[name] for name in sorted(values.used)} | last.doubts(best, spreads),
     )
 

@@ -14,15 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
 from hpctrain.control.predict.transformers.step import Setup
-
-if TYPE_CHECKING:
-    pass
 
 # By which a constant is moved for the slope of a step's logarithm.
 _DIFFERENCE = 0.03
