@@ -102,7 +102,9 @@ class DataRanks:
             # As integers: what is added to zero bits stays as it is, whatever the type.
             words = whole.reshape(-1).view(torch.int32 if whole.nbytes % 4 == 0 else torch.uint8)
             whole = self._group.allreduce_torch(words).view(own.dtype).view(whole.shape)
-        return whole.movedim(0, dim)
+        whole = whole.movedim(0, dim)
+        # A view of the whole may need the layout in memory that one process has.
+        return whole.contiguous() if own.is_contiguous() else whole
 
     def end_step(self) -> int:
         """The bytes of rows that were gathered on this rank in the step that ends. Says once where they are many."""
