@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,19 +16,13 @@ from hpctrain.common.files.printable import json_text, shell_word
 from hpctrain.report.output import answer
 
 if TYPE_CHECKING:
-    from hpctrain.common.files.objects import Objects
     from hpctrain.common.shards.shard_work import Manifest, Work
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Make shards of ImageNet, check and stage them; make tokens."
 )
 
-# A URL would not survive as a Path, which has no empty parts.
-Shards = Annotated[
-    str,
-    typer.Argument(metavar="DIR|URL", help="A folder of shards, or its URL in object storage, as s3://BUCKET/PREFIX."),
-]
-
+Shards = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards.")]
 Ranks = Annotated[
     int | None,
     typer.Option("-np", metavar="N", min=1, help="Ranks that share the work, on this machine or on the hosts."),
@@ -214,16 +207,11 @@ def prepare_text(
 
 
 @app.command()
-def verify(
-    shards: Annotated[str, typer.Argument(metavar="DIR", help="A folder of shards.")], as_json: AsJson = False
-) -> None:
+def verify(shards: Shards, as_json: AsJson = False) -> None:
     """Compare a folder of shards with its manifest: sizes and SHA-256. Exits 3 if anything differs."""
-    from hpctrain.common.files.objects import is_url
     from hpctrain.common.shards.folders import verify_folder
 
-    if is_url(shards):
-        raise _wrong_options(f"{shards} is no folder", "hpctrain data stage compares what it copies")
-    verified = verify_folder(Path(shards))
+    verified = verify_folder(shards)
     if as_json:
         status = "failed" if verified.faults else "ok"
         rows = [{"file": file, "fault": fault} for file, fault in verified.faults.items()]
@@ -262,18 +250,11 @@ def stage(
     from hpctrain.common.shards.folders import holds_text
     from hpctrain.common.shards.stage import stage as copy
 
-    source = _source(shards)
-    if holds_text(source):
-        hint = f"cp -r {shell_word(shards)} TO" if isinstance(source, Path) else f"--set data.path={quote(shards)}"
+    if holds_text(shards):
+        hint = f"cp -r {shell_word(shards)} TO"
         raise _wrong_options(f"{shards} holds tokens, and only images are staged", hint)
-    done = copy(source, to, wait_seconds=wait, check=check)
+    done = copy(shards, to, wait_seconds=wait, check=check)
     if as_json:
         answer(json_text(asdict(done)))
         return
     answer(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there")
-
-
-def _source(shards: str) -> Path | Objects:
-    from hpctrain.common.files.objects import Objects, is_url
-
-    return Objects(shards) if is_url(shards) else Path(shards)

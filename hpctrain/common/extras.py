@@ -14,7 +14,6 @@ MODULES = {
     "imagenet": ("cv2", "PIL", "scipy", "simplejpeg", "webdataset"),
     "parquet": ("pyarrow",),
     "text": ("tokenizers",),
-    "objects": ("fsspec", "s3fs", "tenacity"),
     "report": ("matplotlib",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),

@@ -98,13 +98,6 @@ STALL = Setting(
     default=60.0,
     purpose="How long a rank waits before it names the ranks that it waits for; at most half of `HPCTRAIN_TIMEOUT`.",
 )
-OBJECT_TIMEOUT = Setting(
-    name="HPCTRAIN_OBJECT_TIMEOUT",
-    valid=_WAIT,
-    parse=_seconds,
-    default=30.0,
-    purpose="How long an object store may be silent before a request is tried again.",
-)
 HOST_TIMEOUT = Setting(
     name="HPCTRAIN_HOST_TIMEOUT",
     valid=f"a whole number of seconds from 5 to {_LONGEST_SECONDS}",
@@ -118,13 +111,6 @@ PARAMETER_SERVERS = Setting(
     parse=_whole(1),
     default=1,
     purpose="How many ranks of the backend `parameter_server` keep the parameters.",
-)
-CACHE = Setting[str | None](
-    name="HPCTRAIN_CACHE",
-    valid="a folder",
-    parse=str,
-    default=None,
-    purpose="Where shards from object storage are kept; `hpctrain-cache-UID` in the node's temporary storage if unset.",
 )
 BACKEND = Setting(
     name="HPCTRAIN_BACKEND",

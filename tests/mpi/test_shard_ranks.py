@@ -11,6 +11,7 @@ import pytest
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from support.launching import Launch
+from support.shard_folders import contents
 
 _SHARD = ("--shard-mb", "0.1", "--seed", "5")
 
@@ -31,11 +32,6 @@ def alone(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_any_number_of_ranks_makes_the_same_bytes(
     ranks: int, source: Path, alone: Path, hpctrain: Launch, tmp_path: Path
@@ -43,7 +39,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(
     result = hpctrain("data", "shard", str(source), "shards", "-np", str(ranks), *_SHARD)
     assert result.returncode == 0, result.stdout
     assert "4 images" in result.stdout
-    assert _contents(tmp_path / "shards") == _contents(alone)
+    assert contents(tmp_path / "shards") == contents(alone)
     assert len(open_shards(tmp_path / "shards", "train")) == 1800
     assert len(open_shards(tmp_path / "shards", "val")) == 200
     assert len(list(alone.glob("train-*.tar"))) > 20
@@ -57,5 +53,5 @@ def test_ranks_make_the_same_tokens(hpctrain: Launch, tmp_path: Path):
     for name, further in (("alone", ()), ("tokens", ("-np", "2"))):
         result = hpctrain("data", "prepare-text", "texts", name, *text, *further)
         assert result.returncode == 0, result.stdout
-    assert _contents(tmp_path / "tokens") == _contents(tmp_path / "alone")
+    assert contents(tmp_path / "tokens") == contents(tmp_path / "alone")
     assert len(list((tmp_path / "tokens").glob("train-*.bin"))) > 2

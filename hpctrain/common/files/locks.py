@@ -21,26 +21,24 @@ _NO_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 @contextlib.contextmanager
-def locked(folder: Path, *, seconds: float, name: str = ".lock", elsewhere: str = _ELSEWHERE) -> Iterator[None]:
+def locked(folder: Path, *, seconds: float) -> Iterator[None]:
     """Create the folder if needed, and lock it for this process; the lock ends with the process.
 
     Args:
         seconds: how long to wait for another one.
-        name: of the file that is locked; another one locks a part of the folder.
-        elsewhere: what the user can do where the file system refuses.
 
     Raises:
         HpctrainError: another one still has it, or the folder cannot be made.
     """
-    path = folder / name
+    path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = open_descriptor(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise disk_error(error, path, elsewhere) from error
+        raise disk_error(error, path, _ELSEWHERE) from error
     try:
         # Even without locks no file mixes two writers, because each writes under its own temporary name.
-        if not lock(descriptor, path, seconds, elsewhere):
+        if not lock(descriptor, path, seconds, _ELSEWHERE):
             waited = f", waited {seconds:g} s for it" if seconds else ""
             raise HpctrainError(
                 "HT-folder-in-use",

@@ -118,10 +118,10 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
         ) from error
 
 
-def sha256(path: Path) -> tuple[str, int]:
-    """The SHA-256 and the size in bytes of a regular file. Raises OSError, see :func:`open_regular`."""
+def sha256(path: Path) -> str:
+    """The SHA-256 of a regular file. Raises OSError, see :func:`open_regular`."""
     with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(path: Path, *, exist_ok: bool = True, within: Path | None = None) -> None:

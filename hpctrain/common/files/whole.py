@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import stat
-import time
 import uuid
 from pathlib import Path
 
@@ -81,14 +80,8 @@ def put_in_place(fresh: Path, path: Path) -> None:
     synchronise_folder(path.parent)
 
 
-def remove_leftovers(folder: Path, *, older_s: float = 0.0) -> None:
-    """Remove unfinished files of processes that were killed, by the names of :func:`temporary` alone.
-
-    Args:
-        older_s: leave those that were written to in the last so many seconds, as others may be at work.
-    """
+def remove_leftovers(folder: Path) -> None:
+    """Remove unfinished files of processes that were killed, by the names of :func:`temporary` alone."""
     for path in folder.glob(f".*.{'[0-9a-f]' * _DIGITS}.part"):
         # Another process may have removed it.
-        with contextlib.suppress(FileNotFoundError):
-            if not older_s or time.time() - path.stat().st_mtime > older_s:
-                path.unlink()
+        path.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import Location, parse_value, validate
-from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.entries import HINT, load_entry
 from hpctrain.common.recipes.mesh import parse_mesh
@@ -98,9 +97,7 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
                     value=target,
                 )
         target[last] = value
-        # Messages show the value, so one with a URL's password is left out of them.
-        hidden = isinstance(value, str) and is_url(value) and url_fault(value)
-        given[key] = f"{key}=…" if hidden else override
+        given[key] = override
     return given
 
 

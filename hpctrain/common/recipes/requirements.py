@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.objects import is_url
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 
@@ -128,21 +127,12 @@ def _micro_batch_faults(recipe: Recipe, mesh: Mesh) -> Iterator[tuple[str, str]]
 
 
 def has_folder(recipe: Recipe) -> bool:
-    """Whether the recipe's samples are in a folder of shards; others are in object storage, or ship with packages."""
-    if shard_url(recipe):
-        return False
-    return recipe.data.name == "imagenet" or (recipe.data.name == "text" and not _ships(recipe))
+    """Whether the recipe's samples are in a folder of shards.
 
-
-def shard_url(recipe: Recipe) -> str | None:
-    """The URL of the recipe's shards in object storage; None where they are elsewhere."""
-    path = recipe.data.path
-    return path if recipe.data.name != "digits" and path and is_url(path) else None
-
-
-def _ships(recipe: Recipe) -> bool:
-    """Whether a small run has no text of its own, and reads what Python brings along."""
-    return recipe.smoke and not recipe.data.path
+    Digits ship with scikit-learn, and a small run without text of its own reads what ships with Python.
+    """
+    ships = recipe.smoke and not recipe.data.path
+    return recipe.data.name == "imagenet" or (recipe.data.name == "text" and not ships)
 
 
 def shard_folder(recipe: Recipe) -> Path:
@@ -158,7 +148,7 @@ def shard_folder(recipe: Recipe) -> Path:
         kind, made = "the text's tokens", "prepare-text SOURCE DIR --tokenizer FILE makes it; --smoke needs none"
     raise HpctrainError(
         "HT-recipe-needs-data-path",
-        "recipe {recipe} needs data.path, the folder of {kind}, or its URL",
+        "recipe {recipe} needs data.path, the folder of {kind}",
         f"--set data.path=DIR; hpctrain data {made}",
         recipe=recipe.name,
         kind=kind,

@@ -8,7 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.files.objects import is_url, url_fault
 from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.common.recipes.families import ModelFamily, ModelName, family_of, names
 from hpctrain.common.recipes.gpt import GptSettings
@@ -119,8 +118,7 @@ class Data(Section):
     )
     path: Annotated[str | None, Of("name", "imagenet text", idle=True)] = Field(
         None,
-        description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote, or its "
-        "URL in object storage, as s3://BUCKET/PREFIX",
+        description="the folder that hpctrain data shard (of imagenet) or data prepare-text (of text) wrote",
     )
     epoch_samples: Annotated[Count | None, _TEXT] = Field(
         None,
@@ -153,15 +151,6 @@ class Data(Section):
     def decoders(self, spare_cores: int = 0) -> int:
         """The decoding processes of each rank, by default one for each core that it does not compute on itself."""
         return self.workers if self.workers is not None else min(max(_FEWEST, spare_cores), _MOST)
-
-    @field_validator("path")
-    @classmethod
-    def _without_secrets(cls, path: str | None) -> str | None:
-        # Plans and messages have it.
-        fault = url_fault(path) if path and is_url(path) else None
-        if fault:
-            raise InvalidValueError("HT-url-with-credentials", "{problem}", problem=fault)
-        return path
 
     def per_epoch(self, images: int) -> int:
         """The samples of an epoch over this many training images; repetitions count as samples."""

@@ -13,7 +13,7 @@ IMAGENET_CLASSES = 1000
 
 
 def manifest_at_hand(recipe: Recipe) -> ShardManifest | None:
-    """The manifest of a recipe's images; None where its data are others, in object storage, or not in this place.
+    """The manifest of a recipe's images; None where its data are others, or not in this place.
 
     Raises:
         HpctrainError: the manifest is there, and damaged.

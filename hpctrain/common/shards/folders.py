@@ -8,10 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.common.files.objects import Objects
 from hpctrain.common.shards.manifest import (
-    MANIFEST,
-    MOST_MANIFEST_BYTES,
     SETTINGS,
     StoredFile,
     read_manifest,
@@ -55,15 +52,9 @@ def training_fingerprint(folder: Path, data: str) -> str:
     return read_manifest(folder).splits["train"].index_sha256
 
 
-def holds_text(source: Path | Objects) -> bool:
-    """Whether a folder, or what there is below a URL, is one of tokens.
-
-    Raises:
-        HpctrainError: the manifest below the URL cannot be fetched.
-    """
-    if isinstance(source, Objects):
-        return text.is_of_text(source.read(MANIFEST, MOST_MANIFEST_BYTES))
-    return (source / text.SETTINGS).exists()
+def holds_text(folder: Path) -> bool:
+    """Whether a folder is one of tokens."""
+    return (folder / text.SETTINGS).exists()
 
 
 def verify_folder(folder: Path) -> VerifiedFolder:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
-from hpctrain.common.shards.cache import ShardFiles
 from hpctrain.common.shards.decoding import MOST_BYTES
 from hpctrain.common.shards.manifest import (
     INDEX_ROW,
@@ -23,6 +22,7 @@ from hpctrain.common.shards.manifest import (
     damaged,
     index_name,
     read_manifest,
+    require_sizes,
 )
 
 # How many shards a process holds open: its limit is often 1,024, and its other files count too.
@@ -30,21 +30,19 @@ _OPEN_FILES = 256
 
 
 class Shards:
-    """One split of a folder of shards. Opens files on first use, and fetches those that a cache lacks; pickled as its
-    folder and name.
+    """One split of a folder of shards. Opens files on first use; pickled as its folder and name.
 
     For one thread at a time. Files that it opened stay open in a forked process, where they can be used too: no read
     moves them.
 
     Args:
-        folder: what ``hpctrain data shard`` wrote, or a cache of it.
+        folder: what ``hpctrain data shard`` wrote.
         split: which set, ``train`` or ``val``.
     """
 
     def __init__(self, folder: Path, split: str) -> None:
         self.folder = folder
         self.split = split
-        self._stored = ShardFiles(folder)
         self._files: dict[int, BufferedReader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,15 +75,15 @@ class Shards:
         """The name of a sample in its archive."""
         return str(self._index["key"][index].decode(errors="replace"))
 
-    def where(self, index: int) -> str:
-        """The shard that contains a sample: the path of its file, or its URL."""
-        return self._stored.where(self._split.shards[int(self._index["shard"][index])].name)
+    def where(self, index: int) -> Path:
+        """The shard that contains a sample."""
+        return self.folder / self._split.shards[int(self._index["shard"][index])].name
 
     def read(self, index: int) -> bytes:
         """The image of a sample as stored: usually a JPEG file.
 
         Raises:
-            HpctrainError: the shard is gone, cut short, or cannot be read or fetched.
+            HpctrainError: the shard is gone, cut short, or cannot be read.
         """
         shard, offset, size, *_ = self._index.item(index)
         try:
@@ -107,7 +105,7 @@ class Shards:
         Raises:
             HpctrainError: the split, or one of its files, is not there or not whole.
         """
-        self._stored.check(shard.stored for shard in self._split.shards)
+        require_sizes(self.folder, (shard.stored for shard in self._split.shards))
         if fault := index_fault(self._index, self._split, len(self.classes)):
             raise damaged(self.folder / index_name(self.split), fault)
 
@@ -119,14 +117,14 @@ class Shards:
     @cached_property
     def _index(self) -> NDArray[np.void]:
         # Mapped, so that the processes of a host share one copy.
-        return read_index(self._stored.path(self._split.index(self.split)))
+        return read_index(self.folder / index_name(self.split))
 
     def _file(self, shard: int) -> BufferedReader:
         opened = self._files.get(shard)
         if opened is None:
             if len(self._files) == _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            opened = open_regular(self._stored.path(self._split.shards[shard].stored))
+            opened = open_regular(self.folder / self._split.shards[shard].name)
             self._files[shard] = opened
         return opened
 
@@ -149,14 +147,11 @@ def read_index(path: Path) -> NDArray[np.void]:
         HpctrainError: it is not there, or is no index.
     """
     try:
-        with open_regular(path) as file:
-            # The header of later versions may say that it has gigabytes.
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("another version of NumPy's format")
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            if dtype != INDEX_ROW or len(shape) != 1:
-                raise ValueError("not an index of shards")
-            index: NDArray[np.void] = np.memmap(file, dtype, "r", file.tell(), shape)
+        # A pipe or a device is refused, not waited for.
+        open_regular(path).close()
+        index: NDArray[np.void] = np.load(path, mmap_mode="r")
+        if index.dtype != INDEX_ROW or index.ndim != 1:
+            raise ValueError("not an index of shards")
     except Exception as error:
         # NumPy's reader of headers raises whatever its parsing stumbles over.
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

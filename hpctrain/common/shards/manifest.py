@@ -3,7 +3,6 @@
 ::
 
     DIR/sharding.json       what it is made of; staged copies lack it
-    DIR/origin.json         in a cache alone: the URL that its files are fetched from, see hpctrain.common.shards.cache
     DIR/manifest.json       written last, so that a folder without it is not whole
     DIR/SPLIT-index.npy     a row a sample, in the order of the shards: where its image is
     DIR/SPLIT-000000.tar    KEY.cls (the label as text) and KEY.jpg of each sample, as WebDataset reads them
@@ -13,6 +12,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal, NamedTuple
@@ -32,10 +32,6 @@ MANIFEST = "manifest.json"
 SETTINGS = "sharding.json"
 # The limit for a manifest: a shard takes about 150 bytes, so 100,000 shards fit.
 MOST_MANIFEST_BYTES = 1 << 24
-# In a cache, the file that names the URL.
-ORIGIN = "origin.json"
-# The limit for an index's header, before its rows.
-_MOST_HEADER_BYTES = 1 << 16
 # offset: of the image's first byte in the shard. key: in UTF-8, as in the shard, for messages.
 INDEX_ROW = np.dtype([("shard", "<u4"), ("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("key", "S48")])
 
@@ -48,12 +44,11 @@ Some = Annotated[int, Field(ge=1)]
 
 
 class StoredFile(NamedTuple):
-    """A file of a folder of shards, as its manifest has it: of an index the size is not known, but a limit for it."""
+    """A file of a folder of shards, as its manifest has it, which does not note the size of an index."""
 
     name: str
     sha256: str
     size: int | None
-    limit: int
 
     def fault(self, folder: Path, *, hashed: bool = True) -> str | None:
         """How the file in a folder differs from what was written, by its hash or its size alone, or why it cannot be
@@ -61,9 +56,9 @@ class StoredFile(NamedTuple):
         """
         try:
             size = (folder / self.name).stat().st_size
-            if size > self.limit or size < (self.size or 0):
-                return f"{'too long' if size > self.limit else 'cut short'}: {size} bytes of {self.limit}"
-            if hashed and sha256(folder / self.name)[0] != self.sha256:
+            if self.size is not None and size != self.size:
+                return f"{'too long' if size > self.size else 'cut short'}: {size} bytes of {self.size}"
+            if hashed and sha256(folder / self.name) != self.sha256:
                 return "changed: its SHA-256 is not the one it was written with"
         except OSError as error:
             return error.strerror or str(error)
@@ -81,7 +76,7 @@ class ShardFile(FrozenModel):
     @property
     def stored(self) -> StoredFile:
         """The file, as it is compared and copied."""
-        return StoredFile(self.name, self.sha256, self.bytes, self.bytes)
+        return StoredFile(self.name, self.sha256, self.bytes)
 
 
 class Split(FrozenModel):
@@ -103,9 +98,7 @@ class Split(FrozenModel):
 
     def index(self, name: str) -> StoredFile:
         """The file of the split's index."""
-        return StoredFile(
-            index_name(name), self.index_sha256, None, self.samples * INDEX_ROW.itemsize + _MOST_HEADER_BYTES
-        )
+        return StoredFile(index_name(name), self.index_sha256, None)
 
 
 class BrokenImage(FrozenModel):
@@ -193,7 +186,10 @@ def read_manifest(folder: Path) -> ShardManifest:
         raise not_there(folder, hint) from error
     except OSError as error:
         raise read_error(error, folder / MANIFEST, "name a folder of shards") from error
-    return parse_manifest(content, str(folder / MANIFEST), f"{remake(folder)} writes it again")
+    try:
+        return ShardManifest.model_validate_json(content)
+    except ValidationError as error:
+        raise model_error(error, folder / MANIFEST, f"{remake(folder)} writes it again") from error
 
 
 def not_there(folder: Path, hint: str) -> HpctrainError:
@@ -219,23 +215,24 @@ def damaged(path: Path, problem: str, again: str | None = None, *, exit_code: in
     )
 
 
-def parse_manifest(content: bytes, where: str, hint: str) -> ShardManifest:
-    """A manifest from the bytes of its file.
+def require_sizes(folder: Path, files: Iterable[StoredFile], again: str | None = None) -> None:
+    """Compare the sizes of files with the manifest.
+
+    Args:
+        again: see :func:`damaged`.
 
     Raises:
-        HpctrainError: it is damaged; with ``where`` before each fault, and ``hint``.
+        HpctrainError: one is not there, or not whole.
     """
-    try:
-        return ShardManifest.model_validate_json(content)
-    except ValidationError as error:
-        raise model_error(error, where, hint) from error
+    for file in files:
+        if fault := file.fault(folder, hashed=False):
+            raise damaged(folder / file.name, fault, again)
 
 
 def remake(folder: Path) -> str:
     """The command that remakes damaged or missing files of a folder."""
     if (folder / MANIFEST).exists() and not (folder / SETTINGS).exists():
-        source = "URL" if (folder / ORIGIN).exists() else "DIR"
-        return f"hpctrain data stage {source} {shell_word(folder)} --check"
+        return f"hpctrain data stage DIR {shell_word(folder)} --check"
     return f"hpctrain data shard SOURCE {shell_word(folder)}"
 
 

@@ -1,18 +1,16 @@
-"""Copies a folder of shards, or a set in object storage, to a local disk."""
+"""Copies a folder of shards to a local disk."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error, reading, require_empty
 from hpctrain.common.files.locks import locked
-from hpctrain.common.files.objects import Objects
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import open_regular, read_regular
 from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
@@ -23,15 +21,12 @@ from hpctrain.common.shards.manifest import (
     ShardManifest,
     StoredFile,
     damaged,
-    parse_manifest,
     read_manifest,
 )
 
 # The manifest of what is being staged, until it is whole.
 _BEGUN = "staging.json"
 _BLOCK_BYTES = 4 << 20
-# A single connection to object storage seldom uses the whole bandwidth.
-_FETCHED_AT_ONCE = 8
 _ELSEWHERE = "stage to another folder"
 
 
@@ -48,30 +43,25 @@ class StagedFolder:
     there: int
 
 
-def stage(source: Path | Objects, to: Path, *, wait_seconds: float, check: bool = False) -> StagedFolder:
+def stage(source: Path, to: Path, *, wait_seconds: float, check: bool = False) -> StagedFolder:
     """Copy a set; files that are there are kept. The result is opened like the original.
 
     One process of a node copies, and others that are called meanwhile wait and find all there.
 
     Args:
-        source: a folder of shards, or what there is below a URL.
         check: compare the hashes of shards that are there too, rather than their sizes alone.
 
     Raises:
-        HpctrainError: the source is not whole, ``to`` holds something else, there is too little room, an object cannot
-            be fetched, or the wait is over.
+        HpctrainError: the source is not whole, ``to`` holds something else, there is too little room, or the wait is
+            over.
     """
-    if isinstance(source, Objects):
-        content = source.read(MANIFEST, MOST_MANIFEST_BYTES)
-        manifest = parse_manifest(content, source.at(MANIFEST), "put the whole folder there again")
-    else:
-        manifest = read_manifest(source)
-        for split in manifest.splits:
-            open_shards(source, split)
-        if to.resolve() == source.resolve():
-            raise _misuse(f"{source} cannot be staged to itself", "name a folder on a disk of the node")
-        source = source.absolute()
-        content = read_regular(source / MANIFEST, MOST_MANIFEST_BYTES)
+    manifest = read_manifest(source)
+    for split in manifest.splits:
+        open_shards(source, split)
+    if to.resolve() == source.resolve():
+        raise _misuse(f"{source} cannot be staged to itself", "name a folder on a disk of the node")
+    source = source.absolute()
+    content = read_regular(source / MANIFEST, MOST_MANIFEST_BYTES)
     with locked(to, seconds=wait_seconds):
         try:
             _begin(to, content)
@@ -84,17 +74,15 @@ def stage(source: Path | Objects, to: Path, *, wait_seconds: float, check: bool 
             raise disk_error(error, to, _ELSEWHERE) from error
 
 
-def _stage(source: Path | Objects, to: Path, manifest: ShardManifest, check: bool) -> StagedFolder:
+def _stage(source: Path, to: Path, manifest: ShardManifest, check: bool) -> StagedFolder:
     shards = [shard.stored for split in manifest.splits.values() for shard in split.shards]
     missing = [shard for shard in shards if not _is_copied(to, shard, check)]
-    size = sum(shard.limit for shard in missing)
+    size = sum(shard.size or 0 for shard in missing)
     require_room(to, size, "copied", f"free some space there, or {_ELSEWHERE}")
     indices = [split.index(name) for name, split in manifest.splits.items()]
     indices = [index for index in indices if not _is_copied(to, index, check=True)]
-    with ThreadPoolExecutor(_FETCHED_AT_ONCE if isinstance(source, Objects) else 1) as pool:
-        # After a fault no other copy is begun.
-        for _ in pool.map(lambda file: _copy(source, to, file), [*missing, *indices]):
-            pass
+    for file in (*missing, *indices):
+        _copy(source / file.name, to / file.name, file.sha256)
     return StagedFolder(copied=len(missing), bytes=size, there=len(shards) - len(missing))
 
 
@@ -113,23 +101,19 @@ def _is_copied(to: Path, file: StoredFile, check: bool) -> bool:
     return not (to / file.name).is_symlink() and not file.fault(to, hashed=check)
 
 
-def _copy(source: Path | Objects, to: Path, file: StoredFile) -> None:
-    path = to / file.name
-    if isinstance(source, Objects):
-        source.fetch(file.name, path, limit=file.limit, sha256=file.sha256, size=file.size)
-        return
-    fresh = temporary(path)
+def _copy(source: Path, to: Path, sha256: str) -> None:
+    fresh = temporary(to)
     digest = hashlib.sha256()
     try:
         with fresh.open("xb") as copy:
-            for block in _blocks(source / file.name):
+            for block in _blocks(source):
                 digest.update(block)
                 copy.write(block)
             copy.flush()
             os.fsync(copy.fileno())
-        if digest.hexdigest() != file.sha256:
-            raise damaged(source / file.name, "not as it was written: cut short or changed", exit_code=3)
-        put_in_place(fresh, path)
+        if digest.hexdigest() != sha256:
+            raise damaged(source, "not as it was written: cut short or changed", exit_code=3)
+        put_in_place(fresh, to)
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -17,7 +17,6 @@ import psutil
 
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.cache import cache_folder
 from hpctrain.common.files.regular import make_folder
 from hpctrain.common.settings import FINGERPRINT, MPI_PREFIX, PREFIX, RPATH
 from hpctrain.control.horovod import VERSION
@@ -52,7 +51,8 @@ _MOST_LINES = 5
 
 def wheel_home(fingerprint: BuildFingerprint) -> Path:
     """The cache folder of one wheel and its build log, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    return cache_folder("wheels") / fingerprint.key
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "hpctrain" / "wheels" / fingerprint.key
 
 
 def cached_wheel(fingerprint: BuildFingerprint) -> Path | None:

@@ -286,7 +286,7 @@ def script_sha256(plan: Plan) -> str | None:
     if plan.script is None:
         return None
     try:
-        return sha256(plan.script.path)[0]
+        return sha256(plan.script.path)
     except OSError:
         # The script may be in a container, for example.
         return None
@@ -318,7 +318,7 @@ def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept
             wanted = {event.plan}
         elif isinstance(event, PlanEvent):
             wanted.add(event.sha256)
-    now = sha256(directory.plan)[0]
+    now = sha256(directory.plan)
     # Without a recorded attempt nothing is known.
     if now in wanted or not wanted - {None}:
         return {}
@@ -337,7 +337,7 @@ def replace_plan(directory: RunDirectory, plan: Plan) -> None:
     """Begin a further attempt with a plan, and record its hash before the file is replaced."""
     new = plan_sha256(plan)
     # A run that was only submitted has no events yet.
-    if directory.events.exists() and new != sha256(directory.plan)[0]:
+    if directory.events.exists() and new != sha256(directory.plan):
         with EventWriter(directory.events) as events:
             events.emit(PlanEvent(sha256=new))
             events.synchronise()

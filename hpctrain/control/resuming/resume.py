@@ -239,7 +239,6 @@ def _fixed_keys(
         yield "seed"
     if recipe.epochs < manifest.progress.epoch:
         yield "epochs"
-    # Data in object storage is compared by the ranks, because a login node may not reach it.
     if "data.path" in changes and not in_container and has_folder(recipe):
         # Imported here because it loads NumPy.
         from hpctrain.common.shards.folders import training_fingerprint

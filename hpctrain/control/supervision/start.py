@@ -9,7 +9,7 @@ from dataclasses import replace
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require as require_extras
-from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
+from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
@@ -69,8 +69,6 @@ def require_packages(plan: Plan) -> None:
     if plan.start.container is None and plan.start.python is None:
         if plan.recipe and plan.recipe.data.name == "imagenet":
             extras.append("imagenet")
-        if plan.recipe and shard_url(plan.recipe):
-            extras.append("objects")
         if plan.framework:
             extras.append(plan.framework)
     require_extras(*extras)
@@ -99,10 +97,7 @@ def _require_passed(plan: Plan) -> None:
 
 
 def _require_data(plan: Plan, machine: Machine) -> None:
-    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it.
-
-    Shards in object storage are not checked, as a dry run asks no server; rank 0 reads their manifest first.
-    """
+    """Refuse a folder of shards that is not whole, where this machine is one of the hosts and no container hides it."""
     if plan.recipe and has_folder(plan.recipe) and _sees_files(plan, machine):
         # Imported here because it loads NumPy.
         from hpctrain.common.shards.folders import training_fingerprint

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.requirements import has_folder, shard_folder, shard_url
+from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.shards.cache import ShardFiles, cache_folder, fetch_manifest
-from hpctrain.common.shards.manifest import read_manifest
 from hpctrain.worker.data.samples import InMemory, Samples, SampleSource
 
 if TYPE_CHECKING:
@@ -27,19 +24,16 @@ def _unfit(problem: str, hint: str) -> HpctrainError:
 
 
 def open_sources(recipe: Recipe, comm: Communicator | None = None) -> tuple[SampleSource, SampleSource]:
-    """The training and the validation samples of a recipe. Collective over the ranks of ``comm``.
-
-    Args:
-        comm: the ranks that must have the same samples, even if a set in object storage is written anew meanwhile.
+    """The training and the validation samples of a recipe.
 
     Raises:
-        HpctrainError: the recipe's data are missing or incomplete, or a cache of them has no room.
+        HpctrainError: the recipe's data are missing or incomplete.
     """
     if recipe.data.name == "digits":
         seed = recipe.seed if recipe.data.split_seed is None else recipe.data.split_seed
         train, test = load_digits(test_fraction=recipe.data.test_fraction, seed=seed)
         return InMemory(samples=train), InMemory(samples=test)
-    return _text(recipe, comm) if recipe.data.name == "text" else _imagenet(recipe, comm)
+    return _text(recipe) if recipe.data.name == "text" else _imagenet(recipe, comm)
 
 
 def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -68,25 +62,14 @@ def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
     return everything[train], everything[test]
 
 
-def _folder(recipe: Recipe, comm: Communicator | None) -> Path:
-    """The folder of the recipe's shards, or this node's cache of those in object storage."""
-    url = shard_url(recipe)
-    if url is None:
-        return shard_folder(recipe)
-    # Rank 0 asks once for all nodes, so that each gets the same set.
-    manifest = fetch_manifest(url) if comm is None or comm.rank == 0 else b""
-    return cache_folder(url, comm.broadcast_object(manifest) if comm else manifest)
-
-
-def _text(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, SampleSource]:
+def _text(recipe: Recipe) -> tuple[SampleSource, SampleSource]:
     from hpctrain.common.shards.text.token_shards import TokenShards
     from hpctrain.worker.data.text import Windows, bundled_tokens
 
     context = recipe.model.context
-    if has_folder(recipe) or shard_url(recipe):
-        folder = _folder(recipe, comm)
+    if has_folder(recipe):
+        folder = shard_folder(recipe)
         train, val = TokenShards(folder, "train"), TokenShards(folder, "val")
-        ShardFiles(folder).require_room(train.manifest.files)
         tokens = train.manifest.settings.tokenizer.vocabulary
         if tokens > recipe.model.vocabulary:
             problem = f"{folder} has {tokens:,} tokens, but the model's vocabulary has {recipe.model.vocabulary:,}"
@@ -108,7 +91,7 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, 
     if recipe.model.name == "digits_cnn":
         problem = f"recipe {recipe.name}: digits_cnn takes the digits' images of 8 x 8 pixels, not photographs"
         raise _unfit(problem, "--set model.name=resnet50, or resnet18, resnet101; or --set data.name=digits")
-    folder = _folder(recipe, comm)
+    folder = shard_folder(recipe)
     pool: Pool
     if recipe.data.decode == "gpu":
         from hpctrain.worker.data.gpu_decoder import CardPool, require_card
@@ -117,8 +100,6 @@ def _imagenet(recipe: Recipe, comm: Communicator | None) -> tuple[SampleSource, 
     else:
         pool = WorkerPool(folder, recipe)
     train, val = ImageNet(folder, "train", recipe, pool), ImageNet(folder, "val", recipe, pool)
-    if recipe.data.limit is None:
-        ShardFiles(folder).require_room(read_manifest(folder).files)
     most = recipe.model.classes
     if most is not None and len(train.classes) > most:
         problem = f"{folder} has {len(train.classes)} classes, and model.classes gives {recipe.model.name} only {most}"

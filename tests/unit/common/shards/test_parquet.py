@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ import pytest
 from PIL import Image
 
 from hpctrain.cli.main import main
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards.image_shards import open_shards
-from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.one_shard import ShardTask
-from hpctrain.common.shards.parquet import Columns, RowGroup, row_groups
+from hpctrain.common.shards.parquet import RowGroup
 from support.refusals import refused
+from support.shard_folders import contents, samples, shard
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -61,6 +59,10 @@ def _noted(names: Iterable[str]) -> dict[bytes, bytes]:
     return {b"huggingface": json.dumps({"info": {"features": {"label": {"names": list(names)}}}}).encode()}
 
 
+def _make(source: Path, folder: Path, run: Any = map, **options: Any) -> ShardManifest:
+    return shard(source, folder, run, **{"shard_samples": 4, **options})[0]
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Two files of train and one of val, as `datasets` writes them."""
@@ -73,39 +75,24 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def _make(source: Path, folder: Path, run: Any = map, **settings: Any) -> ShardManifest:
-    settings = {"shard_samples": 4, **settings}
-    return make_shards(ShardRequest(source=source, folder=folder, **settings), run, lambda text: None)
-
-
-def _samples(folder: Path, split: str) -> list[tuple[str, int, bytes]]:
-    shards = open_shards(folder, split)
-    return [(shards.key(index), int(shards.labels[index]), shards.read(index)) for index in range(len(shards))]
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
 def test_each_image_is_there_once_with_its_label(source: Path, tmp_path: Path) -> None:
     manifest = _make(source, tmp_path / "shards")
     assert manifest.classes == _CLASSES
     rows = [(0, row) for row in range(25)] + [(1, row) for row in range(25)]
     keys = [f"data_train-{file:05}-of-00002_{row:08}" for file, row in rows]
-    train = _samples(tmp_path / "shards", "train")
+    train = samples(tmp_path / "shards", "train")
     assert sorted(train) == sorted(zip(keys, LABELS[:50], IMAGES[:50], strict=True))
     # Mixed, over more than a row group.
     assert [key for key, _, _ in train] != keys
     assert len({(key[:25], int(key[-8:]) // 7) for key, _, _ in train[:20]}) > 3
-    val = _samples(tmp_path / "shards", "val")
+    val = samples(tmp_path / "shards", "val")
     assert [sample[1:] for sample in val] == list(zip(LABELS[50:], IMAGES[50:], strict=True))
 
 
 def test_a_shard_holds_rows_of_few_row_groups(source: Path, tmp_path: Path) -> None:
     _make(source, tmp_path / "shards", shard_samples=1)
     # Of 8 row groups of at most 7 rows, two make more than 8 shards of one image.
-    keys = [key for key, _, _ in _samples(tmp_path / "shards", "train")]
+    keys = [key for key, _, _ in samples(tmp_path / "shards", "train")]
     assert all(len({(key[:25], int(key[-8:]) // 7) for key in keys[start : start + 8]}) <= 4 for start in range(40))
 
 
@@ -115,14 +102,14 @@ def test_the_bytes_depend_on_seed_and_sizes_alone(source: Path, tmp_path: Path) 
 
     _make(source, tmp_path / "shards")
     _make(source, tmp_path / "other", backwards)
-    wanted = _contents(tmp_path / "shards")
-    assert _contents(tmp_path / "other") == wanted
+    wanted = contents(tmp_path / "shards")
+    assert contents(tmp_path / "other") == wanted
     (tmp_path / "other" / "train-000003.tar").unlink()
     (tmp_path / "other" / "train-000005.tar").write_bytes(b"damaged")
     _make(source, tmp_path / "other")
-    assert _contents(tmp_path / "other") == wanted
+    assert contents(tmp_path / "other") == wanted
     _make(source, tmp_path / "seeded", seed=1)
-    assert _contents(tmp_path / "seeded")["train-000000.tar"] != wanted["train-000000.tar"]
+    assert contents(tmp_path / "seeded")["train-000000.tar"] != wanted["train-000000.tar"]
 
 
 def test_columns_of_other_names_and_labels_of_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +123,7 @@ def test_columns_of_other_names_and_labels_of_text(tmp_path: Path, capsys: pytes
     assert "--image-column" in caught.value.hint
     assert main([*command, "--image-column", "jpeg", "--label-column", "kind"]) == 0
     assert open_shards(tmp_path / "shards", "train").classes == _CLASSES
-    assert sorted(label for _, label, _ in _samples(tmp_path / "shards", "train")) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert sorted(label for _, label, _ in samples(tmp_path / "shards", "train")) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert main([*command, "--image-column", "jpeg", "--label-column", "further"]) == 2
     assert "--image-column jpeg --label-column kind" in capsys.readouterr().err
 
@@ -153,9 +140,9 @@ def test_names_of_files_as_other_programs_give_them(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         write(source / "data" / name, IMAGES[4 + number : 5 + number], [number])
     _make(source, tmp_path / "shards")
-    train = _samples(tmp_path / "shards", "train")
+    train = samples(tmp_path / "shards", "train")
     assert sorted(sample[1:] for sample in train) == sorted(zip(LABELS[:4], IMAGES[:4], strict=True))
-    val = _samples(tmp_path / "shards", "val")
+    val = samples(tmp_path / "shards", "val")
     assert [sample[1:] for sample in val] == [(0, IMAGES[4]), (1, IMAGES[5])]
     assert all(key.startswith("data_validation-00000-of-0") and key.endswith("_00000000") for key, _, _ in val)
 
@@ -170,7 +157,7 @@ def test_row_groups_and_files_without_rows(tmp_path: Path) -> None:
     assert parquet.ParquetFile(source / "train-0.parquet").num_row_groups == 3
     parquet.write_table(whole[:0], source / "train-1.parquet")
     _make(source, tmp_path / "shards")
-    keys = sorted(key for key, _, _ in _samples(tmp_path / "shards", "train"))
+    keys = sorted(key for key, _, _ in samples(tmp_path / "shards", "train"))
     assert keys == [f"train-0_{row:08}" for row in range(3)]
 
 
@@ -178,10 +165,8 @@ def test_a_test_set_validates_where_there_is_no_other(tmp_path: Path) -> None:
     # Numbered from 1, as some programs do.
     write(tmp_path / "source" / "train_1_of_1.parquet", IMAGES[:3], LABELS[:3])
     write(tmp_path / "source" / "test.parquet", IMAGES[3:6], LABELS[3:6])
-    told: list[str] = []
-    request = ShardRequest(source=tmp_path / "source", folder=tmp_path / "shards", shard_samples=4)
-    make_shards(request, map, told.append)
-    assert [sample[2] for sample in _samples(tmp_path / "shards", "val")] == IMAGES[3:6]
+    _, told = shard(tmp_path / "source", tmp_path / "shards")
+    assert [sample[2] for sample in samples(tmp_path / "shards", "val")] == IMAGES[3:6]
     assert any("test set" in line for line in told)
 
 
@@ -192,7 +177,7 @@ def test_labels_of_categories(tmp_path: Path) -> None:
         labels = pyarrow.array(["owl", "cat", "owl"]).dictionary_encode()
         parquet.write_table(pyarrow.table({"image": IMAGES[:3], "label": labels}), source / f"{split}.parquet")
     assert _make(source, tmp_path / "shards").classes == ("cat", "owl")
-    assert [label for _, label, _ in _samples(tmp_path / "shards", "val")] == [1, 0, 1]
+    assert [label for _, label, _ in samples(tmp_path / "shards", "val")] == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -302,12 +287,6 @@ def test_wrong_files_are_named(code: str, damage: Any, named: str, words: str, s
     assert not (tmp_path / "shards").exists()
 
 
-def test_a_broken_image_is_named(source: Path, tmp_path: Path) -> None:
-    write(source / "data" / "train-x.parquet", [IMAGES[0], b"no image"], [0, 1], struct=True)
-    (broken,) = _make(source, tmp_path / "shards").broken
-    assert broken.key == "data_train-x_00000001"
-
-
 def test_a_file_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
     def changes(function: Any, items: Any) -> list[Any]:
         tasks = list(items)
@@ -337,16 +316,7 @@ def test_a_process_that_is_killed_while_others_go_on_leaves_nothing(source: Path
 
     _make(source, tmp_path / "shards")
     _make(source, tmp_path / "other", killed)
-    assert _contents(tmp_path / "other") == _contents(tmp_path / "shards")
-
-
-def test_what_images_and_labels_are_in_files(tmp_path: Path) -> None:
-    """Many small row groups: where each begins is not counted anew."""
-    path = tmp_path / "train.parquet"
-    write(path, [b"a"] * 3000, [0, 1] * 1500, rows=2, metadata=_noted(["cat", "dog"]))
-    classes, parts = row_groups(tmp_path, {"train": [path], "val": [path]}, Columns())
-    assert classes == ("cat", "dog")
-    assert [part.first for part in parts["train"]] == list(range(0, 3000, 2))
+    assert contents(tmp_path / "other") == contents(tmp_path / "shards")
 
 
 @pytest.mark.parametrize("labels", [(0,), (0, 1, 0, 1)])
@@ -356,9 +326,3 @@ def test_other_numbers_of_images_than_labels_are_refused(labels: tuple[int, ...]
     group = RowGroup(file=path, number=0, first=0, labels=labels, name="train", image="image")
     with refused("HT-parquet-wrong", path=path):
         group.members()
-
-
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "train.parquet")
-    with pytest.raises(HpctrainError):
-        row_groups(tmp_path, {"train": [tmp_path / "train.parquet"], "val": []}, Columns())

@@ -24,6 +24,7 @@ from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.token_shards import TokenShards
 from hpctrain.worker.data import open_sources
 from support.refusals import refused
+from support.shard_folders import contents
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "zwölf", "große", "Hunde", "and", "𝄞", "<|endoftext|>"]
 
@@ -54,7 +55,7 @@ def prepared(source: Path, folder: Path, run: Map = map, **changes):
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.bin"))}
+    return {name: each for name, each in contents(folder).items() if name.endswith(".bin")}
 
 
 def texts(folder: Path, split: str) -> list[str]:

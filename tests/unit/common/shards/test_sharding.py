@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
-from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import image_sources
 from hpctrain.common.shards import make as sharding
@@ -28,11 +27,11 @@ from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ImageFile
-from hpctrain.common.shards.make import ShardRequest, cut_shards, make_shards
-from hpctrain.common.shards.manifest import ShardManifest, Shrinking
+from hpctrain.common.shards.make import cut_shards
+from hpctrain.common.shards.manifest import Shrinking
 from hpctrain.common.shards.one_shard import tar_bytes
-from hpctrain.common.shards.resumable import Map
-from support.refusals import codes, refused
+from support.refusals import refused
+from support.shard_folders import contents, samples, shard
 
 _TRAIN, _VAL, _DEVKIT = image_sources.ARCHIVES
 Sample = tuple[str, int, bytes]
@@ -49,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards that tests read and do not change."""
     folder = tmp_path_factory.mktemp("whole") / "shards"
-    _make(source, folder)
+    shard(source, folder)
     return folder
 
 
@@ -57,19 +56,6 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(whole: Path, tmp_path: Path) -> Path:
     """Shards of a test's own."""
     return Path(shutil.copytree(whole, tmp_path / "shards"))
-
-
-def _make(source: Path, folder: Path, run: Map = map, **settings: Any) -> tuple[ShardManifest, list[str]]:
-    said: list[str] = []
-    settings = {"shard_samples": 20, **settings}
-    manifest = make_shards(ShardRequest(source=source, folder=folder, **settings), run, said.append)
-    return manifest, said
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    """All files but the lock."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def _of_source(source: Path) -> dict[str, list[Sample]]:
@@ -101,12 +87,10 @@ def _by_webdataset(folder: Path, split: str) -> list[Sample]:
 
 def test_webdataset_and_the_reader_see_what_the_archives_hold(source: Path, whole: Path):
     wanted = _of_source(source)
-    for split, samples in wanted.items():
+    for split, images in wanted.items():
         read = _by_webdataset(whole, split)
-        assert sorted(read) == sorted(samples)
-        shards = open_shards(whole, split)
-        assert [(shards.key(i), int(shards.labels[i]), shards.read(i)) for i in range(len(shards))] == read
-        shards.close()
+        assert sorted(read) == sorted(images)
+        assert samples(whole, split) == read
     assert _by_webdataset(whole, "val") == wanted["val"]
 
 
@@ -114,7 +98,7 @@ def test_training_is_mixed_and_broken_images_are_named(whole: Path, source: Path
     labels = open_shards(whole, "train").labels
     # Of four classes, 20 images drawn at random lack one rarely, and never two.
     assert all(len(set(labels[start : start + 20].tolist())) >= 3 for start in range(0, 100, 20))
-    manifest, _ = _make(source, whole)
+    manifest, _ = shard(source, whole)
     assert len(manifest.broken) == 2
     assert {image.split for image in manifest.broken} == {"train"}
     assert [shard.samples for shard in manifest.splits["train"].shards] == [20, 20, 20, 20, 20, 8]
@@ -123,15 +107,15 @@ def test_training_is_mixed_and_broken_images_are_named(whole: Path, source: Path
 
 def test_folders_of_classes_make_the_same_shards(source: Path, whole: Path, tmp_path: Path):
     classes = json.loads((whole / "manifest.json").read_text())["classes"]
-    for split, samples in _of_source(source).items():
-        for key, label, content in samples:
+    for split, images in _of_source(source).items():
+        for key, label, content in images:
             path = tmp_path / "tree" / split / classes[label] / f"{key}.JPEG"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    _make(tmp_path / "tree", tmp_path / "shards")
-    train = {name: content for name, content in _contents(tmp_path / "shards").items() if name.startswith("train-")}
+    shard(tmp_path / "tree", tmp_path / "shards")
+    train = {name: content for name, content in contents(tmp_path / "shards").items() if name.startswith("train-")}
     assert len(train) == 7
-    assert train == {name: content for name, content in _contents(whole).items() if name.startswith("train-")}
+    assert train == {name: content for name, content in contents(whole).items() if name.startswith("train-")}
     # Validation is in the order of the folders there.
     assert sorted(_by_webdataset(tmp_path / "shards", "val")) == sorted(_by_webdataset(whole, "val"))
 
@@ -147,14 +131,14 @@ def test_folders_of_other_names_and_what_systems_leave_in_them(validation: str, 
     if validation != "test":
         # It stays aside where another validates.
         (tree / "test" / "unlabelled").mkdir(parents=True)
-    manifest, _ = _make(tree, tmp_path / "shards")
+    manifest, _ = shard(tree, tmp_path / "shards")
     assert manifest.classes == ("a", "b")
     val = _by_webdataset(tmp_path / "shards", "val")
     assert [(label, content) for _, label, content in val] == [(0, b"2"), (1, b"3")]
     (tree / "val").mkdir()
     if validation != "test":
         with refused("HT-source-wrong", f"val/ and {validation}/"):
-            _make(tree, tmp_path / "others")
+            shard(tree, tmp_path / "others")
 
 
 def test_classes_and_images_of_any_name(tmp_path: Path):
@@ -178,16 +162,16 @@ def test_classes_and_images_of_any_name(tmp_path: Path):
                 path = tmp_path / "tree" / split / name / f"Black_Footed.Albatross_0001_79611_{number}{suffix}"
                 path.write_bytes(content)
                 wanted.setdefault(split, []).append((label, content))
-    manifest, _ = _make(tmp_path / "tree", tmp_path / "shards")
+    manifest, _ = shard(tmp_path / "tree", tmp_path / "shards")
     assert list(manifest.classes) == sorted(names)
-    for split, samples in wanted.items():
+    for split, images in wanted.items():
         found = _by_webdataset(tmp_path / "shards", split)
-        assert sorted((label, content) for _, label, content in found) == sorted(samples)
+        assert sorted((label, content) for _, label, content in found) == sorted(images)
         assert max(len(key.encode()) for key, *_ in found) == 48
 
 
 def test_the_seed_orders_training_alone(source: Path, whole: Path, tmp_path: Path):
-    _make(source, tmp_path / "other", seed=1)
+    shard(source, tmp_path / "other", seed=1)
     assert [s[0] for s in _by_webdataset(tmp_path / "other", "train")] != [s[0] for s in _by_webdataset(whole, "train")]
     assert (tmp_path / "other/val-000000.tar").read_bytes() == (whole / "val-000000.tar").read_bytes()
 
@@ -230,22 +214,15 @@ def test_what_was_interrupted_goes_on(source: Path, whole: Path, tmp_path: Path)
 
     folder = tmp_path / "shards"
     with pytest.raises(KeyboardInterrupt):
-        _make(source, folder, until_the_fourth)
+        shard(source, folder, until_the_fourth)
     temporary(folder / "train-000003.tar").write_bytes(b"half")
     # A shard whose record was not written yet is made again.
     (folder / "records/train-000002.tar.json").unlink()
     with refused("HT-shards-not-there", folder=folder):
         open_shards(folder, "train")
-    _, said = _make(source, folder)
+    _, said = shard(source, folder)
     assert re.findall(r"\d+", said[-1]) == ["7", "7", "5"]
-    assert _contents(folder) == _contents(whole)
-
-
-@pytest.mark.slow
-def test_objects_are_compared_as_they_are_staged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "verify", "s3://bucket/shards"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-data-options"] and "s3://bucket/shards" in said and "data stage" in said
+    assert contents(folder) == contents(whole)
 
 
 def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, capsys: pytest.CaptureFixture[str]):
@@ -272,7 +249,7 @@ def test_damage_is_found_and_mended(source: Path, shards: Path, whole: Path, cap
     untouched = {path: path.stat().st_ino for path in shards.glob("train-00000[0235].tar")}
     assert subprocess.run(["bash", "-c", f"PATH={_bin()}:$PATH; {found['remedy']}"], check=True).returncode == 0
     assert {path: path.stat().st_ino for path in untouched} == untouched
-    assert _contents(shards) == _contents(whole)
+    assert contents(shards) == contents(whole)
     assert main(["data", "verify", str(shards)]) == 0
     assert re.findall(r"\d+ \w+", capsys.readouterr().out.rpartition(": ok, ")[2]) == [
         "7 shards",
@@ -287,21 +264,14 @@ def _bin() -> str:
     return str(Path(sys.executable).parent)
 
 
-def test_a_size_that_is_none(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for size in ("inf", "nan"):
-        assert main(["data", "shard", str(source), str(tmp_path / "shards"), "--shard-mb", size]) == 2
-        assert "--shard-mb" in capsys.readouterr().err
-    assert not (tmp_path / "shards").exists()
-
-
 def test_a_source_that_moved_is_noted(source: Path, shards: Path, whole: Path, tmp_path: Path):
     moved = shutil.copytree(source, tmp_path / "moved")
-    manifest, said = _make(moved, shards)
+    manifest, said = shard(moved, shards)
     assert re.findall(r"\d+", said[-1])[-1] == "0"
     assert manifest.settings.source == str(moved)
     assert json.loads((shards / "sharding.json").read_text())["source"] == str(moved)
-    kept = {name: content for name, content in _contents(shards).items() if not name.endswith("ing.json")}
-    assert {name: content for name, content in _contents(whole).items() if name in kept} | {
+    kept = {name: content for name, content in contents(shards).items() if not name.endswith("ing.json")}
+    assert {name: content for name, content in contents(whole).items() if name in kept} | {
         "manifest.json": kept["manifest.json"]
     } == kept
 
@@ -310,29 +280,29 @@ def test_a_shard_and_its_record_in_the_place_of_another_are_made_again(source: P
     for name, other in (("train-000001.tar", "train-000002.tar"), ("records/{}.json", "records/{}.json")):
         one, two = (text.format(f"train-00000{number}.tar") for text, number in ((name, 1), (other, 2)))
         shutil.copy(shards / two, shards / one)
-    _, said = _make(source, shards)
+    _, said = shard(source, shards)
     assert re.findall(r"\d+", said[-1]) == ["7", "7", "1"]
-    assert _contents(shards) == _contents(whole)
+    assert contents(shards) == contents(whole)
 
 
 def test_other_settings_and_other_folders_are_refused(source: Path, shards: Path, tmp_path: Path):
-    before = _contents(shards)
+    before = contents(shards)
     for settings, what in (({"seed": 1}, "seed"), ({"shard_samples": 21}, "shard_samples")):
         with refused("HT-shards-begun-otherwise", folder=shards, settings=what) as caught:
-            _make(source, shards, **settings)
+            shard(source, shards, **settings)
         assert "--shard-samples 20 --seed 0" in caught.value.hint
     other = tmp_path / "other"
     make_fake(other, FakeSet(images=40, classes=4, seed=9, size=16, broken=0))
     with refused("HT-shards-begun-otherwise", folder=shards, settings="images or texts"):
-        _make(other, shards)
-    assert _contents(shards) == before
+        shard(other, shards)
+    assert contents(shards) == before
     with refused("HT-output-exists", folder=other):
-        _make(source, other)
+        shard(source, other)
 
 
 def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     folder, smaller = tmp_path / "shards", Shrinking(short_side=16, quality=80)
-    manifest, _ = _make(source, folder, shrinking=smaller)
+    manifest, _ = shard(source, folder, shrinking=smaller)
     assert manifest.settings.shrinking == smaller
     broken = {image.key for image in manifest.broken}
     assert len(broken) == 2
@@ -352,13 +322,13 @@ def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Pa
             counts[kept] += 1
         shards.close()
     assert all(counts.values())
-    made = _contents(folder)
+    made = contents(folder)
     (folder / "train-000001.tar").unlink()
-    assert _make(source, folder, shrinking=smaller)[1][-1].endswith("1 of them made now")
-    assert _contents(folder) == made
+    assert shard(source, folder, shrinking=smaller)[1][-1].endswith("1 of them made now")
+    assert contents(folder) == made
     for other in (None, Shrinking(short_side=17, quality=80), Shrinking(short_side=16, quality=81)):
         with refused("HT-shards-begun-otherwise", folder=folder, settings="shrinking") as caught:
-            _make(source, folder, shrinking=other)
+            shard(source, folder, shrinking=other)
         assert "--short-side 16 --quality 80" in caught.value.hint
     assert main(["data", "verify", str(folder)]) == 0
     assert "short side of 16 pixels" in capfd.readouterr().out
@@ -367,39 +337,15 @@ def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Pa
     assert "--short-side 16 --quality 80" in json.loads(capfd.readouterr().out)["remedy"]
 
 
-def test_short_side_and_quality_are_options(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    folder = tmp_path / "shards"
-    assert main(["data", "shard", str(source), str(folder), "--short-side", "32", "--quality", "70"]) == 0
-    assert json.loads((folder / "manifest.json").read_text())["settings"]["shrinking"] == {
-        "short_side": 32,
-        "quality": 70,
-    }
-
-
-def test_no_room_is_said_before_anything_is_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with refused("HT-disk-full", done="written", free=1e-06):
-        _make(source, tmp_path / "shards")
-    assert not list((tmp_path / "shards").glob("*.tar"))
-
-
 def test_a_file_that_cannot_grow_leaves_nothing_half_written(source: Path, whole: Path, tmp_path: Path):
     folder = tmp_path / "shards"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
         with refused("HT-file-unwritable", path=folder / "train-000000.tar", reason="File too large"):
-            _make(source, folder)
+            shard(source, folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(folder.glob("*.tar")) + list(folder.glob(".*.part")) + list(folder.glob("manifest.json"))
-    _make(source, folder)
-    assert _contents(folder) == _contents(whole)
-
-
-def test_one_process_at_a_time_makes_a_folder(source: Path, shards: Path, capsys: pytest.CaptureFixture[str]):
-    with locked(shards, seconds=0):
-        assert main(["data", "shard", str(source), str(shards), "--shard-samples", "20"]) == 1
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-folder-in-use"] and str(shards) in said
+    shard(source, folder)
+    assert contents(folder) == contents(whole)

@@ -16,29 +16,22 @@ from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards import stage as stage_module
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.image_shards import open_shards
-from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.stage import StagedFolder, stage
 from support.refusals import refused
+from support.shard_folders import samples, shard
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("staging")
     make_fake(folder / "source", FakeSet(images=60, classes=3, seed=0, size=24, broken=0))
-    make_shards(
-        ShardRequest(source=folder / "source", folder=folder / "shards", shard_samples=10), map, lambda text: None
-    )
+    shard(folder / "source", folder / "shards", shard_samples=10)
     return folder / "shards"
 
 
 def _same(one: Path, other: Path) -> None:
     for split in ("train", "val"):
-        a, b = open_shards(one, split), open_shards(other, split)
-        assert [(a.key(i), a.labels[i], a.read(i)) for i in range(len(a))] == [
-            (b.key(i), b.labels[i], b.read(i)) for i in range(len(b))
-        ]
-        a.close()
-        b.close()
+        assert samples(one, split) == samples(other, split)
 
 
 def test_all_shards_are_copied_once(whole: Path, tmp_path: Path):

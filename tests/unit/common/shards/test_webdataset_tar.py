@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.shards.image_shards import open_shards
-from hpctrain.common.shards.make import ShardRequest, make_shards
 from support.refusals import refused
+from support.shard_folders import samples, shard
 
 
 def write(path: Path, files: dict[str, bytes]) -> None:
@@ -26,10 +25,6 @@ def sample(key: str, label: int, ending: str = "jpg") -> dict[str, bytes]:
     return {f"{key}.{ending}": key.encode(), f"{key}.cls": b"%d\n" % label, f"{key}.json": b"{}"}
 
 
-def make(source: Path, folder: Path) -> tuple[str, ...]:
-    return make_shards(ShardRequest(source=source, folder=folder, shard_samples=2), map, lambda text: None).classes
-
-
 @pytest.mark.parametrize(
     "names", [("imagenet1k-train-{}.tar", "imagenet1k-validation-0.tar"), ("train/{}.tar", "val/0.tar")]
 )
@@ -39,9 +34,8 @@ def test_images_keep_their_class_numbers(names: tuple[str, str], tmp_path: Path)
     write(source / names[0].format(0), sample("./000/0000", 2) | sample("./000/0001", 0, "JPEG"))
     write(source / names[0].format(1), sample("./000/0000", 1))
     write(source / names[1], sample("n1", 1, "png"))
-    assert make(source, tmp_path / "shards") == ("0", "1", "2")
-    shards = open_shards(tmp_path / "shards", "train")
-    found = sorted((shards.read(row), int(shards.labels[row])) for row in range(len(shards)))
+    assert shard(source, tmp_path / "shards")[0].classes == ("0", "1", "2")
+    found = sorted((content, label) for _, label, content in samples(tmp_path / "shards", "train"))
     assert found == [(b"./000/0000", 1), (b"./000/0000", 2), (b"./000/0001", 0)]
 
 
@@ -58,7 +52,7 @@ def test_what_is_no_image_with_its_class(files: dict[str, bytes], words: str, tm
     write(tmp_path / "source" / "train-0.tar", sample("a", 0))
     write(tmp_path / "source" / "val-0.tar", files)
     with refused("HT-source-wrong", words):
-        make(tmp_path / "source", tmp_path / "shards")
+        shard(tmp_path / "source", tmp_path / "shards")
     (tmp_path / "source" / "train-0.tar").rename(tmp_path / "source" / "train-0-of-2.tar")
     with refused("HT-source-wrong", "lacks 1 of 2 files: train-1-of-2"):
-        make(tmp_path / "source", tmp_path / "shards")
+        shard(tmp_path / "source", tmp_path / "shards")

@@ -14,8 +14,8 @@ import pytest
 from hpctrain.common.shards import image_sources
 from hpctrain.common.shards.devkit import GROUND_TRUTH, META
 from hpctrain.common.shards.fake import FakeSet, make_fake
-from hpctrain.common.shards.make import ShardRequest, make_shards
 from support.refusals import refused
+from support.shard_folders import shard
 
 _TRAIN, _VAL, _DEVKIT = image_sources.ARCHIVES
 
@@ -25,10 +25,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("right") / "source"
     make_fake(folder, FakeSet(images=120, classes=4, seed=0, size=32, broken=2))
     return folder
-
-
-def _make(source: Path, folder: Path) -> None:
-    make_shards(ShardRequest(source=source, folder=folder, shard_samples=20), map, lambda words: None)
 
 
 def _rewritten(path: Path, change: Callable[[list[tuple[str, bytes]]], list[tuple[str, bytes]]]) -> None:
@@ -158,7 +154,7 @@ def test_a_wrong_archive_is_refused(case: str, source: Path, tmp_path: Path):
     shutil.copytree(source, copy)
     spoil(copy / archive)
     with refused(code, str(copy), archive, *words) as caught:
-        _make(copy, tmp_path / "shards")
+        shard(copy, tmp_path / "shards")
     assert caught.value.hint
     assert not (tmp_path / "shards").exists()
 
@@ -168,7 +164,7 @@ def test_a_split_without_images_is_refused(source: Path, tmp_path: Path):
     _rewritten(copy / _VAL, lambda m: [])
     _rewritten(copy / _DEVKIT, lambda m: [m[0], (m[1][0], b"")])
     with refused("HT-source-wrong", "has no image in val", path=copy):
-        _make(copy, tmp_path / "shards")
+        shard(copy, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
 
 
@@ -189,10 +185,10 @@ _FOLDERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
 def test_a_folder_without_a_set_is_refused(paths: tuple[str, ...], named: str, words: str, tmp_path: Path):
     source = tmp_path / "source"
     with refused("HT-source-wrong", "is not a folder", path=source):
-        _make(source, tmp_path / "shards")
+        shard(source, tmp_path / "shards")
     source.mkdir()
     for path in paths:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).mkdir() if path.endswith("/") else (source / path).touch()
     with refused("HT-source-wrong", words, path=source / named):
-        _make(source, tmp_path / "shards")
+        shard(source, tmp_path / "shards")

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hpctrain.common.files.cache import node_folder
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import InitialWeights
@@ -144,10 +143,11 @@ def test_compiled_code_lies_where_nobody_else_can_write(monkeypatch, tmp_path):
     folder = tmp_path / f"hpctrain-compiled-{os.getuid()}"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     folder.chmod(0o777)
     with refused("HT-cache-not-safe", folder=folder):
-        node_folder("compiled", "", code=True)
+        compile_network(torch.nn.Linear(1, 1), recipe("digits"), COMM)
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with refused("HT-cache-not-safe", root=folder):
-        node_folder("compiled", "", code=True)
+    with refused("HT-cache-not-safe", folder=folder):
+        compile_network(torch.nn.Linear(1, 1), recipe("digits"), COMM)
