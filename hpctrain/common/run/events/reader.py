@@ -7,7 +7,7 @@ import errno
 import re
 import reprlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -69,23 +69,13 @@ def kind_of(line: bytes) -> bytes:
     Of a line with a known kind the rest may still be damaged.
     """
     begun = _BEGINNING.match(line)
-    # A crash can glue two lines together, and a key that is there twice has its last value.
+    # A crash can glue two lines together.
     if begun and line.rfind(b'"event": "') < begun.end():
         return begun[1]
     try:
-        kind = str(from_json(line)["event"]).encode()
+        return str(from_json(line)["event"]).encode()
     except (ValueError, LookupError, TypeError):
         return b""
-    return b"" if begun and begun[1] != kind else kind
-
-
-def parse_known(line: bytes) -> Event | None:
-    """The same as :func:`parse_event` in a third of the time; None for a line that is to be looked at closely."""
-    known = _KNOWN.get(kind_of(line))
-    try:
-        return known.model_validate_json(line) if known else None
-    except ValidationError:
-        return None
 
 
 def parse_event(line: bytes, where: str) -> Event:
@@ -98,11 +88,15 @@ def parse_event(line: bytes, where: str) -> Event:
     Raises:
         HpctrainError: it is no event, lacks a key of its kind, or has a value that its kind cannot have; says which.
     """
-    if known := parse_known(line):
-        return known
     keys: list[str] = []
     try:
-        return _parse_closely(line)
+        # The frequent kinds, whose text pydantic parses in a third of the time.
+        if (known := _KNOWN.get(kind_of(line))) and _BEGINNING.match(line):
+            return known.model_validate_json(line)
+        values = from_json(line)
+        if not isinstance(values, dict) or not isinstance(values.get("event"), str) or "time" not in values:
+            raise ValueError("it lacks 'event' or 'time'")
+        return class_of(values).model_validate(values)
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
         # Where a script logs values, names are its own.
@@ -116,15 +110,6 @@ def parse_event(line: bytes, where: str) -> Event:
     except ValueError as error:
         problem = str(error)
     raise HpctrainError("HT-event-invalid", "{where}: not an event: {problem}", where=where, problem=problem, keys=keys)
-
-
-def _parse_closely(line: bytes) -> Event:
-    values = from_json(line)
-    if not isinstance(values, dict) or not isinstance(values.get("event"), str) or "time" not in values:
-        raise ValueError("it lacks 'event' or 'time'")
-    if (begun := _BEGINNING.match(line)) and begun[1].decode() != values["event"]:
-        raise ValueError(f"it is {begun[1].decode()!r}, and {values['event']!r} too")
-    return class_of(values).model_validate(values)
 
 
 _BLOCK_BYTES = 2**18
@@ -164,22 +149,21 @@ class _Line(NamedTuple):
 
     Attributes:
         number: from 1.
-        offset: the bytes before it.
         kind: of its event; empty for what is none.
         step: the last step of the attempt before it.
     """
 
     number: int
-    offset: int
     kind: bytes
+    text: bytes
     step: _Line | None = None
 
 
 class EventsFile:
-    """The events of a run as far as they are written now; a file that is not there has none.
+    """The events of a run as far as they are written when the object is made; a file that is not there has none.
 
-    Each loop reads the file anew, so that no more than one event is in memory. Most lines of a long file are steps, or
-    what a script logs. Where the others are is found once, without parsing any of them.
+    Most lines of a long file are steps, or what a script logs. Of these only the newest are kept, and nothing is parsed
+    before it is asked for. Each loop over all events reads the file anew, so that one of them is in memory at a time.
 
     Attributes:
         lines: the number of lines.
@@ -194,34 +178,31 @@ class EventsFile:
         self.lines, self.has_steps = 0, False
         self._few: list[_Line] = []
         self._last: _Line | None = None
+        # Of the current attempt.
+        self._newest: dict[bytes, deque[_Line]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
         with reading(path), contextlib.suppress(FileNotFoundError), open_regular(path, links=False) as file:
-            self._find_lines(file)
+            for self.lines, text in enumerate(_whole_lines(file), start=1):
+                self._add(text)
 
-    def _find_lines(self, file: BufferedReader) -> None:
-        # Of the current attempt. A long run has millions of lines, so these are tuples.
-        newest: dict[bytes, deque[tuple[int, int]]] = {kind: deque(maxlen=_NEWEST) for kind in (b"step", b"log")}
-        steps, offset, place, kind = newest[b"step"], 0, (0, 0), b""
-        for self.lines, line in enumerate(_whole_lines(file), start=1):
-            kind, place = kind_of(line), (self.lines, offset)
-            if kind in newest:
-                newest[kind].append(place)
-            else:
-                if kind == b"start":
-                    self.has_steps = self.has_steps or bool(steps)
-                    newest[b"step"].clear()
-                    newest[b"log"].clear()
-                self._few.append(_Line(*place, kind, _Line(*steps[-1], b"step") if steps else None))
-            offset += len(line)
-        self._newest = {kind: [_Line(*line, kind) for line in lines] for kind, lines in newest.items()}
-        self.has_steps = self.has_steps or bool(steps)
-        self._last = _Line(*place, kind) if self.lines else None
+    def _add(self, text: bytes) -> None:
+        kind, steps = kind_of(text), self._newest[b"step"]
+        if kind in self._newest:
+            self._last = _Line(self.lines, kind, text)
+            self._newest[kind].append(self._last)
+            self.has_steps = self.has_steps or kind == b"step"
+            return
+        if kind == b"start":
+            for newest in self._newest.values():
+                newest.clear()
+        self._last = _Line(self.lines, kind, text, steps[-1] if steps else None)
+        self._few.append(self._last)
 
     def __iter__(self) -> Iterator[Event]:
         if not self.lines:
             return
         with reading(self._path), open_regular(self._path, links=False) as file:
             for number in range(1, self.lines + 1):
-                yield self._parse(file.readline(LONGEST_LINE), number)
+                yield parse_event(file.readline(LONGEST_LINE), f"{self._path}:{number}")
 
     @overload
     def few(self, kind: type[Kind], /) -> list[Kind]: ...
@@ -236,35 +217,29 @@ class EventsFile:
         each end of an epoch: what :func:`kept` needs, if :data:`BOUNDS` are among them.
         """
         names = {kind.model_fields["event"].default.encode() for kind in kinds}
-        # What is no event is parsed too, which says so.
-        lines = [line for line in self._few if not names or not line.kind or line.kind in names]
-        last = None
-        for line, event in zip(lines, self._events(lines), strict=True):
+        step = None
+        for line in self._few:
+            # What is no event is parsed too, which says so.
+            if names and line.kind and line.kind not in names:
+                continue
+            event = self._parse(line)
             if line.step and isinstance(event, AfterStepEvent):
-                if last is None or line.step != last[0]:
-                    last = line.step, next(self._events([line.step]))
-                yield last[1]
+                if step is None or line.step.number != step[0]:
+                    step = line.step.number, self._parse(line.step)
+                yield step[1]
             yield event
 
     def newest(self, kind: type[Frequent]) -> list[Frequent]:
         """The last hundred steps, or log events, of the last attempt."""
-        lines = self._newest[kind.model_fields["event"].default.encode()] if self.lines else []
-        return [event for event in self._events(lines) if isinstance(event, kind)]
+        events = map(self._parse, self._newest[kind.model_fields["event"].default.encode()])
+        return [event for event in events if isinstance(event, kind)]
 
     def last(self) -> Event | None:
         """The last event; None without one."""
-        return next(self._events([self._last] if self._last else []), None)
+        return self._parse(self._last) if self._last else None
 
-    def _events(self, lines: Sequence[_Line]) -> Iterator[Event]:
-        if not lines:
-            return
-        with reading(self._path), open_regular(self._path, links=False) as file:
-            for line in lines:
-                file.seek(line.offset)
-                yield self._parse(file.readline(LONGEST_LINE), line.number)
-
-    def _parse(self, line: bytes, number: int) -> Event:
-        return parse_known(line) or parse_event(line, f"{self._path}:{number}")
+    def _parse(self, line: _Line) -> Event:
+        return parse_event(line.text, f"{self._path}:{line.number}")
 
 
 # By which it is known what was lost and done again.

@@ -14,7 +14,6 @@ from hpctrain.common.run.events import EventWriter, line_of, parse_event, read_e
 from hpctrain.common.run.events.kinds import (
     EndEvent,
     OtherEvent,
-    StallEvent,
     StartEvent,
     StepEvent,
 )
@@ -24,16 +23,6 @@ from support.refusals import refused
 def step(iteration: int) -> StepEvent:
     numbers = dict.fromkeys(("loss", "learning_rate", "seconds", "communication_seconds"), 0.5)
     return StepEvent(iteration=iteration, epoch=1, samples=2, **numbers)
-
-
-def test_what_was_emitted_is_read_in_order(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventWriter(path) as events:
-        events.emit(step(1))
-        events.emit(EndEvent(status="done"))
-    first, last = read_events(path)
-    assert isinstance(first, StepEvent) and (first.iteration, first.loss) == (1, 0.5)
-    assert isinstance(last, EndEvent) and last.status == "done" and last.time >= first.time
 
 
 def test_a_line_cut_short_by_a_crash_is_dropped_by_readers_and_by_the_next_writer(tmp_path):
@@ -78,11 +67,9 @@ def test_zeros_that_a_crash_of_the_machine_left_are_dropped(tmp_path):
     "line",
     [
         "nonsense",
-        "[1]",
         json.dumps({"event": "step"}),
         '{"time": 1, "event": []}',
         "\xff",
-        '{"\0": 1}\n{}',
         "[" * 100_000,
         "9" * 10_000,
         '{"time": 1.0, "event": "log", "iteration": 1, "values": {"loss\\udcff": 1.0}}',
@@ -97,10 +84,9 @@ def test_a_wrong_line_is_named(tmp_path, line):
     assert caught.value.values["where"] == f"{path}:2"
 
 
-@pytest.mark.parametrize("depth", [300, 600])
 @pytest.mark.parametrize("kind", ["changed", "fault", "of another version"])
-def test_what_could_not_be_shown_is_refused(kind, depth):
-    value = "[" * depth + "]" * depth
+def test_what_could_not_be_shown_is_refused(kind):
+    value = "[" * 600 + "]" * 600
     line = (
         f'{{"time": 1, "event": "{kind}", "differences": {{"a": [{value}, 1]}}, "rank": 1, "host": "n", "message": ""}}'
     )
@@ -114,22 +100,6 @@ def test_of_a_text_that_is_no_sentence_the_beginning_is_read(tmp_path):
     assert len(event.message) <= 4000 and event.message.startswith("xx")
     # Written again, it is the same.
     assert parse_event(line_of(event), "a line") == event
-
-
-def test_a_key_that_a_kind_lacks_is_named(tmp_path):
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"time": 1.0, "event": "mark"}\n{"time": 1.0, "event": "overlap", "iteration": 2}\n')
-    with refused("HT-event-invalid", where=f"{path}:2", keys=["timeline"]):
-        list(read_events(path))
-
-
-def test_what_a_value_cannot_be_is_named(tmp_path):
-    path = tmp_path / "events.jsonl"
-    text = line_of(step(7)).decode()
-    path.write_text(text + text.replace('"iteration": 7', '"iteration": -7'))
-    with refused("HT-event-invalid", where=f"{path}:2", keys=["iteration"]) as caught:
-        list(read_events(path))
-    assert "-7" in caught.value.values["problem"]
 
 
 def test_a_kind_of_a_later_version_is_passed_on(tmp_path):
@@ -150,11 +120,6 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
 def test_no_file_is_an_error(tmp_path):
     with refused("HT-file-unreadable", path=tmp_path / "events.jsonl"):
         list(read_events(tmp_path / "events.jsonl"))
-
-
-def test_ranks_without_a_file_write_nothing():
-    with EventWriter(None) as events:
-        events.emit(step(1))
 
 
 def test_a_new_writer_goes_on_where_the_dead_one_was(tmp_path):
@@ -193,23 +158,6 @@ def test_a_new_writer_passes_over_kinds_of_later_versions(tmp_path):
         assert [event.event for event in read_events(path)] == ["step", "later", "step"]
 
 
-def test_a_new_writer_looks_behind_stalls_for_what_is_there(tmp_path):
-    path = tmp_path / "events.jsonl"
-    heir = EventWriter(None)
-    with EventWriter(path) as dead:
-        for iteration in range(1, 17):
-            dead.emit(step(iteration))
-            heir.emit(step(iteration))
-        for rank in range(400):
-            state = "s" * 400
-            dead.emit(StallEvent(rank=rank, host="n1", iteration=16, waiting_for="x", seconds=1.0, state=state))
-    heir.take_over(path)
-    with heir:
-        heir.emit(step(17))
-    steps = [event.iteration for event in read_events(path) if isinstance(event, StepEvent)]
-    assert steps == list(range(1, 18))
-
-
 @pytest.mark.parametrize("before", [b"", b"{}\n"])
 def test_a_long_file_without_lines_is_refused_and_nothing_is_cut_off_of_it(tmp_path, before):
     path = tmp_path / "events.jsonl"
@@ -224,7 +172,7 @@ def test_a_long_file_without_lines_is_refused_and_nothing_is_cut_off_of_it(tmp_p
     assert time.process_time() - begin < 5
 
 
-@pytest.mark.parametrize("length", [1, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16])
+@pytest.mark.parametrize("length", [1, 2**16, 3 * 2**16])
 def test_a_partial_line_of_any_length_is_dropped(tmp_path, length):
     path = tmp_path / "events.jsonl"
     whole = line_of(EndEvent(status="done")) * 3

@@ -102,10 +102,6 @@ def test_what_is_not_parsed_is_as_if_it_were(path: Path) -> None:
     assert EventsFile(path).lines == len([*read_events(path)])
 
 
-def test_no_file_has_no_events(tmp_path: Path) -> None:
-    assert contents(tmp_path / "events.jsonl") == ([], [], [], None)
-
-
 @pytest.mark.parametrize("keys", [["event", "time"], ["iteration", "event", "time"]])
 def test_lines_of_other_writers(path: Path, keys: list[str]) -> None:
     records = [event.record() for event in steps_of_a_run(60)]
@@ -123,7 +119,6 @@ def test_lines_of_other_writers(path: Path, keys: list[str]) -> None:
     "line",
     [
         b'{"time": 1.0, "event": "step", "iter{"time": 2.0, "event": "checkpoint", "iteration": 3}\n',
-        b'{"time": 1.0, "event": "step", "event": "end", "status": "done"}\n',
         b"no event\n",
     ],
 )
@@ -231,18 +226,3 @@ def test_a_record_of_a_long_run_is_small(tmp_path: Path) -> None:
     assert record.sums.timed.seconds == 0.25 * 19_999
     # As models they have 20 MB; 8 bytes each are for the median.
     assert peak < 2e6 < path.stat().st_size
-
-
-@pytest.mark.parametrize("begin", [b"", b'{"time": 1.0, "event": "log", "iteration": 1, "x": "'])
-def test_long_lines_are_not_all_in_memory_at_once(tmp_path: Path, begin: bytes) -> None:
-    line = begin + b"x" * 2**22
-    path = write(tmp_path / "events.jsonl", [StartEvent(attempt=1, iteration=0)])
-    with path.open("ab") as file:
-        file.writelines(line + b"\n" for _ in range(10))
-    tracemalloc.start()
-    try:
-        assert EventsFile(path).lines == 11
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 6 * len(line)
