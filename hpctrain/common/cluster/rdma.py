@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 ADAPTERS = Path("/sys/class/infiniband")
@@ -33,7 +34,7 @@ class RdmaPort:
     def number(self) -> int:
         return int(self.path.name)
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Gbit/s; NaN where the kernel does not report it."""
         # 400 Gb/sec (4X NDR)

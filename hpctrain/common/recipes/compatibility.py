@@ -159,14 +159,16 @@ def _of_axes(recipe: RecipeKeys) -> Iterator[str]:
 
 def _of_mesh(recipe: RecipeKeys) -> Iterator[str]:
     mesh, faults, compression = recipe.mesh, recipe.fault_tolerance, recipe.communication.compression
-    changes = "fault_tolerance: shrink" if faults.fault_tolerant else None
-    if changes and not mesh.replicates_only:
+    if faults.fault_tolerant and not mesh.replicates_only:
         yield (
-            f"{changes} with mesh {mesh}: a lost rank takes its part of the model with it, so that the run has to "
-            "resume from its checkpoint; --set fault_tolerance=stop does that"
+            f"fault_tolerance: shrink with mesh {mesh}: a lost rank takes its part of the model with it, so that the "
+            "run has to resume from its checkpoint; --set fault_tolerance=stop does that"
         )
-    if changes and mesh.dp_replicate not in (None, FILL):
-        yield f"{changes} changes the number of ranks, and mesh.dp_replicate fixes it; --mesh dp_replicate=-1"
+    if faults.fault_tolerant and mesh.dp_replicate not in (None, FILL):
+        yield (
+            "fault_tolerance: shrink changes the number of ranks, and mesh.dp_replicate fixes it; "
+            "--mesh dp_replicate=-1"
+        )
     if mesh.replicates_only:
         return
     whole = f"that each rank has whole, and not those of mesh {mesh}"

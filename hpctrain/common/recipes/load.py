@@ -127,9 +127,10 @@ def _of_other_values(recipe: Recipe) -> Recipe:
 
 
 def _blamed(given: dict[str, str], location: Location) -> str:
-    """The override that a fault came from; all of them where it is about how keys go together."""
+    """The override that a fault came from; where it is about how keys go together, those of their section, or all."""
     dotted = ".".join(map(str, location))
     for key, override in given.items():
         if dotted == key or dotted.startswith(f"{key}."):
             return override
-    return " --set ".join(given.values())
+    within = [override for key, override in given.items() if key.startswith(f"{dotted}.")]
+    return " --set ".join(within or given.values())

@@ -147,9 +147,8 @@ class RunDirectory:
         """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
 
         Raises:
-            HpctrainError: it cannot be written, or a folder in it is a link to another place.
+            HpctrainError: it cannot be written.
         """
-        self._require_own_folders()
         write_whole(self.plan, plan_text(plan), private=True)
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
@@ -159,18 +158,6 @@ class RunDirectory:
             remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
-
-    def _require_own_folders(self) -> None:
-        """Refuse to write and remove files elsewhere. Checkpoints may lie on another disk."""
-        for folder in (self.ranks, self.logs, self.dumps, self.tensorboard, self.wandb):
-            if folder.is_symlink():
-                raise HpctrainError(
-                    "HT-run-directory-unfit",
-                    "{folder} is a symbolic link: a run would write and remove files in {target}",
-                    f"put the folder itself there; of a run's folders, {self.checkpoints.name} alone may be a link",
-                    folder=folder,
-                    target=folder.resolve(),
-                )
 
 
 def plan_sha256(plan: BaseModel) -> str:
@@ -251,18 +238,17 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, f"{json_text(value, indent=2)}\n".encode(), private=True)
 
 
-def read_model(path: Path, model: type[Model], *, limit: int = _MOST_BYTES, links: bool = False) -> Model:
+def read_model(path: Path, model: type[Model], *, links: bool = False) -> Model:
     """Read a JSON file and check it.
 
     Args:
-        limit: bytes that it may have.
         links: also through a symbolic link.
 
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
     """
     with reading(path):
-        content = read_regular(path, limit, links=links)
+        content = read_regular(path, _MOST_BYTES, links=links)
     try:
         return model.model_validate_json(content)
     except ValidationError as error:

@@ -230,11 +230,6 @@ class Plan(FrozenModel):
         return self.recipe is not None and self.recipe.fault_tolerance.fault_tolerant
 
     @property
-    def ranks_of_hosts(self) -> dict[str, int]:
-        """How many ranks each host has, by its name, in their order."""
-        return {host.host: host.slots for host in self.hosts}
-
-    @property
     def restarts(self) -> int:
         """How often in a row, without progress, the launcher restarts the run after a failure."""
         if self.stop.restarts is not None:

@@ -107,4 +107,4 @@ def test_a_mesh_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.mesh_traffic is not None
     assert set(plan.mesh_traffic.orders) == {"laid", "given", "torch", "torch_placed"}
     assert [axis.axis for axis in plan.mesh_traffic.laid.axes] == ["dp_replicate", "dp_shard"]
-    assert sorted(plan.ranks_of_hosts) == ["n1", "n2", "n3", "n4"]
+    assert sorted(host.host for host in plan.hosts) == ["n1", "n2", "n3", "n4"]

@@ -84,25 +84,6 @@ def test_an_option_that_is_not_utf8_is_refused_before_anything_is_written(tmp_pa
     assert begun.plan.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["ranks", "logs", "dumps", "tensorboard"])
-def test_a_folder_that_is_a_link_is_not_written_to(tmp_path, name):
-    directory = write_run(tmp_path / "run", recipe_plan(), [])
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "rank-7.json").write_text("{}")
-    folder = directory.path / name
-    if folder.is_dir():
-        folder.rename(tmp_path / "before")
-    folder.symlink_to(theirs)
-    with refused("HT-run-directory-unfit", folder=folder, target=theirs) as caught:
-        directory.begin_attempt(recipe_plan())
-    assert caught.value.exit_code == 2
-    assert [path.name for path in theirs.iterdir()] == ["rank-7.json"]
-    folder.unlink()
-    directory.checkpoints.symlink_to(theirs)
-    directory.begin_attempt(recipe_plan())
-
-
 class _Host(BaseModel, extra="forbid"):
     name: str
     slots: int = 1
