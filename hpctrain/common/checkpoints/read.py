@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from hpctrain.common.checkpoints.index import Index, Stored, read_index
 from hpctrain.common.checkpoints.layout import MOMENTS, STATISTICS
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
 from hpctrain.common.checkpoints.pieces import Box, damaged
-from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,16 +33,12 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
         self._index = index
         self._before = manifest.progress.ranks
         self._rank, self._ranks = rank, ranks
-        self._files: dict[Path, Any] = {}
         own = (
             name for name, values in index.own.items() if name.startswith(_HAS_MEAN) or rank % self._before in values
         )
         self._names = [*index.common, *own]
         self.shapes = {name: pieces[0].place.shape for name, pieces in index.common.items()}
         """Of the whole arrays that are common to all ranks, by name."""
-        for pieces in index.common.values():
-            for stored in pieces:
-                self._file(stored.file)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name in self.shapes:
@@ -77,26 +71,22 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
         for stored in pieces:
             if stored.place.box == box:
                 return self._read(stored)
-        found: NDArray[Any] = np.empty(box.lengths, _dtype(pieces[0]))
+        nothing = self._read(pieces[0], (slice(0, 0),) * len(shape))
+        found: NDArray[Any] = np.empty(box.lengths, nothing.dtype)
         for stored in pieces:
             if common := stored.place.box.common(box):
                 found[common.within(box)] = self._read(stored, common.within(stored.place.box))
         return found
 
     def _read(self, stored: Stored, part: tuple[slice, ...] | None = None) -> NDArray[Any]:
-        with _reading(stored.file):
-            file = self._file(stored.file)
+        from safetensors import SafetensorError
+
+        try:
+            file = stored.opened
             array: NDArray[Any] = file.get_tensor(stored.key) if part is None else file.get_slice(stored.key)[part]
+        except (SafetensorError, TypeError, ValueError) as error:
+            raise damaged(stored.file, f"{stored.key!r} cannot be read: {error}") from error
         return array
-
-    def _file(self, path: Path) -> Any:
-        """A file, which takes no descriptor, since it is mapped into memory."""
-        if path not in self._files:
-            from safetensors import safe_open
-
-            with _reading(path):
-                self._files[path] = safe_open(path, framework="np")
-        return self._files[path]
 
     def _mean(self, name: str, values: Mapping[int, Stored]) -> NDArray[Any]:
         """The mean of the ranks' values, added up in rank order; for counters the first value."""
@@ -143,35 +133,3 @@ def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, S
     """
     manifest = read_manifest(path)
     return manifest, SavedState(manifest, read_index(path, manifest), rank, ranks)
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError, TypeError, ValueError) as error:
-        raise HpctrainError(
-            "HT-file-unreadable",
-            "cannot read {path}: {reason}",
-            "--resume uses the checkpoint before it",
-            exit_code=1,
-            path=path,
-            reason=str(error),
-        ) from error
-
-
-def _dtype(stored: Stored) -> Any:
-    import numpy as np
-
-    from hpctrain.common.checkpoints.share import TYPES
-
-    name = next((name for name, written in TYPES.items() if written == stored.dtype), None)
-    if name is None:
-        raise damaged(stored.file, f"{stored.key!r} is of type {stored.dtype}")
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)

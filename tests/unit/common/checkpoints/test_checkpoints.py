@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import OtherVersionError
 from hpctrain.common.checkpoints.read import read_state
 from support.refusals import refused
-from support.small_disks import small_disk_at
 from support.written_checkpoints import progress_of, write_checkpoint
 
 EQUAL = {"model.a": np.arange(6, dtype=np.float32).reshape(2, 3), "optimizer.0.step": np.array(3.0)}
@@ -87,13 +86,6 @@ def test_a_damaged_one_is_passed_over_and_named(tmp_path: Path, damage: Callable
     assert path.name == "step-00000020" in fault
 
 
-def test_a_link_to_nothing_is_damaged(tmp_path: Path) -> None:
-    write(tmp_path, 10)
-    (tmp_path / "step-00000020").symlink_to(tmp_path / "gone")
-    newest = newest_whole(tmp_path)
-    assert (newest.iteration, [path.name for path, _ in newest.damaged]) == (10, ["step-00000020"])
-
-
 def test_names_that_a_file_system_goes_on_to_list_are_looked_for_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,25 +110,6 @@ def test_a_type_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
     with refused("HT-checkpoint-cannot-hold-dtype", name="model.a", dtype="complex64") as caught:
         write_checkpoint(tmp_path, progress_of(1), {"model.a": np.zeros(2, np.complex64)})
     assert caught.value.exit_code == 1
-
-
-def test_none_at_all(tmp_path: Path) -> None:
-    assert newest_whole(tmp_path / "checkpoints") == Newest()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    with small_disk_at(tmp_path / "disk", "64k") as place:
-        yield place
-
-
-def test_a_full_disk_keeps_the_one_before(small_disk: Path) -> None:
-    write(small_disk, 10)
-    with refused("HT-disk-full", reason="No space left on device") as caught:
-        write_checkpoint(small_disk, progress_of(20), {"large": np.zeros(100_000)})
-    assert caught.value.exit_code == 1
-    assert newest_whole(small_disk) == Newest(iteration=10)
 
 
 def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> None:

@@ -60,14 +60,6 @@ def test_the_newest_is_there_after_each_save_and_after_a_crash(
         assert hidden(folder) == []
 
 
-def test_the_only_one_that_can_be_read_stays(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, progress_of(1))
-    newest = write_checkpoint(tmp_path, progress_of(2))
-    (newest / "state.json").unlink()
-    keep.apply(Policy(last=1), tmp_path, 2, {})
-    assert newest_whole(tmp_path).iteration == 1
-
-
 def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:
     newest = write_checkpoint(tmp_path, progress_of(2))
     (newest / "state.sha256").rename(tmp_path / "aside")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpctrain.common.checkpoints import publish as publishing
-from hpctrain.common.checkpoints.find import Newest, newest_whole, verify
+from hpctrain.common.checkpoints.find import Newest, newest_whole
 from hpctrain.common.checkpoints.keep import Policy
 from hpctrain.common.checkpoints.layout import checkpoint_path, hidden, hidden_path, share_name
 from hpctrain.common.checkpoints.publish import publish, write_share
@@ -24,7 +24,7 @@ from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.state import LazyState, State
 from support.refusals import refused
-from support.written_checkpoints import filled, guard_over, progress_of, write_checkpoint
+from support.written_checkpoints import filled, guard_over, progress_of
 
 
 def share_of(value: float, rank: int = 0) -> CheckpointShare:
@@ -89,7 +89,7 @@ def test_shares_of_an_attempt_that_died_are_not_taken(tmp_path: Path) -> None:
 PROOFS = [{"0,2": "a", "all": "c"}, {"1,3": "b", "all": "c"}, {"0,2": "a", "all": "c"}, {"1,3": "b", "all": "c"}]
 
 
-@pytest.mark.parametrize("rank", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("rank", [None, 0, 3])
 @pytest.mark.parametrize("group", ["all", "own"])
 def test_a_proof_that_differs_within_its_group_makes_nothing_visible(
     tmp_path: Path, rank: int | None, group: str
@@ -236,10 +236,3 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
         with refused("HT-file-unwritable"):
             saving.wait()
     assert (tmp_path / "checkpoints").read_text() == "mine"
-
-
-def test_the_same_step_written_again_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, progress_of(1))
-    (path / "state.json").write_text("{")
-    write_checkpoint(tmp_path, progress_of(1))
-    assert verify(path) == []
