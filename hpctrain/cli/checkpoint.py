@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +11,7 @@ import typer
 from pydantic import BaseModel, ConfigDict
 
 from hpctrain.cli.options import AsJson
-from hpctrain.common.checkpoints.find import GONE, missing, newest_whole, verify
+from hpctrain.common.checkpoints.find import newest_whole, verify
 from hpctrain.common.checkpoints.keep import scores
 from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, damaged_checkpoints, iterations
 from hpctrain.common.checkpoints.manifest import read_manifest
@@ -19,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
-from hpctrain.common.run.events.kinds import CheckpointEvent, EpochEvent
+from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.events.reader import BOUNDS
 from hpctrain.report.output import answer, answer_json, print_table, require_place, tell
 
@@ -72,12 +72,8 @@ def list_checkpoints(
 
 @app.command("verify")
 def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None:
-    """Check the length and hash of every file of a checkpoint, or of all checkpoints of a run. Exits 3 on any fault.
-
-    A checkpoint that a run's events tell of, and that is gone, is a fault too, unless the run deleted it by its rules.
-    """
-    gone = [] if _is_checkpoint(target) else _missing(target)
-    faults_of = {path: verify(path) for path in _paths(target, gone)} | {path: [f"{path} is {GONE}"] for path in gone}
+    """Check the length and hash of every file of a checkpoint, or of all checkpoints of a run. Exits 3 on any fault."""
+    faults_of = {path: verify(path) for path in _paths(target)}
     faulty = any(faults_of.values())
     if as_json:
         rows = [{"path": str(path), "faults": faults} for path, faults in faults_of.items()]
@@ -86,7 +82,7 @@ def verify_checkpoints(target: RunOrCheckpoint, as_json: AsJson = False) -> None
             raise typer.Exit(3)
         return
     for path, faults in faults_of.items():
-        answer(f"{path}: {'missing' if path in gone else 'damaged' if faults else 'ok'}")
+        answer(f"{path}: {'damaged' if faults else 'ok'}")
     if faulty:
         lines = "\n".join(fault for faults in faults_of.values() for fault in faults)
         raise HpctrainError("HT-checkpoint-damaged", "{lines}", _DAMAGED, exit_code=3, lines=lines)
@@ -113,38 +109,24 @@ def _is_checkpoint(path: Path) -> bool:
         return (path / MANIFEST).exists() or (path.is_dir() and path.name.startswith(("step-", "damaged-step-")))
 
 
-def _paths(target: Path, gone: Sequence[Path]) -> list[Path]:
+def _paths(target: Path) -> list[Path]:
     """The checkpoint itself, or those of a run.
 
     Raises:
-        HpctrainError: the run has none, and none is ``gone``.
+        HpctrainError: the run has none.
     """
     if _is_checkpoint(target):
         return [target]
     folder = require_checkpoints(RunDirectory(target))
     paths = [checkpoint_path(folder, iteration) for iteration in iterations(folder)]
-    if not (paths or gone):
+    if not paths:
         raise HpctrainError("HT-checkpoint-none", "{target} has no checkpoint", exit_code=3, target=target)
     return paths
-
-
-def _missing(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run that are gone, the oldest first."""
-    from hpctrain.control.resuming.attempts import run_events
-
-    folder = require_checkpoints(RunDirectory(run_dir))
-    try:
-        return [checkpoint_path(folder, iteration) for iteration in missing(folder, run_events(RunDirectory(run_dir)))]
-    except HpctrainError as error:
-        tell(f"hpctrain: which checkpoints there should be is not known: {error.message}")
-        return []
 
 
 def _newest(run_dir: Path) -> Path:
     folder = require_checkpoints(RunDirectory(run_dir))
     newest = newest_whole(folder)
-    for path in _missing(run_dir):
-        tell(f"hpctrain: {path} is {GONE}")
     for path, fault in newest.damaged:
         tell(f"hpctrain: {path} is damaged and was skipped: {fault}")
     if not newest.iteration:
@@ -163,8 +145,7 @@ class CheckpointRow(BaseModel):
 
     Attributes:
         state: ``newest``, the one that --resume takes, checked by the hashes of its files; ``whole``, checked by their
-            lengths; ``damaged``; ``missing``, recorded in the events alone; ``set aside`` by an attempt that found it
-            damaged.
+            lengths; ``damaged``; ``set aside`` by an attempt that found it damaged.
         fault: what is wrong with a damaged one.
         iteration: the number of steps that were done.
         epoch: the epoch of the last of them, from 1.
@@ -177,7 +158,7 @@ class CheckpointRow(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     path: Path
-    state: Literal["newest", "whole", "damaged", "missing", "set aside"]
+    state: Literal["newest", "whole", "damaged", "set aside"]
     fault: str | None = None
     iteration: int | None = None
     epoch: int | None = None
@@ -195,22 +176,16 @@ def checkpoint_rows(directory: RunDirectory) -> list[CheckpointRow]:
         HpctrainError: this is no run's directory, or its events are damaged.
     """
     folder = require_checkpoints(directory)
-    outline = EventsFile(directory.events).outline(*BOUNDS, EpochEvent, CheckpointEvent)
-    events = list(outline)
-    accuracies = scores(kept(events))
+    accuracies = scores(kept(EventsFile(directory.events).outline(*BOUNDS, EpochEvent)))
     newest = newest_whole(folder)
     faults = dict(newest.damaged)
-    rows = [
-        CheckpointRow(path=checkpoint_path(folder, at), state="missing", iteration=at, test_accuracy=accuracies.get(at))
-        for at in missing(folder, events)
-    ]
+    rows = []
     for iteration in iterations(folder):
         path = checkpoint_path(folder, iteration)
         fault = faults.get(path) or "; ".join(verify(path, hashes=False)) or None
         whole: Literal["newest", "whole"] = "newest" if iteration == newest.iteration else "whole"
         row = CheckpointRow(path=path, state="damaged" if fault else whole, fault=fault)
         rows.append(_known(row, accuracies.get(iteration)))
-    rows.sort(key=lambda row: row.path)
     return rows + [_known(CheckpointRow(path=path, state="set aside")) for path in damaged_checkpoints(folder)]
 
 

@@ -67,8 +67,6 @@ def consecutive(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
 
 def damaged_line(damaged: DamagedEvent) -> str:
     """The line of a damaged checkpoint, with its new name."""
-    if damaged.kept_as is None:
-        return f"checkpoint {damaged.path} was {damaged.fault}"
     return f"checkpoint {damaged.path} was damaged and skipped: {damaged.fault}; it is now {damaged.kept_as}"
 
 

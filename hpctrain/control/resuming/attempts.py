@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_checkpoints
+from hpctrain.common.checkpoints.layout import damaged_checkpoints
 from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.locks import lock
@@ -50,14 +50,12 @@ class Attempt:
         number: counts the run's attempts from 1.
         iteration: the iteration of the checkpoint from which it resumes, 0 for the beginning.
         damaged: the newer checkpoints, which are skipped, each with its fault.
-        missing: the newer checkpoints that are recorded but gone.
         restart: its number among the launcher's own restarts without progress, 0 if it is not one of them.
     """
 
     number: int = 1
     iteration: int = 0
     damaged: tuple[tuple[Path, str], ...] = ()
-    missing: tuple[Path, ...] = ()
     restart: int = 0
 
     def start(self, plan: Plan, launcher: str) -> StartEvent:
@@ -197,15 +195,12 @@ def attempt_from_here(directory: RunDirectory, events: Sequence[Event]) -> Attem
     """
     if is_done(events):
         return None
-    from hpctrain.common.checkpoints.find import missing, newest_whole
+    from hpctrain.common.checkpoints.find import newest_whole
 
     newest = newest_whole(directory.checkpoints)
     if not newest.iteration:
         _require_none_written(directory, events, newest.damaged)
-    # An older checkpoint that is gone does not matter to this attempt.
-    newer = [iteration for iteration in missing(directory.checkpoints, events) if iteration > newest.iteration]
-    gone = tuple(checkpoint_path(directory.checkpoints, iteration) for iteration in newer)
-    return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged, missing=gone)
+    return Attempt(number=len(attempts(events)) + 1, iteration=newest.iteration, damaged=newest.damaged)
 
 
 def _require_none_written(

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.common.checkpoints.find import missing_text
 from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, read_manifest
 from hpctrain.common.cluster.host_list import fold_hosts
@@ -109,7 +108,6 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
     plan, warnings = resumed_plan(now, request, machine)
     if request.dry_run:
         warnings += tuple(f"{path} is damaged and would be skipped: {fault}" for path, fault in attempt.damaged)
-        warnings += tuple(missing_text(path, attempt.iteration) for path in attempt.missing)
     if script:
         warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
     if attempt.iteration and not events:

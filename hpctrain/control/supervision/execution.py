@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hpctrain.common.checkpoints.find import GONE, missing_text, set_aside
+from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import same_host
 from hpctrain.common.errors import HpctrainError
@@ -152,15 +152,12 @@ class Execution(LiveRun):
             return False
 
     def _record_begin(self, attempt: Attempt) -> None:
-        """Record checkpoints that are damaged or missing since the last attempt."""
+        """Record checkpoints that are damaged since the last attempt."""
         with EventWriter(self.directory.events) as events:
             for path, fault in attempt.damaged:
                 kept_as = set_aside(path)
                 events.emit(DamagedEvent(path=path.name, fault=fault, kept_as=kept_as.name))
                 self.audience.notice(f"warning: {path} is damaged and was skipped: {fault}; it is now {kept_as}")
-            for path in attempt.missing:
-                events.emit(DamagedEvent(path=path.name, fault=GONE, kept_as=None))
-                self.audience.notice(f"warning: {missing_text(path, attempt.iteration)}")
 
     def _record_error(self, run: ReadyRun, error: HpctrainError, exit_code: int) -> None:
         """Record an attempt that hpctrain itself could not carry out, where the disk allows it."""

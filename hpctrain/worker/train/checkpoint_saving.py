@@ -27,7 +27,6 @@ from hpctrain.common.checkpoints.keep import Policy
 from hpctrain.common.checkpoints.layout import (
     checkpoint_path,
     hidden_path,
-    iterations,
     share_name,
 )
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, SavedProgress, read_manifest
@@ -308,7 +307,6 @@ class Checkpoints:
                 blocked_seconds=save.blocked_seconds,
                 bytes=manifest.bytes,
                 path=checkpoint_path(self._folder, save.progress.iteration).name,
-                kept=tuple(iterations(self._folder)),
             )
         )
 

@@ -99,12 +99,12 @@ class PlanEvent(BaseEvent):
 
 
 class DamagedEvent(BaseEvent):
-    """An attempt skips a damaged checkpoint, or one that is gone. Written before the attempt's start."""
+    """An attempt skips a damaged checkpoint. Written before the attempt's start."""
 
     event: Literal["damaged"] = "damaged"
     path: Text = Field(description="its name in checkpoints/ until then")
     fault: Text = Field(description="what is wrong with it")
-    kept_as: Text | None = Field(description="the name that it has from now on; null for one that is gone")
+    kept_as: Text = Field(description="the name that it has from now on")
 
 
 class ChangedEvent(BaseEvent):
@@ -272,9 +272,6 @@ class CheckpointEvent(_OfStep):
     blocked_seconds: Seconds | None = Field(default=None, description="that training waited, on the writing rank")
     bytes: Count | None = Field(default=None, description="of all ranks' shares")
     path: Text | None = Field(default=None, description="its name in checkpoints/")
-    kept: tuple[Count, ...] | None = Field(
-        default=None, description="iterations of all checkpoints that there are then"
-    )
 
 
 class EnergyEvent(BaseEvent):
