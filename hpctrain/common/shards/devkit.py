@@ -7,9 +7,8 @@ import io
 import tarfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from hpctrain.common.files.regular import read_regular
 from hpctrain.common.shards.listing import wrong_archive
@@ -22,17 +21,16 @@ _MOST_BYTES = 1 << 24
 _LONGEST_LABEL = 9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Devkit:
+class Devkit(NamedTuple):
     """Classes and labels.
 
     Attributes:
-        samples: the number of training images of each class, by WordNet identifier in sorted order.
-        labels: for each validation image, the index of its class in that order. The kit numbers classes from 1 in
-            an order of its own.
+        classes: their WordNet identifiers, sorted.
+        labels: for each validation image, the index of its class. The kit numbers classes from 1 in an order of its
+            own.
     """
 
-    samples: Mapping[str, int]
+    classes: tuple[str, ...]
     labels: tuple[int, ...]
 
 
@@ -50,21 +48,21 @@ def read_devkit(path: Path) -> Devkit:
             meta, truth = (tar.extractfile(name).read() for name in (META, GROUND_TRUTH))  # type: ignore[union-attr]
     except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, KeyError, AttributeError) as error:
         raise wrong_archive(path, f"cannot be read: {error}") from error
-    synsets = _synsets(meta, path)
-    samples = {synset["WNID"]: synset["num_train_images"] for synset in synsets}
-    label_of = {synset["ILSVRC2012_ID"]: label for label, synset in enumerate(synsets)}
-    return Devkit(samples=samples, labels=_labels(truth, label_of, path))
+    numbers = _classes(meta, path)
+    label_of = {number: label for label, number in enumerate(numbers.values())}
+    return Devkit(classes=tuple(numbers), labels=_labels(truth, label_of, path))
 
 
-def _synsets(meta: bytes, path: Path) -> list[dict[str, Any]]:
-    """The synsets that are classes, by WordNet identifier: those without children. The others are their hypernyms."""
+def _classes(meta: bytes, path: Path) -> dict[str, int]:
+    """The numbers of the classes by WordNet identifier, sorted: the synsets without children, of which the others are
+    hypernyms.
+    """
     from scipy.io import loadmat
 
     try:
         table = loadmat(io.BytesIO(meta))["synsets"].ravel()
-        names = ("ILSVRC2012_ID", "WNID", "num_train_images")
-        rows = [{name: row[name].item() for name in names} for row in table if row["num_children"].item() == 0]
-        return sorted(rows, key=lambda row: str(row["WNID"]))
+        rows = [row for row in table if row["num_children"].item() == 0]
+        return dict(sorted((str(row["WNID"].item()), row["ILSVRC2012_ID"].item()) for row in rows))
     except Exception as error:
         # The reader raises whatever its parsing stumbles over.
         raise wrong_archive(path, f"{META} is not a table of synsets: {error}") from error

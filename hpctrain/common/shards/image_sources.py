@@ -5,7 +5,6 @@ WebDataset shards of other programs; and which of them are for training, and whi
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,20 +123,17 @@ def _archives(folder: Path) -> ImageSource:
     devkit = read_devkit(folder / DEVKIT)
     validation = ValidationTar(archive=folder / VALIDATION, labels=devkit.labels)
     tars = _class_tars(folder / TRAIN, devkit)
-    return ImageSource(classes=tuple(devkit.samples), parts={"train": tars, "val": (validation,)})
+    return ImageSource(classes=devkit.classes, parts={"train": tars, "val": (validation,)})
 
 
 def _class_tars(archive: Path, devkit: Devkit) -> tuple[ClassTar, ...]:
     tars = {Path(info.name).name: info for info in tar_files(archive)}
-    wanted = [f"{wnid}.tar" for wnid in devkit.samples]
+    wanted = [f"{wnid}.tar" for wnid in devkit.classes]
     for names, problem in ((set(wanted) - set(tars), "lacks"), (set(tars) - set(wanted), "has")):
         if names:
             listed = ", ".join(sorted(names)[:3])
             raise wrong_archive(archive, f"{problem} {listed}, against the {len(wanted)} classes of {DEVKIT}")
-    return tuple(
-        ClassTar(archive=archive, info=tars[name], label=label, samples=samples)
-        for label, (name, samples) in enumerate(zip(wanted, devkit.samples.values(), strict=True))
-    )
+    return tuple(ClassTar(archive=archive, info=tars[name], label=label) for label, name in enumerate(wanted))
 
 
 def _one_tree(folder: Path) -> ImageSource:
@@ -168,16 +164,9 @@ def _class_names(folder: Path, wanted: str = _WANTED) -> list[str]:
     names = sorted(path.name for path in folder.iterdir() if not is_clutter(path.name))
     if not names:
         raise wrong_source(folder, "has no folder of a class", wanted)
-    spelt: dict[str, str] = {}
-    for name in names:
-        if not (folder / name).is_dir():
-            hint = "the images of a split lie in one folder per class: move them there"
-            raise wrong_source(folder / name, "is not the folder of a class", hint)
-        other = spelt.setdefault(unicodedata.normalize("NFC", name), name)
-        if other != name:
-            problem = f"has the folders {other!a} and {name!a}, which are one name in two forms of Unicode"
-            hint = "move the images of both into one: macOS and Linux spell accents differently"
-            raise wrong_source(folder, problem, hint)
+    if stray := next((name for name in names if not (folder / name).is_dir()), None):
+        hint = "the images of a split lie in one folder per class: move them there"
+        raise wrong_source(folder / stray, "is not the folder of a class", hint)
     return names
 
 

@@ -60,22 +60,20 @@ class ArchivePart(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassTar:
-    """A class's tar inside the training archive, with the number of its images according to the devkit."""
+    """A class's tar inside the training archive."""
 
     archive: Path
     info: tarfile.TarInfo
     label: int
-    samples: int
 
     def members(self) -> list[ImageFile]:
         """The images, sorted by name.
 
         Raises:
-            HpctrainError: cut short, damaged, or of another number of images.
+            HpctrainError: cut short, or damaged.
         """
         files = tar_files(self.archive, self.info)
         where = f"{self.archive}: {self.info.name}"
-        _require_count(where, files, self.samples)
         begin = self.info.offset_data
         images = [_in_tar(where, self.archive, file, self.label, _stem(file.name), begin) for file in files]
         return sorted(images, key=lambda image: image.key)
@@ -95,7 +93,8 @@ class ValidationTar:
             HpctrainError: cut short, damaged, or other images than those that have labels.
         """
         files = sorted(tar_files(self.archive), key=lambda file: _stem(file.name))
-        _require_count(self.archive, files, len(self.labels))
+        if len(files) != len(self.labels):
+            raise wrong_archive(self.archive, f"{len(files)} images, where the devkit has {len(self.labels)}")
         images = []
         for number, (file, label) in enumerate(zip(files, self.labels, strict=True), 1):
             key = f"ILSVRC2012_val_{number:08}"
@@ -293,11 +292,6 @@ class _Headers:
         content = os.pread(self._file, max(0, min(size, self._size - self._place)), self._begin + self._place)
         self._place += len(content)
         return content
-
-
-def _require_count(where: Path | str, files: list[tarfile.TarInfo], wanted: int) -> None:
-    if len(files) != wanted:
-        raise wrong_archive(where, f"{len(files)} images, where the devkit has {wanted}")
 
 
 def _in_tar(where: Path | str, archive: Path, file: tarfile.TarInfo, label: int, key: str, begin: int = 0) -> ImageFile:
