@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hpctrain.common.cluster.gpu_models import gpus
-from hpctrain.control.schedulers.profile import NodeProfile, load_profile, profile_names, sbatch_fault, slurm_folder
+from hpctrain.control.schedulers.profile import NodeProfile, load_profile, profile_names, slurm_folder
 from support.refusals import refused
 
 ROOT = Path(__file__).parents[4]
@@ -46,11 +46,6 @@ def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -
     assert profile.node.model_fields_set == {*NodeProfile.model_fields}
 
 
-def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
-    text = (slurm_folder() / "clusters" / "clariden.yaml").read_text()
-    assert load_profile(profile_file(tmp_path, text)) == load_profile("clariden")
-
-
 @pytest.mark.parametrize(
     ("text", "line", "code", "values"),
     [
@@ -64,20 +59,15 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ("node: {gpus: 2, gpu_type: 'a b'}", 3, "HT-file-value", {"key": "node.gpu_type"}),
         ('account: "a\\n#SBATCH --uid=0"', 3, "HT-value-not-valid", {"key": "account"}),
         ("qos: two words", 3, "HT-value-not-valid", {"key": "qos", "value": "two words"}),
-        ("partition: --uid=0", 3, "HT-value-not-valid", {"key": "partition"}),
-        ("constraint: ''", 3, "HT-value-not-valid", {"key": "constraint", "value": ""}),
         ("name: a/b", 3, "HT-file-key-twice", {"key": "name", "first_line": 1}),
         ("setup:\n  - echo one\n  - |\n    echo two\n    echo three", 5, "HT-value-not-valid", {"key": "setup.1"}),
         ("modules: ['a; b']", 3, "HT-value-not-valid", {"key": "modules.0"}),
         ("environment: {A-B: x}", 3, "HT-file-value", {"key": "environment.A-B.[key]"}),
         ("environment: {OMP_NUM_THREADS: 8}", 3, "HT-file-value", {"key": "environment.OMP_NUM_THREADS", "value": "8"}),
         ('environment: {A: "x\\0"}', 3, "HT-file-value", {"key": "environment.A"}),
-        ("time: 90", 3, "HT-file-value", {"key": "time", "value": "90"}),
         ("time: soon", 3, "HT-value-not-valid", {"key": "time", "value": "soon"}),
-        ("time: '1:2:3:4'", 3, "HT-value-not-valid", {"key": "time"}),
         ("node_storage: $(rm x)", 3, "HT-file-value", {"key": "node_storage"}),
         ("sbatch: {output: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "output"}),
-        ("sbatch: {nodes: '2'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "nodes"}),
         ("sbatch: {--comment: x}", 1, "HT-sbatch-option-not-valid", {"option": "--comment"}),
         ("sbatch: {gres: 'gpu:4'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
         ('sbatch: {comment: "a\\nb"}', 1, "HT-sbatch-option-not-valid", {"option": "comment"}),
@@ -89,14 +79,7 @@ def test_a_profile_by_its_path_is_the_same(tmp_path: Path) -> None:
         ),
         ("node: {memory: much}", 3, "HT-file-value", {"key": "node.memory"}),
         ("launcher: srun", 3, "HT-file-value", {"key": "launcher", "value": "'srun'"}),
-        *(
-            (f"signal: '{name}'", 3, "HT-value-not-valid", {"key": "signal", "value": name})
-            for name in ("usr2", "TERM", "KILL", "STOP", "12", "URG", "WINCH")
-        ),
         ("signal: TERM", 3, "HT-value-not-valid", {"choices": "valid: ALRM, USR1, USR2, XCPU"}),
-        ("tried: 1", 3, "HT-file-value", {"key": "tried"}),
-        ("sbatch: [", 4, "HT-file-not-yaml", {}),
-        ("sbatch: &a {x: *a}", 3, "HT-file-not-yaml", {}),
     ],
 )
 def test_a_wrong_profile_names_the_line(
@@ -123,12 +106,6 @@ def test_pyxis_goes_with_srun_and_further_options_pass(tmp_path: Path) -> None:
     )
     profile = load_profile(profile_file(tmp_path, text))
     assert profile.sbatch == {"gres": "nvme:100", "mail-type": "END", "contiguous": None}
-
-
-@pytest.mark.parametrize("option", ["Nodes", "x_y", "", "-N", "a b", "a=b", "ünter"])
-def test_options_of_sbatch_have_long_names(option: str) -> None:
-    fault = sbatch_fault(option, "x")
-    assert fault and fault.code == "HT-sbatch-option-not-valid"
 
 
 def test_profiles_that_are_not_there(tmp_path: Path) -> None:

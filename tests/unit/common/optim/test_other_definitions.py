@@ -7,15 +7,10 @@ library                            is ours with                                 
 =================================  =============================================  ===================================
 PyTorch SGD                        sgd
 Keras SGD                          sgd without decay, with rate_in_momentum       sgd otherwise
-pytorch_optimizer LARS             lars, norm and bias undecayed and unadapted    lars of the paper: rate_in_momentum
 optax lars                         lars, rate_in_momentum and norm_of_sum         lars of the paper: sum_of_norms
 optax lamb                         lamb
 Keras Lamb                         lamb without decay                             lamb with decay, which Keras applies
                                                                                   outside the trust ratio
-pytorch_optimizer Lamb             lamb without decay and epsilon, of weights     lamb otherwise: its decay is outside
-                                   that do not start at 0, where |w| is below     the ratio, the ratio has an epsilon,
-                                   10 and adam_debias is set                      |w| is cut off at 10, and by default
-                                                                                  only the mean is bias-corrected
 =================================  =============================================  ===================================
 """
 
@@ -32,12 +27,10 @@ pytest.importorskip("keras")
 import jax
 import keras
 import optax
-import pytorch_optimizer
 import torch
 
 from support.optimizer_runs import (
     GRADIENTS,
-    INTERRUPTED,
     RATES,
     START,
     Arrays,
@@ -106,24 +99,6 @@ def test_sgd_of_keras(nesterov):
     assert distance(torch_path(settings("sgd", **values, rate_in_momentum=True, weight_decay=0.125)), decayed) > OTHER
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_lars_of_pytorch_optimizer(nesterov):
-    theirs = of_torch(pytorch_optimizer.LARS, **_LARS, nesterov=nesterov)
-    same = settings("lars", **_LARS, undecayed=_VECTORS, unadapted=_VECTORS, nesterov=nesterov)
-    assert distance(torch_path(same), theirs) < SAME
-    assert distance(torch_path(same.model_copy(update={"rate_in_momentum": True})), theirs) > OTHER
-    assert distance(torch_path(PAPER), theirs) > OTHER
-
-
-def test_a_step_without_a_gradient_is_where_libraries_and_the_papers_formula_part():
-    """eta |w| / (0 + beta |w|) is eta / beta in pytorch_optimizer; here and in MLPerf's reference the ratio is 1."""
-    model = torch_model()
-    theirs = torch_steps(model, pytorch_optimizer.LARS(model.parameters(), **_LARS), INTERRUPTED)
-    ours = torch_path(settings("lars", **_LARS, undecayed=_VECTORS, unadapted=_VECTORS), INTERRUPTED)
-    assert distance(ours[:7], theirs[:7]) < SAME
-    assert distance(ours[7:], theirs[7:]) > OTHER
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_lars_of_optax(nesterov):
@@ -147,16 +122,3 @@ def test_lamb_of_keras():
     assert distance(torch_path(ours), of_keras(keras.optimizers.Lamb, **theirs)) < SAME
     decayed = of_keras(keras.optimizers.Lamb, **theirs, weight_decay=0.125)
     assert distance(torch_path(ours.model_copy(update={"weight_decay": 0.125})), decayed) > OTHER
-
-
-def test_lamb_of_pytorch_optimizer():
-    """The first parameter's norm passes 10 between steps 20 and 30; the second starts at 0."""
-    ours = torch_path(settings("lamb", epsilon=0.0))
-    same = of_torch(pytorch_optimizer.Lamb, eps=0.0, adam_debias=True)
-    assert distance(ours[:20], same[:20], only=1) < SAME
-    assert distance(ours, same, only=1) > OTHER
-    assert distance(ours[:20], same[:20]) > OTHER
-    assert distance(ours[:20], of_torch(pytorch_optimizer.Lamb, eps=0.0)[:20], only=1) > OTHER
-    decayed = torch_path(settings("lamb", epsilon=0.0, weight_decay=0.1))
-    theirs = of_torch(pytorch_optimizer.Lamb, eps=0.0, adam_debias=True, weight_decay=0.1)
-    assert distance(decayed[:20], theirs[:20], only=1) > OTHER

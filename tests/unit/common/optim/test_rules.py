@@ -12,9 +12,6 @@ pytest.importorskip("keras")
 
 import torch
 
-from hpctrain.common.optim.rules import decay
-from hpctrain.common.recipes.sections import ModelSettings
-from hpctrain.worker import models
 from hpctrain.worker.train import keras_rules, torch_rules
 from support.optimizer_runs import (
     INTERRUPTED,
@@ -298,30 +295,6 @@ def test_goes_on_from_its_state(name, values):
     for old, new in zip(first.variables, second.variables, strict=True):
         new.assign(old.numpy())
     assert distance(keras_steps(net, second, first=25), whole[25:]) < 1e-13
-
-
-@pytest.mark.long
-def test_norms_of_projected_shortcuts_are_decayed_where_a_recipe_says_so():
-    """As a filter by "bn" in the name leaves downsample.1 out; in both frameworks the 8 vectors of 4 norms."""
-    chosen = settings("sgd", weight_decay=1.0, undecayed=("main_path_norm",))
-    with torch.device("meta"):
-        net = models.build(ModelSettings(name="resnet50"), "torch")
-    groups = torch_rules.make_optimizer(chosen, net).param_groups
-    left_out = {id(each) for group in groups if not group["weight_decay"] for each in group["params"]}
-    assert {name for name, each in net.named_parameters() if id(each) in left_out} == {
-        name for name, _ in net.named_parameters() if "bn" in name
-    }
-    keras_net = models.build(ModelSettings(name="resnet50"), "keras")
-    kinds = keras_rules.parameter_kinds(keras_net)
-    decayed = [
-        variable.path
-        for variable, kind in zip(keras_net.trainable_variables, kinds, strict=True)
-        if "norm" in kind and decay(chosen, kind)
-    ]
-    assert len(decayed) == 8
-    assert all(".downsample.1/" in path for path in decayed)
-    everywhere = settings("sgd", weight_decay=1.0, undecayed=("norm",))
-    assert not any(decay(everywhere, kind) for kind in kinds if "norm" in kind)
 
 
 def test_pytorchs_own_sgd_is_used_where_it_is_the_recipes():

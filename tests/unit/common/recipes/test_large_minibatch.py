@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +15,6 @@ import pytest
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.worker.data import open_sources
 from hpctrain.worker.train.loop import learning_rate
-from support import needs
-from support.startup import warm_start
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = ROOT / "benchmarks/large_minibatch.py"
@@ -87,54 +83,3 @@ def test_what_the_recipe_reports_is_what_the_study_found(program):
         assert row.value == pytest.approx(1 - statistics.mean(errors) / 100, abs=5e-5)
         assert row.deviation == pytest.approx(statistics.stdev(errors) / 100, abs=5e-5)
     assert {row.batch for row in load_recipe("digits-large-minibatch").reported} == set(program.BATCHES)
-
-
-def plain_training(batch: int, seed: int, rates: list[float]) -> list[int]:
-    """The same training without hpctrain's loop; returns the wrong test images after each epoch."""
-    import torch
-    from torch.nn import functional as F
-
-    from hpctrain.worker.models.torch_digits import digits_cnn
-
-    train, test = open_sources(load_recipe("digits-large-minibatch"))
-    torch.manual_seed(seed)
-    model = digits_cnn()
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, weight_decay=1e-4)
-    inputs, labels = (torch.from_numpy(each) for each in (train.samples.images, train.samples.labels))
-    wrong, steps = [], TRAIN // batch
-    for step, rate in enumerate(rates):
-        epoch, part = divmod(step, steps)
-        order = np.random.default_rng((seed, epoch)).permutation(TRAIN)[part * batch : (part + 1) * batch]
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[order].movedim(-1, 1)), labels[order]).backward()
-        optimizer.step()
-        if part == steps - 1:
-            with torch.no_grad():
-                found = model(torch.from_numpy(test.samples.images).movedim(-1, 1)).argmax(dim=1).numpy()
-            wrong.append(int((found != test.samples.labels).sum()))
-    return wrong
-
-
-@pytest.mark.thorough
-@needs.pytorch
-def test_a_study_of_two_runs(tmp_path, program, capsys):
-    """It trains as a plain loop with the paper's rates does, and what it writes can be read and drawn."""
-    out, plot = tmp_path / "study.json", tmp_path / "study.png"
-    # A rate at which the last bits of a sum do not decide what comes of them.
-    shorter = ("epochs=3", "schedule.milestones=[2]", "schedule.warmup_epochs=1", "optimizer.learning_rate=0.001")
-    settings = itertools.chain.from_iterable(("--set", setting) for setting in shorter)
-    cases = ("--batches", "512", "--rules", "gradual", "none", "--seeds", "1", "--processes", "1")
-    command = (sys.executable, PROGRAM, *settings, *cases, "--out", out)
-    # Begun cold: the processes of its pool look for the main module of an interpreter of its own.
-    cold = {name: value for name, value in os.environ.items() if name != warm_start.DIRECTORY}
-    made = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=cold).stdout
-    assert "no warm-up" in made and "seed 0" in made
-    runs = {run["rule"]: run for run in json.loads(out.read_text())["runs"]}
-    behind = [0.032, 0.032, 0.0032, 0.0032]
-    for rule, rates in (("none", [0.032, 0.032, *behind]), ("gradual", [0.001, 0.0165, *behind])):
-        assert runs[rule]["wrong"] == pytest.approx(plain_training(512, 0, rates), abs=3)
-    assert runs["none"]["wrong"] != pytest.approx(runs["gradual"]["wrong"], abs=6)
-    program.main(["--read", str(out), "--plot", str(plot)])
-    assert f"{runs['none']['error']:.2f} ± 0.00" in capsys.readouterr().out
-    assert plot.read_bytes().startswith(b"\x89PNG")

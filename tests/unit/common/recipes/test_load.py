@@ -58,7 +58,7 @@ def test_a_file_is_the_same_as_the_published_recipe(tmp_path: Path) -> None:
     assert load_recipe(recipe_file(tmp_path, DIGITS)) == load_recipe("digits")
 
 
-@pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "1E-4", "1e-04", "0.0001", "1.e-4", ".1e-3"])
+@pytest.mark.parametrize("text", ["1e-4", "0.0001", ".1e-3"])
 def test_floats_as_in_yaml_1_2(tmp_path: Path, text: str) -> None:
     file = changed(tmp_path, "weight_decay: 1.0e-4", f"weight_decay: {text}")
     assert load_recipe(file).optimizer.weight_decay == 1e-4
@@ -87,12 +87,9 @@ def test_overrides() -> None:
     [
         ("optimizer.learnin_rate=1", "HT-file-unknown-key", {"key": "optimizer.learnin_rate"}),
         ("optimzer.name=adam", "HT-file-unknown-key", {"key": "optimzer"}),
-        ("optimizer={nme: sgd, learning_rate: 1}", "HT-file-unknown-key", {"key": "optimizer.nme"}),
-        ("epochs=many", "HT-file-value", {"key": "epochs", "value": "'many'"}),
         ("epochs=2.5", "HT-file-value", {"key": "epochs", "value": "2.5"}),
         ("batch.drop_last=1", "HT-file-value", {"key": "batch.drop_last", "value": "1"}),
         ("optimizer.learning_rate=.inf", "HT-file-value", {"key": "optimizer.learning_rate", "value": "inf"}),
-        ("optimizer.learning_rate=-1", "HT-file-value", {"key": "optimizer.learning_rate", "value": "-1"}),
         ("schedule.milestones=[1, x]", "HT-file-value", {"key": "schedule.milestones.1", "value": "'x'"}),
         ("optimizer=3", "HT-file-value", {"key": "optimizer", "value": "3"}),
         (
@@ -102,15 +99,8 @@ def test_overrides() -> None:
         ),
         ("epochs.of=3", "HT-set-unknown-key", {"override": "epochs.of=3", "parent": "epochs"}),
         ("epochs", "HT-option-bad-value", {"override": "epochs"}),
-        ("epochs=[", "HT-file-not-yaml", {}),
-        (
-            "data={[name]: digits}",
-            "HT-file-not-yaml",
-            {},
-        ),
-        ("=3", "HT-option-bad-value", {"override": "=3"}),
+        ("data={[name]: digits}", "HT-file-not-yaml", {}),
         ("epochs=1:30", "HT-file-value", {"key": "epochs", "value": "'1:30'"}),
-        ("epochs=1_000", "HT-file-value", {"key": "epochs", "value": "'1_000'"}),
         (f"epochs={'9' * 5000}", "HT-file-value", {"key": "epochs", "value": "'999999999999...9999999999999'"}),
         ("data=&a [*a]", "HT-file-not-yaml", {}),
         ("data=!!timestamp x", "HT-file-not-yaml", {}),
@@ -123,11 +113,6 @@ def test_overrides() -> None:
         ("schedule.end_rate=0.06", "HT-keys-not-together", "scaled to batch.size 64 (0.05)"),
         ("epochs=100001", "HT-file-value", {"key": "epochs", "value": "100001"}),
         (
-            "model.zero_gamma=false",
-            "HT-recipe-key-of-another",
-            {"key": "zero_gamma", "owners": "resnet18, resnet50 and resnet101", "name": "digits_cnn"},
-        ),
-        (
             "model.batch_norm.span=8",
             "HT-recipe-key-of-another",
             {"key": "batch_norm", "owners": "resnet18, resnet50 and resnet101", "name": "digits_cnn"},
@@ -139,7 +124,6 @@ def test_overrides() -> None:
         ),
         ("images.size_ramp=[[4, 160], [4, 192]]", "HT-key-out-of-range", {"key": "images"}),
         ("images.crop_area=[0.5, 0.1]", "HT-key-out-of-range", {"key": "images"}),
-        ("images.crop_area=[0.5, 1.1]", "HT-key-out-of-range", {"key": "images"}),
         ("images.crop_ratio=[2, 1]", "HT-key-out-of-range", {"key": "images"}),
         (
             "images.test_size=300",
@@ -180,13 +164,6 @@ def test_a_rate_that_ends_above_its_peak_on_these_ranks() -> None:
     [
         ("momentum: 0.9", "momentun: 0.9", "momentun", "HT-file-unknown-key", {"key": "optimizer.momentun"}),
         ("epochs: 20", "epochs: twenty", "epochs: twenty", "HT-file-value", {"key": "epochs", "value": "'twenty'"}),
-        (
-            "  name: cosine",
-            "  name: cosin",
-            "  name: cosin",
-            "HT-file-value",
-            {"key": "schedule.name", "value": "'cosin'"},
-        ),
         ("  size: 64", "  micro_batch: 1", "batch:", "HT-keys-not-together", {"key": "batch"}),
         (
             "warmup_epochs: 2",
@@ -197,8 +174,6 @@ def test_a_rate_that_ends_above_its_peak_on_these_ranks() -> None:
         ),
         ("seed: 7", "epochs: 7", "epochs: 7", "HT-file-key-twice", {"key": "epochs"}),
         ("seed: 7", "seed: [7", "", "HT-file-not-yaml", {}),
-        ("seed: 7", "[seed]: 7", "[seed]", "HT-file-not-yaml", {}),
-        ("seed: 7", "seed: 2020-01-01", "seed: 2020", "HT-file-value", {"key": "seed", "value": "'2020-01-01'"}),
     ],
 )
 def test_a_wrong_file_names_the_line(
@@ -224,7 +199,6 @@ def test_every_fault_is_told(tmp_path: Path) -> None:
     [
         (b"", "HT-file-no-mapping", {"kind": "recipe"}),
         (b"- a\n- b\n", "HT-file-no-mapping", {"kind": "recipe"}),
-        (b"just words", "HT-file-no-mapping", {"kind": "recipe"}),
         (b"\xff\xff\x00\x01", "HT-file-not-text", {}),
         (b"a: !!python/object:os.system x", "HT-file-not-yaml", {}),
         (b"1: 2\nnull: 3\n", "HT-file-missing-key", {"key": "name"}),
@@ -256,11 +230,6 @@ def test_fault_tolerance_in_one_word_leaves_the_other_overrides(reverse: bool) -
     contrary = ["fault_tolerance.min_ranks=2", "fault_tolerance=stop"]
     with refused("HT-set-unknown-key", parent="fault_tolerance", value="stop"):
         load_recipe("digits", contrary[::-1] if reverse else contrary)
-
-
-def test_shrink_in_one_word() -> None:
-    tolerance = load_recipe("digits", ["fault_tolerance.min_ranks=2", "fault_tolerance=shrink"]).fault_tolerance
-    assert (tolerance.lost_rank, tolerance.min_ranks) == ("shrink", 2)
 
 
 @pytest.mark.parametrize(
@@ -301,9 +270,7 @@ def test_fewer_epochs_than_the_warm_up_has_clip_it_and_say_so() -> None:
     [
         ("you2017-lars@8192", "optimizer.learning_rate=29", True),
         ("you2017-lars@8192", "schedule.decay_from=warmup", True),
-        ("you2017-lars@8192", "epochs=90", True),
         ("you2017-lars@8192", "model.weights.fan=in", True),
-        ("you2017-lars@8192", "data.limit=1000", True),
         ("you2017-lars@8192", "batch.micro_batch=32", True),
         ("you2017-lars@8192", "communication.compression=fp16", True),
         ("goyal2017", "batch.per_rank=64", True),
