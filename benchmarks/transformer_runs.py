@@ -158,8 +158,13 @@ class Run:
 
     @cached_property
     def model_flops(self) -> float:
-        """FLOPs a token of forward and backward pass, causal attention halved."""
-        return 3 * self.network.forward_flops(scores="half").total
+        """FLOPs a token of forward and backward pass, a multiply-add being 2, causal attention halved."""
+        network = self.network
+        projections = 4 * network.width * (network.queries + network.keys)
+        scores = 4 * network.attended(network.context) * network.queries
+        mlp = 2 * network.matrices * network.width * network.mlp
+        head = 2 * network.width * (network.vocabulary + (0 if network.causal else network.width))
+        return 3 * (network.layers * (projections + scores + mlp) + head)
 
 
 @dataclass(frozen=True)

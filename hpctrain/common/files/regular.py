@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 
+_LAST_BYTES = 1 << 16
 _FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
@@ -71,17 +72,13 @@ def read_regular(path: Path, limit: int, *, links: bool = True) -> bytes:
     return content
 
 
-def last_lines(path: Path, count: int, *, begin: int = 0, most_bytes: int = 65536) -> tuple[str, ...]:
-    """The last lines of a log, of those from a byte on; none where it cannot be read.
-
-    Args:
-        most_bytes: what is read at most.
-    """
+def last_lines(path: Path, count: int, *, begin: int = 0) -> tuple[str, ...]:
+    """The last lines of a log, of those from a byte on; none where it cannot be read. At most 64 KiB are read."""
     try:
         with open_regular(path, links=False) as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(begin, size - most_bytes))
-            return tuple(file.read(most_bytes).decode(errors="replace").splitlines()[-count:])
+            file.seek(max(begin, size - _LAST_BYTES))
+            return tuple(file.read(_LAST_BYTES).decode(errors="replace").splitlines()[-count:])
     except OSError:
         return ()
 

@@ -26,12 +26,8 @@ def _tuple(value: Any) -> Any:
 Trackers = Annotated[tuple[Tracker, ...], BeforeValidator(_tuple)]
 
 
-def parse_trackers(text: str, *, where: str = "--tracking") -> tuple[Tracker, ...]:
-    """The trackers of a text such as ``tensorboard,mlflow``; none of ``none``.
-
-    Args:
-        text: names, with commas between them.
-        where: the option or file that it comes from, for messages.
+def parse_trackers(text: str) -> tuple[Tracker, ...]:
+    """The trackers of ``--tracking``, such as ``tensorboard,mlflow``; none of ``none``.
 
     Raises:
         HpctrainError: an unknown name.
@@ -43,9 +39,8 @@ def parse_trackers(text: str, *, where: str = "--tracking") -> tuple[Tracker, ..
         if name not in TRACKERS:
             raise HpctrainError(
                 "HT-choice-unknown",
-                "{where} {text}: unknown tracker {name!r}",
+                "--tracking {text}: unknown tracker {name!r}",
                 nearest(name, (*TRACKERS, _NONE)),
-                where=where,
                 text=text,
                 name=name,
             )

@@ -1,4 +1,4 @@
-"""The sizes of a transformer, and what follows from them in closed form: its parameters and its FLOPs."""
+"""The sizes of a transformer, and the number of its parameters, which follows from them in closed form."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ Kind = Literal["gelu", "swiglu"]
 Norm = Literal["layernorm", "rmsnorm"]
 Positions = Literal["learned", "rotary", "none"]
 Bias = Literal["all", "qkv", "none"]
-# How the products of queries with keys, and of their scores with values, are counted.
-Scores = Literal["full", "half", "flash"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "kind": get_args(Kind),
@@ -64,32 +62,6 @@ class Parameters:
     def total(self) -> int:
         """Those of the whole network; shared ones count once."""
         return self.first + self.layers * self.layer + self.last
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flops:
-    """FLOPs a token of matrix products, a multiply-add being 2; attention, scores and MLP are those of one layer.
-
-    Attributes:
-        attention: projections to queries, keys and values, and of the output.
-        scores: queries with keys, and scores with values.
-    """
-
-    layers: int
-    attention: float
-    scores: float
-    mlp: float
-    head: float
-
-    @property
-    def layer(self) -> float:
-        """Those of one layer."""
-        return self.attention + self.scores + self.mlp
-
-    @property
-    def total(self) -> float:
-        """Those of the whole network."""
-        return self.layers * self.layer + self.head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,36 +191,3 @@ class Transformer:
     @property
     def _norm(self) -> int:
         return self.width * (2 if self.norm == "layernorm" and self.bias == "all" else 1)
-
-    def forward_flops(self, sequence: int | None = None, scores: Scores = "full") -> Flops:
-        """FLOPs a token of the forward pass.
-
-        Args:
-            sequence: tokens of a sample, the context by default.
-            scores: ``full`` counts each pair of tokens, as model FLOPs are counted most often (Chowdhery et al. 2022,
-                arXiv 2204.02311, appendix B); ``half`` only those that a causal network uses; ``flash`` what
-                FlashAttention's kernels compute (Dao et al. 2022, arXiv 2205.14135), the same as ``half`` forward.
-        """
-        sequence = sequence or self.context
-        pairs = sequence if scores == "full" else self.attended(sequence)
-        return Flops(
-            layers=self.layers,
-            attention=4 * self.width * (self.queries + self.keys),
-            scores=4 * pairs * self.queries,
-            mlp=2 * self.matrices * self.width * self.mlp,
-            head=2 * self.width * (self.vocabulary + (0 if self.causal else self.width)),
-        )
-
-    def backward_flops(self, sequence: int | None = None, scores: Scores = "full") -> Flops:
-        """FLOPs a token of the backward pass: two products for each of the forward pass.
-
-        FlashAttention computes the scores once more, which makes five products of its two; see :meth:`forward_flops`.
-        """
-        forward = self.forward_flops(sequence, scores)
-        return Flops(
-            layers=self.layers,
-            attention=2 * forward.attention,
-            scores=(2.5 if scores == "flash" else 2) * forward.scores,
-            mlp=2 * forward.mlp,
-            head=2 * forward.head,
-        )

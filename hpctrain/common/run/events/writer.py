@@ -17,7 +17,6 @@ from hpctrain.common.run.events.reader import LONGEST_LINE, EventsFile, attempts
 
 # How far ranks can be ahead of the one that writes, and more: it takes part in each step.
 _RECENT = 16
-_BLOCK_BYTES = 65536
 
 
 class EventWriter:
@@ -144,25 +143,19 @@ def _drop_partial_line(path: Path) -> None:
     Raises:
         HpctrainError: the file ends in more than any event has, which nothing is cut off of.
     """
-    length = _BLOCK_BYTES
     with open_regular(path, links=False) as file:
         end = file.seek(0, os.SEEK_END)
-        while True:
-            begin = file.seek(max(0, end - length))
-            text = file.read(end - begin)
-            # A line of which both ends are known.
-            if not begin or text.count(b"\n") > 1:
-                break
-            if len(text) > 2 * LONGEST_LINE:
-                raise HpctrainError(
-                    "HT-events-without-line-ends",
-                    "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
-                    "restore it; without it, a run goes on from its newest checkpoint",
-                    exit_code=1,
-                    path=path,
-                    megabytes=len(text) / 1e6,
-                )
-            length *= 2
+        begin = file.seek(max(0, end - 2 * LONGEST_LINE))
+        text = file.read(end - begin)
+    if begin and b"\n" not in text:
+        raise HpctrainError(
+            "HT-events-without-line-ends",
+            "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
+            "restore it; without it, a run goes on from its newest checkpoint",
+            exit_code=1,
+            path=path,
+            megabytes=len(text) / 1e6,
+        )
     if (whole := intact_length(text)) < len(text):
         with open(path, "r+b", opener=private) as writable:
             writable.truncate(begin + whole)

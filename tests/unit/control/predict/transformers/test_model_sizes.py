@@ -174,7 +174,6 @@ def test_a_window_bounds_what_tokens_attend_to():
         # A token counts half of itself.
         assert found.attended(sequence) == pytest.approx(counted - min(window, sequence) / sequence / 2, rel=0.001)
     assert replace(plain, window=32).attended(32) == plain.attended(32) == 16
-    assert replace(plain, window=8).forward_flops(scores="flash").scores < plain.forward_flops(scores="flash").scores
     assert replace(plain, causal=False).attended(32) == 32
 
 

@@ -8,8 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
 
 from hpctrain.common.recipes.gpt import GptSettings  # noqa: E402
 from hpctrain.common.recipes.transformer import Transformer  # noqa: E402
@@ -54,35 +52,24 @@ KINDS = {
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameters_and_flops_are_those_of_real_modules(kind, times):
+def test_parameters_are_those_of_real_modules(kind, times):
     sizes = sized(KINDS[kind], times)
     with torch.device("meta"):
         network = Network(sizes)
-        tokens = torch.zeros(2, sizes.context, dtype=torch.int64)
     assert sum(each.numel() for each in network.parameters()) == sizes.parameters.total
     assert sum(each.numel() for each in network.layers[0].parameters()) == sizes.parameters.layer
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
-        logits = network(tokens)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:
-        logits.sum().backward()
-    assert forward.get_total_flops() == tokens.numel() * sizes.forward_flops().total
-    assert backward.get_total_flops() == tokens.numel() * sizes.backward_flops().total
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 @pytest.mark.parametrize("bias", [False, True])
-def test_parameters_and_flops_are_those_of_our_own_gpt(bias, times):
+def test_parameters_are_those_of_our_own_gpt(bias, times):
     settings = GptSettings(
         layers=2, heads=4 * times, width=64 * times, context=32 * times, vocabulary=97, bias=bias, tied=not bias
     )
     sizes = settings.transformer
     with torch.device("meta"):
         network = GPT(settings)
-        tokens = torch.zeros(3, settings.context, dtype=torch.int64)
     assert sum(each.numel() for each in network.parameters()) == sizes.parameters.total == settings.parameters
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
-        network(tokens).sum().backward()
-    assert counted.get_total_flops() == tokens.numel() * (sizes.forward_flops().total + sizes.backward_flops().total)
 
 
 def test_parts_are_those_of_modules():
@@ -98,18 +85,6 @@ def test_parts_are_those_of_modules():
         (network.head, parts.head),
     ):
         assert sum(each.numel() for each in module.parameters()) == expected
-
-
-def test_flash_computes_scores_once_more():
-    both = replace(LLAMA, causal=False)
-    shapes = [(1, heads, both.context, 16) for heads in (both.heads, both.heads, both.heads)]
-    tokens = both.context
-    assert sdpa_flop_count(*shapes) == tokens * both.forward_flops(scores="flash").scores
-    assert sdpa_backward_flop_count(shapes[0], *shapes) == tokens * both.backward_flops(scores="flash").scores
-    # A causal network has half of the pairs, whichever way they are counted.
-    for scores in ("half", "flash"):
-        assert LLAMA.forward_flops(scores=scores).scores == both.forward_flops().scores / 2
-    assert LLAMA.backward_flops(scores="half").scores == both.backward_flops().scores / 2
 
 
 def saved_bytes(layer: torch.nn.Module, x: torch.Tensor) -> int:
