@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.io import loadmat
-from sklearn.linear_model import LogisticRegression
 
 from hpctrain.cli.main import main
 from hpctrain.common.shards import fake
@@ -83,17 +82,6 @@ def test_counts_and_what_is_odd(folder: Path):
     sizes = {image.size for image in images if image}
     assert len(sizes) > 20
     assert np.median([max(size) for size in sizes]) == pytest.approx(48, abs=14)
-
-
-@pytest.mark.slow
-def test_classes_can_be_learnt(folder: Path):
-    def features(pairs: list[tuple[str, bytes]]) -> tuple[np.ndarray, list[str]]:
-        opened = [(wnid, image) for wnid, content in pairs if (image := _opened(content))]
-        pixels = [np.asarray(image.convert("RGB").resize((8, 8))).ravel() / 255 for _, image in opened]
-        return np.array(pixels), [wnid for wnid, _ in opened]
-
-    model = LogisticRegression(max_iter=500).fit(*features(_train(folder)))
-    assert model.score(*features(_validation(folder))) > 0.7
 
 
 def test_the_seed_decides_every_byte(tmp_path: Path):

@@ -13,11 +13,9 @@ import pytest
 from PIL import Image
 
 from hpctrain.cli.main import main
-from hpctrain.common.files.whole import temporary
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.one_shard import ShardTask
-from hpctrain.common.shards.parquet import RowGroup
 from support.refusals import refused
 from support.shard_folders import contents, samples, shard
 
@@ -305,24 +303,3 @@ def test_hosts_that_do_not_share_the_folder(source: Path, tmp_path: Path) -> Non
     with refused("HT-shards-records-missing", missing=16, count=16):
         _make(source, tmp_path / "shards", on_another_host)
     assert not (tmp_path / "shards" / "manifest.json").exists()
-
-
-def test_a_process_that_is_killed_while_others_go_on_leaves_nothing(source: Path, tmp_path: Path) -> None:
-    def killed(function: Any, items: Any) -> list[Any]:
-        for task in (tasks := list(items)):
-            if isinstance(task, ShardTask):
-                temporary(task.path).write_bytes(b"half")
-        return [function(task) for task in tasks]
-
-    _make(source, tmp_path / "shards")
-    _make(source, tmp_path / "other", killed)
-    assert contents(tmp_path / "other") == contents(tmp_path / "shards")
-
-
-@pytest.mark.parametrize("labels", [(0,), (0, 1, 0, 1)])
-def test_other_numbers_of_images_than_labels_are_refused(labels: tuple[int, ...], tmp_path: Path) -> None:
-    path = tmp_path / "train.parquet"
-    write(path, [b"a"] * 3, [0, 1, 0])
-    group = RowGroup(file=path, number=0, first=0, labels=labels, name="train", image="image")
-    with refused("HT-parquet-wrong", path=path):
-        group.members()

@@ -6,10 +6,6 @@ import json
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -77,17 +73,6 @@ def test_every_document_is_once_in_one_split_and_in_order(source, tmp_path):
     assert not set(train) & set(val)
 
 
-def test_where_parts_are_cut_does_not_matter(source, tmp_path):
-    rows = []
-    for size in (999, 10**6):
-        folder = tmp_path / str(size)
-        manifest, _ = prepared(source, folder, part_bytes=size)
-        shards = TokenShards(folder, "train")
-        rows.append(shards.read(0, len(shards)).tobytes())
-        assert (manifest.train.documents + manifest.val.documents) == 120
-    assert len(set(rows)) == 1
-
-
 def test_the_bytes_do_not_depend_on_who_makes_a_part_when(source, tmp_path):
     def backwards(function, items):
         return [function(item) for item in list(items)[::-1]][::-1]
@@ -110,40 +95,6 @@ def test_what_is_missing_or_damaged_is_made_again_and_nothing_else(source, tmp_p
     assert re.findall(r"\d+", said[-1])[-1] == "2"
     changed = {path.name for path in folder.glob("*.bin") if path.stat().st_mtime_ns != times[path.name]}
     assert changed == {f"{split}-00000{number}.bin" for split in ("train", "val") for number in (1, 2)}
-
-
-_KILLED = """
-import sys
-from pathlib import Path
-from hpctrain.common.shards.text import prepare
-
-def slowly(done):
-    if len(list(Path(sys.argv[2]).glob("records/*.json"))) >= 3:
-        sys.stdin.read()
-
-wanted = prepare.Preparation(
-    sources=(Path(sys.argv[1]),), folder=Path(sys.argv[2]), tokenizer="bytes", validation_share=0.2, part_bytes=3000
-)
-prepare.prepare_text(wanted, map, slowly)
-"""
-
-
-def test_a_killed_preparation_goes_on(source, tmp_path):
-    prepared(source, tmp_path / "whole")
-    folder = tmp_path / "killed"
-    words = [sys.executable, "-c", _KILLED, str(source), str(folder)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        limit = time.monotonic() + 60
-        while len(list(folder.glob("records/*.json"))) < 3 and time.monotonic() < limit:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    assert not (folder / "manifest.json").exists()
-    with refused("HT-shards-not-there", folder=folder):
-        TokenShards(folder, "train")
-    _, said = prepared(source, folder)
-    assert content(folder) == content(tmp_path / "whole")
-    parts = len(said) - 1
-    assert [*map(int, re.findall(r"\d+", said[-1]))] == [parts, parts, parts - 3]
 
 
 def test_reading_goes_from_one_shard_into_the_next(source, tmp_path):

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import tarfile
@@ -335,17 +334,3 @@ def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Pa
     (folder / "val-000000.tar").write_bytes(b"")
     assert main(["data", "verify", "--json", str(folder)]) == 3
     assert "--short-side 16 --quality 80" in json.loads(capfd.readouterr().out)["remedy"]
-
-
-def test_a_file_that_cannot_grow_leaves_nothing_half_written(source: Path, whole: Path, tmp_path: Path):
-    folder = tmp_path / "shards"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        with refused("HT-file-unwritable", path=folder / "train-000000.tar", reason="File too large"):
-            shard(source, folder)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert not list(folder.glob("*.tar")) + list(folder.glob(".*.part")) + list(folder.glob("manifest.json"))
-    shard(source, folder)
-    assert contents(folder) == contents(whole)
