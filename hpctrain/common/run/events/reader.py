@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, overload
 
@@ -198,11 +199,7 @@ class EventsFile:
         self._few.append(self._last)
 
     def __iter__(self) -> Iterator[Event]:
-        if not self.lines:
-            return
-        with reading(self._path), open_regular(self._path, links=False) as file:
-            for number in range(1, self.lines + 1):
-                yield parse_event(file.readline(LONGEST_LINE), f"{self._path}:{number}")
+        return islice(read_events(self._path), self.lines) if self.lines else iter(())
 
     @overload
     def few(self, kind: type[Kind], /) -> list[Kind]: ...
