@@ -37,13 +37,13 @@ class PyHpctrain(PythonPackage):
         depends_on("py-pydantic@2.9:")
         depends_on("py-pyyaml@6.0:")
         depends_on("py-rich@13.7:")
+        depends_on("py-safetensors@0.4:")
         depends_on("py-typer@0.15:")
         depends_on("py-xxhash@3.4:")
 
     with default_args(type=("build", "run"), when="+train"):
         depends_on("py-ml-dtypes@0.4:")
         depends_on("py-mpi4py@4.0:")
-        depends_on("py-safetensors@0.4:")
         depends_on("py-scikit-learn@1.4:")
         depends_on("py-tensorboard@2.16:")
 
