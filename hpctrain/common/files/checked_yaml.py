@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast, get_args
@@ -41,38 +42,17 @@ _MOST_FAULTS = 50
 
 
 class _Reader(yaml.SafeLoader):
-    """YAML's safe loader with a bound on nesting, which would exhaust Python's stack, and the decimal numbers of YAML
-    1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none. Aliases, which can be circular or grow
-    without bounds, and tags have no use in these files.
+    """YAML's safe loader without tags and aliases, which can be circular or grow without bounds, and with the decimal
+    numbers of YAML 1.2: ``1e-4`` is one, and ``1:30``, ``0x1f``, ``1_000`` and dates are none.
     """
-
-    # Sections within sections, and lists in them: these files have three levels.
-    _deepest = 20
-
-    def __init__(self, text: str, kind: str) -> None:
-        super().__init__(text)
-        self._kind = kind
-        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        if problem := self._refusal(event):
-            raise ComposerError(None, None, problem, event.start_mark)
-        self._depth += 1
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        # PyYAML gives the index of an item, the key of a value, and none of a key.
-        if isinstance(parent, yaml.MappingNode) and index is None and isinstance(node, yaml.CollectionNode):
-            raise ComposerError(None, None, "a key is one word or number, not a list or mapping", node.start_mark)
-        return node
-
-    def _refusal(self, event: Any) -> str | None:
-        """Why the node that begins with ``event`` is not allowed; None if it is."""
         if isinstance(event, yaml.AliasEvent):
-            return f"the alias *{event.anchor} has no place in a {self._kind}"
+            raise ComposerError(None, None, f"the alias *{event.anchor} has no place here", event.start_mark)
         if tag := getattr(event, "tag", None):
-            return f"the tag {tag} has no place in a {self._kind}"
-        return f"nested more than {self._deepest} deep" if self._depth == self._deepest else None
+            raise ComposerError(None, None, f"the tag {tag} has no place here", event.start_mark)
+        return super().compose_node(parent, index)
 
 
 _Reader.yaml_implicit_resolvers = {
@@ -135,7 +115,7 @@ def read_document(text: str, path: Path, kind: str, *, is_list: bool = False) ->
     """Parse a file whose top level is a mapping, or a list; other arguments and errors are those of
     :func:`load_checked`.
     """
-    root = _parse(text, kind, path)
+    root = _parse(text, path)
     if not isinstance(root, yaml.SequenceNode if is_list else yaml.MappingNode):
         raise HpctrainError(
             "HT-file-no-mapping",
@@ -145,7 +125,7 @@ def read_document(text: str, path: Path, kind: str, *, is_list: bool = False) ->
             wanted="list" if is_list else "mapping of keys to values",
         )
     _refuse_duplicates(root, path)
-    return Document(values=_value(root, kind), where=lambda location: f"{path}:{_line(root, location)}")
+    return Document(values=_value(root, path), where=lambda location: f"{path}:{_line(root, location)}")
 
 
 def dump(values: dict[str, Any]) -> str:
@@ -180,14 +160,14 @@ def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
     return "---\n".join(written)
 
 
-def parse_value(text: str, kind: str, where: str) -> Any:
+def parse_value(text: str, where: str) -> Any:
     """The value of one line of YAML.
 
     Raises:
         HpctrainError: it is not valid; begins with ``where``.
     """
-    root = _parse(text, kind, where, "the value is ")
-    return None if root is None else _value(root, kind)
+    root = _parse(text, where, "the value is ")
+    return None if root is None else _value(root, where, "the value is ")
 
 
 def validate(values: Any, model: type[M], where: Callable[[Location], str], kind: str, hint: str) -> M:
@@ -218,22 +198,31 @@ def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _parse(text: str, kind: str, place: object, one_value: str = "") -> yaml.Node | None:
+def _parse(text: str, place: object, one_value: str = "") -> yaml.Node | None:
+    with _valid_yaml(place, one_value):
+        return _Reader(text).get_single_node()
+
+
+def _value(root: yaml.Node, place: object, one_value: str = "") -> Any:
+    with _valid_yaml(place, one_value):
+        return _Reader("").construct_document(root)
+
+
+@contextlib.contextmanager
+def _valid_yaml(place: object, one_value: str) -> Iterator[None]:
+    """Make an error that names the place of what PyYAML refuses, and of what is nested too deep for Python's stack."""
     try:
-        return _Reader(text, kind).get_single_node()
-    except yaml.YAMLError as error:
+        yield
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
+        problem = "nested too deep" if isinstance(error, RecursionError) else getattr(error, "problem", error)
         raise HpctrainError(
             "HT-file-not-yaml",
             "{where}: {one_value}not valid YAML: {problem}",
             where=f"{place}:{mark.line + 1}" if mark and not one_value else place,
             one_value=one_value,
-            problem=str(getattr(error, "problem", error)),
+            problem=str(problem),
         ) from error
-
-
-def _value(root: yaml.Node, kind: str) -> Any:
-    return _Reader("", kind).construct_document(root)
 
 
 def _refuse_duplicates(node: yaml.Node, path: Path) -> None:

@@ -79,7 +79,7 @@ def _set(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, str]:
                 "for example --set epochs=5",
                 override=override,
             )
-        value = parse_value(text, "recipe", f"--set {override}")
+        value = parse_value(text, f"--set {override}")
         if isinstance(value, str) and (key, value) in _WORDS:
             key, value = _WORDS[key, value]
         *sections, last = key.split(".")
