@@ -14,7 +14,7 @@ import torch
 
 import hpctrain
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.shards.at_hand import IMAGENET_CLASSES
+from hpctrain.common.recipes.families import IMAGENET_CLASSES
 from hpctrain.common.workloads.workload import SCALED, ImageNetwork, Layer, Workload, area
 from hpctrain.worker.bench.workloads import convnet
 from hpctrain.worker.bench.workloads import workload as benchmark

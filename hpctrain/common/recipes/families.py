@@ -15,6 +15,9 @@ from hpctrain.common.recipes.mesh import Axis
 Framework = Literal["torch", "keras"]
 ModelName = Literal["digits_cnn", "resnet18", "resnet50", "resnet101", "gpt"]
 
+IMAGENET_CLASSES = 1000
+"""The classes that are assumed where neither a recipe nor its data say how many there are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:

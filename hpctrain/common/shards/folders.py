@@ -1,4 +1,4 @@
-"""Compares folders of shards, of photographs or of tokens, with their manifests."""
+"""Folders of shards, of photographs or of tokens: what they hold, and whether they are as they were written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.common.recipes.families import IMAGENET_CLASSES
+from hpctrain.common.recipes.requirements import shard_folder
+from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.shards.manifest import (
+    MANIFEST,
     SETTINGS,
+    ShardManifest,
     StoredFile,
     read_manifest,
     remake,
@@ -50,6 +55,23 @@ def training_fingerprint(folder: Path, data: str) -> str:
     if data == "text":
         return text.read_text_manifest(folder).train.fingerprint
     return read_manifest(folder).splits["train"].index_sha256
+
+
+def manifest_at_hand(recipe: Recipe) -> ShardManifest | None:
+    """The manifest of a recipe's images; None where its data are others, or not in this place.
+
+    Raises:
+        HpctrainError: the manifest is there, and damaged.
+    """
+    if recipe.data.name != "imagenet" or not recipe.data.path:
+        return None
+    folder = shard_folder(recipe)
+    return read_manifest(folder) if os.path.exists(folder / MANIFEST) else None  # noqa: PTH110 - of over-long names
+
+
+def head_classes(recipe: Recipe, manifest: ShardManifest | None) -> int:
+    """The outputs of the last layer of a recipe's network of images, as far as the manifest of its images tells."""
+    return recipe.model.classes or (len(manifest.classes) if manifest else IMAGENET_CLASSES)
 
 
 def holds_text(folder: Path) -> bool:

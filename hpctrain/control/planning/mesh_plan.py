@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpctrain.common.recipes.families import network
+from hpctrain.common.recipes.families import IMAGENET_CLASSES, network
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.mesh_traffic import MeshModel, MeshWork
 from hpctrain.common.recipes.schema import Recipe
@@ -80,6 +80,6 @@ def parameters(recipe: Recipe) -> int:
     if not size.per_class:
         return size.parameters
     # Imported here because it loads NumPy.
-    from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
+    from hpctrain.common.shards.folders import head_classes, manifest_at_hand
 
     return size.parameters + size.per_class * (head_classes(recipe, manifest_at_hand(recipe)) - IMAGENET_CLASSES)

@@ -10,11 +10,12 @@ import numpy as np
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.compatibility import uncompilable
+from hpctrain.common.recipes.families import IMAGENET_CLASSES
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.optimizers import UPDATE_RULES, Optimizer, OptimizerName
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Batch, Communication
-from hpctrain.common.shards.at_hand import IMAGENET_CLASSES, head_classes, manifest_at_hand
+from hpctrain.common.shards.folders import head_classes, manifest_at_hand
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.workloads.workload import Workload, load_workload
 from hpctrain.control.predict.compute import CPU, Precision, Software

@@ -6,9 +6,8 @@ import functools
 import importlib
 from typing import Any
 
-from hpctrain.common.recipes.families import Framework
+from hpctrain.common.recipes.families import IMAGENET_CLASSES, Framework
 from hpctrain.common.recipes.sections import ModelSettings
-from hpctrain.common.shards.at_hand import IMAGENET_CLASSES
 from hpctrain.worker.comm.base import Communicator
 from hpctrain.worker.models.batch_norm import extent
 
