@@ -48,10 +48,11 @@ class _Reader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise ComposerError(None, None, f"the alias *{event.anchor} has no place here", event.start_mark)
+            raise ComposerError(None, None, f"the alias *{event.anchor} has no place here", mark)
         if tag := getattr(event, "tag", None):
-            raise ComposerError(None, None, f"the tag {tag} has no place here", event.start_mark)
+            raise ComposerError(None, None, f"the tag {tag} has no place here", mark)
         return super().compose_node(parent, index)
 
 
