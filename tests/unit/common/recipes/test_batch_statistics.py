@@ -36,7 +36,6 @@ def with_span(
     [
         ("mlperf-resnet50@1632", 8),
         ("mlperf-resnet50@3264", 8),
-        ("mlperf-resnet50@3264", 16),
         ("mlperf-resnet50@8192", 1),
         ("mlperf-resnet50@8192", 64),
         ("mlperf-resnet50@8192", 256),
@@ -55,7 +54,6 @@ def test_published_spans_come_out(name: str, ranks: int) -> None:
     [
         (with_span(3, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 3, "images": 8}),
         (with_span(12, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 12}),
-        (with_span(24, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 24}),
         (with_span(128, size=64), 8, "HT-batch-norm-span-not-divisible", {"span": 128}),
         (
             with_span(8, size=64),

@@ -106,14 +106,6 @@ def test_names_that_are_not_there(name: str, code: str, values: dict[str, str]) 
     [
         # What the variant says is blamed on its line, with its name.
         ("size: 512", "size: many", "512", "    batch: {size: many}", "HT-file-value", "batch.size"),
-        ("size: 512", "sise: 512", "512", "    batch: {sise: 512}", "HT-file-unknown-key", "batch.sise"),
-        (
-            "warmup_epochs: 5",
-            "warmup_epochs: -5",
-            "512",
-            "      warmup_epochs: -5",
-            *("HT-file-value", "schedule.warmup_epochs"),
-        ),
         (
             "momentum: 0,",
             "momentum: 0.9,",
@@ -136,8 +128,6 @@ def test_names_that_are_not_there(name: str, code: str, values: dict[str, str]) 
             "  learning_rate: -1",
             *("HT-file-value", "optimizer.learning_rate"),
         ),
-        ("base_batch: 32", "base_batsh: 32", "512", "  base_batsh: 32", "HT-file-unknown-key", "schedule.base_batsh"),
-        ("seed: 7", "seed: x", "64", "seed: x", "HT-file-value", "seed"),
     ],
 )
 def test_a_fault_is_told_where_it_was_made(
@@ -151,7 +141,7 @@ def test_a_fault_is_told_where_it_was_made(
     check(caught.value, code, key=key, where=f"{file}:{line_of(file, blamed)}{named}")
 
 
-@pytest.mark.parametrize("text", ["variants: 3", "variants: [a, b]", "variants:\n  a: 3"])
+@pytest.mark.parametrize("text", ["variants: 3", "variants:\n  a: 3"])
 def test_variants_that_are_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(f"{DIGITS}\n{text}\n")

@@ -29,10 +29,8 @@ def _split(**keys: Any) -> dict[str, Any]:
 _PARTS: dict[str, dict[str, Any]] = {
     "a table of characters that is none": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
     "an expression that is none": {"pre_tokenizer": _split(pattern={"Regex": "(("})},
-    "merges of unknown tokens": {"model": {"type": "BPE", "vocab": {_END: 1}, "merges": ["a b"]}},
     "an unknown token's number": {"model": _unigram([_END, 0.0], unknown=99)},
     "numbers of 32 bits": {"model": {**_WORDS, "vocab": {"a": 0, _END: 4_000_000_000}}},
-    "no separator": {"model": {**_WORDS, "vocab": {"[UNK]": 2}}},
 }
 _WITH_A_TEXT: dict[str, dict[str, Any]] = {
     "parts of length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
@@ -40,7 +38,6 @@ _WITH_A_TEXT: dict[str, dict[str, Any]] = {
 }
 _UNKNOWN: dict[str, dict[str, Any]] = {
     "words": {"model": {**_WORDS, "vocab": {_END: 1}}},
-    "pairs": {"model": {"type": "BPE", "vocab": {_END: 1}, "merges": [], "unk_token": "none"}},
     "unigrams": {"model": _unigram([_END, -1.0], unknown=None)},
 }
 
@@ -82,8 +79,3 @@ def test_what_is_no_json_of_a_tokenizer_is_refused(content: bytes, tmp_path: Pat
     (tmp_path / "tokenizer.json").write_bytes(content)
     with refused("HT-tokenizer-wrong"):
         open_tokenizer(str(tmp_path / "tokenizer.json"), _END)
-
-
-def test_a_good_one_is_used_as_before(tmp_path: Path) -> None:
-    tokenizer = open_tokenizer(_file(tmp_path), _END)
-    assert [each.tolist() for each in tokenizer.tokens(["a", "b"])] == [[0, 1], [2, 1]]

@@ -146,7 +146,6 @@ def test_other_settings_do_not_go_on_in_a_folder(source, tmp_path):
     [
         ("a.jsonl", b'{"text": "one"}\n{"text": 5}\n', "byte 16 is not a JSON object whose key 'text' is"),
         ("a.jsonl", b'{"text": "one"}\n{"body": "two"}\n', "byte 16 is not a JSON object"),
-        ("a.jsonl", b"nothing\n", "byte 0 is not a JSON object"),
         ("a.jsonl", b'{"text": "\\ud83d"}\n', "byte 0 is not a JSON object"),
         ("a.txt", b"gr\xfcn", "byte 2 is not UTF-8"),
         ("a.csv", b"a,b", "neither a text file nor"),

@@ -119,8 +119,6 @@ def test_what_is_not_whole_is_refused(folder: Path):
     [
         ("shard", 3, "a shard that is not there"),
         ("label", 2, "a label beyond the 2 classes"),
-        ("label", -1, "a label beyond the 2 classes"),
-        ("offset", -1, "a place outside its shard"),
         ("offset", 2**62, "a place outside its shard"),
         ("size", 2**32 - 1, "a place outside its shard"),
     ],
@@ -138,15 +136,12 @@ def test_an_index_that_names_what_is_not_there_is_refused(folder: Path, column: 
 _NAME = ("HT-file-value", "splits.train.shards.0.name")
 _HOSTILE = {
     "a name that leads out": (lambda m: m["splits"]["train"]["shards"][0].update(name="../../out.tar"), *_NAME),
-    "an absolute name": (lambda m: m["splits"]["train"]["shards"][0].update(name="/tmp/train-000000.tar"), *_NAME),
-    "a name with a line": (lambda m: m["splits"]["train"]["shards"][0].update(name="train-000000.tar\n"), *_NAME),
     "a split that leads out": (
         lambda m: m["splits"].update({"../x": m["splits"]["train"]}),
         "HT-file-value",
         "splits.../x.[key]",
     ),
     "no validation": (lambda m: m["splits"].pop("val"), "HT-shards-inconsistent", ""),
-    "no sample": (lambda m: m["splits"]["val"].update(samples=0, shards=[]), "HT-file-value", "splits.val.samples"),
     "a negative size": (
         lambda m: m["splits"]["train"]["shards"][0].update(bytes=-1),
         *("HT-file-value", "splits.train.shards.0.bytes"),
