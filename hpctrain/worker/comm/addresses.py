@@ -52,26 +52,28 @@ def exchange_addresses(
             that needs no port.
     """
     hosts = allgather(world, timeout, host, what)
-    own: tuple[str, int] | str
+    own: tuple[str, int] | HpctrainError
     own_socket = None
     try:
         address = own_address(host, hosts)
         own_socket = make_socket(address) if make_socket else None
         own = address, own_socket.getsockname()[1] if own_socket else 0
-    except (OSError, HpctrainError) as error:
-        own = error.message if isinstance(error, HpctrainError) else str(error)
+    except HpctrainError as error:
+        own = error
+    except OSError as error:
+        own = HpctrainError(
+            "HT-network-unreachable",
+            "rank {rank} on {host} has no address that the others can reach: {reason}",
+            REMEDY,
+            rank=world.rank,
+            host=host,
+            reason=str(error),
+        )
     # A rank that failed takes part as well, or the others would wait for it.
     endpoints = []
-    for rank, end in enumerate(allgather(world, timeout, own, what)):
-        if isinstance(end, str):
-            raise HpctrainError(
-                "HT-network-unreachable",
-                "rank {rank} on {host} has no address that the others can reach: {reason}",
-                REMEDY,
-                rank=rank,
-                host=hosts[rank],
-                reason=end,
-            )
+    for end in allgather(world, timeout, own, what):
+        if isinstance(end, HpctrainError):
+            raise end
         endpoints.append(end)
     return RankAddresses(hosts=hosts, endpoints=endpoints, own_socket=own_socket)
 

@@ -7,6 +7,7 @@ and :meth:`Communicator.tensorflow`.
 
 from __future__ import annotations
 
+import pickle  # objects of the ranks of one run
 import socket
 import weakref
 from abc import ABC, abstractmethod
@@ -54,11 +55,13 @@ class LostRank:
 
 
 class Work(Protocol):
-    """A reduction in progress."""
+    """A reduction in progress.
 
-    @property
-    def finite(self) -> bool | None:
-        """After :meth:`wait`: whether the whole result is finite, the same on every rank; None if not checked."""
+    Attributes:
+        finite: after :meth:`wait`, whether the whole result is finite, the same on every rank; None if not checked.
+    """
+
+    finite: bool | None = None
 
     def wait(self) -> None:
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
@@ -71,10 +74,13 @@ class TorchEngine(Protocol):
         in_place: whether a buffer from elsewhere is reduced as fast as one of :meth:`allocate`.
     """
 
-    in_place: bool
+    in_place: bool = True
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A zeroed flat tensor in memory that suits this engine."""
+        import torch
+
+        return torch.zeros(numel, dtype=dtype, device=device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
@@ -113,6 +119,9 @@ class Group(ABC):
     the group calls it in the same order, from one thread at a time. Waits end after ``HPCTRAIN_TIMEOUT``.
     """
 
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
     @abstractmethod
     def allreduce(self, array: AnyArray) -> AnyArray:
         """The sum of a small array over the ranks of this rank's group."""
@@ -122,6 +131,27 @@ class Group(ABC):
         import torch
 
         return torch.from_numpy(self.allreduce(tensor.cpu().numpy())).to(tensor.device)
+
+    def rows(self, own: AnyArray) -> AnyArray:
+        """The equally long arrays of all ranks as rows, in rank order."""
+        everyone = np.zeros((self.size, *own.shape), own.dtype)
+        everyone[self.rank] = own
+        return self.allreduce(everyone)
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in rank order."""
+        own = np.frombuffer(pickle.dumps(value), np.uint8)
+        padded = np.zeros(self.rows(np.array([len(own)])).max(), np.uint8)
+        padded[: len(own)] = own
+        # A pickle marks its own end, so the zeros behind it do no harm.
+        return [pickle.loads(row.data) for row in self.rows(padded)]  # noqa: S301 - ranks of this very run
+
+    def broadcast(self, value: T | None) -> T:
+        """Rank 0's value."""
+        sent = np.frombuffer(pickle.dumps(value) if self.rank == 0 else b"", np.uint8)
+        length = int(self.allreduce(np.array([len(sent)]))[0])
+        received = self.allreduce(sent if len(sent) else np.zeros(length, np.uint8))
+        return pickle.loads(received.data)  # type: ignore[no-any-return]  # noqa: S301 - rank 0 of this very run
 
 
 class Communicator(ABC):
@@ -229,6 +259,13 @@ class Communicator(ABC):
             group = self.group(what=what)
             self._kept_groups[what] = self.size, group
         return group
+
+    def agreement(self) -> Group:
+        """All ranks as a group in which they agree while they draw batches. Collective as :meth:`kept_group`.
+
+        A script may draw batches in a thread of its own, while gradients are reduced.
+        """
+        return self.kept_group("agreeing on the batches of a loader")
 
     @abstractmethod
     def _group(self, size: int | None, what: str) -> Group: ...

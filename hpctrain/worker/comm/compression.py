@@ -18,7 +18,7 @@ def reduce_copy(buffer: torch.Tensor, wire: torch.dtype, reduce: Callable[[torch
     return CopiedWork(reduce(copied), copied, buffer)
 
 
-class CopiedWork:
+class CopiedWork(Work):
     """The reduction of a copy; waiting for it writes the result to the original."""
 
     def __init__(self, work: Work, reduced: torch.Tensor, buffer: torch.Tensor) -> None:
@@ -26,12 +26,9 @@ class CopiedWork:
         self._reduced = reduced
         self._buffer = buffer
 
-    @property
-    def finite(self) -> bool | None:
-        return self._work.finite
-
     def wait(self) -> None:
         self._work.wait()
+        self.finite = self._work.finite
         self._buffer.copy_(self._reduced)
 
 

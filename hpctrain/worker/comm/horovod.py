@@ -14,7 +14,7 @@ from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.base import Work
+from hpctrain.worker.comm.base import TorchEngine, Work
 from hpctrain.worker.comm.compression import reduce_copy
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.rank_run import run
@@ -115,9 +115,7 @@ def _import_horovod(framework: str) -> Any:
     return module
 
 
-class _TorchWork:
-    finite = None
-
+class _TorchWork(Work):
     def __init__(self, synchronize: _Synchronize, handle: int) -> None:
         self._synchronize = synchronize
         self._handle = handle
@@ -126,19 +124,12 @@ class _TorchWork:
         self._synchronize(self._handle)
 
 
-class HorovodTorchEngine:
+class HorovodTorchEngine(TorchEngine):
     """Reduces flat PyTorch buffers with Horovod's asynchronous collectives."""
-
-    in_place = True
 
     def __init__(self, horovod: Any, timeout: Timeout) -> None:
         self._horovod = horovod
         self._synchronize = functools.partial(_synchronize, horovod, timeout)
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        import torch
-
-        return torch.zeros(numel, dtype=dtype, device=device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         import torch

@@ -24,12 +24,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace
 from hpctrain.worker.comm.script_location import left_at, script_line
-from hpctrain.worker.comm.stalls import Stall, look_at, reports
+from hpctrain.worker.comm.stalls import look_at, reports
 from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout, Wait
 
 # A wait is announced after this time at most, and again so often. Waits that end sooner cost nothing.
@@ -289,7 +290,7 @@ class LivenessWatch:
             here = number < _LOOKS and (peer.host, peer.namespace) == (own_peer.host, own_peer.namespace)
             state = look_at(peer.host, peer.pid, peer.started) if here else ""
             _report(
-                Stall(
+                StallEvent(
                     rank=peer.first_rank,
                     host=peer.host,
                     iteration=iteration,
@@ -346,7 +347,7 @@ class LivenessWatch:
         return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
 
 
-def _report(stall: Stall) -> None:
+def _report(stall: StallEvent) -> None:
     if stall.state:
         tell(f"  rank {stall.rank}: {stall.state}")
     try:

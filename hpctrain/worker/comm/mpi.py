@@ -33,6 +33,7 @@ class MpiGroup(Group):
         # The split cannot be polled, but the ranks have just met, so it ends soon.
         with timeout.blocking("forming groups of ranks"):
             self._comm = cast("MPI.Intracomm", world.Split(world.rank // size, world.rank))
+        super().__init__(self._comm.rank, size)
 
     def allreduce(self, array: AnyArray) -> AnyArray:
         sent = np.asarray(array, order="C")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from hpctrain.common.settings import TIMEOUT
-from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, Work
+from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, TorchEngine, Work
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,7 +40,7 @@ class SingleCommunicator(Communicator):
         return array.copy()
 
     def _group(self, size: int | None, what: str) -> Group:
-        return _Alone()
+        return _Alone(self.rank, self.size)
 
     def torch(self) -> SingleTorchEngine:
         return SingleTorchEngine()
@@ -82,21 +82,12 @@ class _Alone(Group):
         return array.copy()
 
 
-class _Done:
-    finite = None
-
+class _Done(Work):
     def wait(self) -> None: ...
 
 
-class SingleTorchEngine:
+class SingleTorchEngine(TorchEngine):
     """The mean over one rank is the rank's own gradient."""
-
-    in_place = True
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        import torch
-
-        return torch.zeros(numel, dtype=dtype, device=device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         return _Done()

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.run.records import living_process
 
 # A high real-time signal, which no library in use here takes: MPI libraries and debuggers use low ones.
@@ -29,25 +30,6 @@ STACK_SIGNAL = signal.SIGRTMAX - 3
 _TGKILL = {"x86_64": 234, "aarch64": 131}
 # Stopped processes cannot answer.
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stall:
-    """A rank that others wait for.
-
-    Attributes:
-        iteration: the step that the others are in, None if unknown.
-        waiting_for: the collectives that the others wait in.
-        seconds: how long they have waited so far.
-        state: a description of the process's state; "" if no rank could look.
-    """
-
-    rank: int
-    host: str
-    iteration: int | None
-    waiting_for: str
-    seconds: float
-    state: str
 
 
 @dataclass(kw_only=True)
@@ -62,7 +44,7 @@ class Reports:
     """
 
     iteration: Callable[[], int | None] = lambda: None
-    record: Callable[[Stall], None] = lambda stall: None
+    record: Callable[[StallEvent], None] = lambda stall: None
     give_up: Callable[[HpctrainError], None] | None = None
 
 

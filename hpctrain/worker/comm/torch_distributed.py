@@ -162,9 +162,9 @@ class TorchDistributedCommunicator(CheckedControl):
         return received
 
     def _group(self, size: int | None, what: str) -> TorchDistributedGroup:
-        return TorchDistributedGroup(self, self._new_group(size or self.size), what)
+        return TorchDistributedGroup(self, size or self.size, what)
 
-    def _new_group(self, size: int) -> Any:
+    def new_group(self, size: int) -> Any:
         """A new group of ``size`` neighbouring ranks, with connections of its own."""
         limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         self._meet(f"groups of {size} ranks", "making groups of ranks")
@@ -258,7 +258,7 @@ class TorchDistributedCommunicator(CheckedControl):
         So a gradient of one rank can never be added to a value that another sends on the control plane.
         """
         if self._engine is None:
-            self._engine = TorchDistributedEngine(self, self._new_group(self.size))
+            self._engine = TorchDistributedEngine(self, self.new_group(self.size))
         return self._engine
 
     def process_group(self) -> None:
@@ -346,9 +346,10 @@ def _take_gpu(comm: TorchDistributedCommunicator) -> None:
 class TorchDistributedGroup(Group):
     """A subset of the ranks: tensors on GPUs travel by NCCL, others by Gloo."""
 
-    def __init__(self, comm: TorchDistributedCommunicator, group: Any, what: str) -> None:
+    def __init__(self, comm: TorchDistributedCommunicator, size: int, what: str) -> None:
+        super().__init__(comm.rank % size, size)
         self._comm = comm
-        self._members = group
+        self._members = comm.new_group(size)
         self._what = what
 
     def allreduce(self, array: AnyArray) -> AnyArray:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import Work
+from hpctrain.worker.comm.base import TorchEngine, Work
 from hpctrain.worker.comm.compression import reduce_copy
 from hpctrain.worker.comm.timeout import REDUCTION
 
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.comm.torch_distributed import TorchDistributedCommunicator
 
 
-class _Work:
-    finite = None
-
+class _Work(Work):
     def __init__(self, comm: TorchDistributedCommunicator, handle: Any, name: str, *, on_gpu: bool) -> None:
         self._comm = comm
         self._handle = handle
@@ -31,14 +29,12 @@ class _Work:
         self._handle = None
 
 
-class _WideWork:
+class _WideWork(Work):
     """The mean of 16-bit numbers in the CPU's memory, added up in float32, where Gloo would round at every hop.
 
     Each rank receives all parts of one slice, and sends their mean to all: the two halves of a ring all-reduce, with as
     many bytes on the wire. All ranks have to wait for such reductions in the order of their start.
     """
-
-    finite = None
 
     def __init__(self, comm: TorchDistributedCommunicator, buffer: torch.Tensor, name: str, members: Any) -> None:
         self._comm = comm
@@ -61,10 +57,8 @@ class _WideWork:
         self._buffer.copy_(self._sent[: len(self._buffer)])
 
 
-class TorchDistributedEngine:
+class TorchDistributedEngine(TorchEngine):
     """Reduces flat PyTorch buffers: on GPUs with NCCL, in the CPU's memory with Gloo."""
-
-    in_place = True
 
     def __init__(self, comm: TorchDistributedCommunicator, members: Any) -> None:
         self._comm = comm
@@ -81,7 +75,7 @@ class TorchDistributedEngine:
                 "backend 'gloo' reduces in the CPU's memory, not on GPUs",
                 "choose --backend nccl",
             )
-        return torch.zeros(numel, dtype=dtype, device=device)
+        return super().allocate(numel, dtype, device)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
         if wire:

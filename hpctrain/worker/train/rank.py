@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -47,7 +47,7 @@ from hpctrain.worker.adapters.script_libraries import (
 )
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.script_location import note_exit
-from hpctrain.worker.comm.stalls import Stall, reports
+from hpctrain.worker.comm.stalls import reports
 from hpctrain.worker.train import program_end
 from hpctrain.worker.train.place import bind_rank
 from hpctrain.worker.train.program_end import (
@@ -189,12 +189,12 @@ def _take_input(rank: int) -> None:
 def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     """Record reports of stalled ranks as events; when the last time limit is over, record the error and end the job."""
 
-    def note(stall: Stall) -> None:
+    def note(stall: StallEvent) -> None:
         if not is_own_record(directory, record.rank):
             return
         # Opened here, because rank 0, which holds the file open, may itself have stalled.
         with EventWriter(directory.events, alone=False) as events:
-            events.emit(StallEvent(**asdict(stall)))
+            events.emit(stall)
 
     def give_up(error: HpctrainError) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -26,7 +26,6 @@ from hpctrain.worker.adapters.torch.batch.ranks import Rows, data_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
 from hpctrain.worker.adapters.torch.generators import Generators
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import part_of
 
 # The dimensions that count samples are found by batches of this many copies of a sample, of so many samples.
@@ -151,7 +150,7 @@ def joined(part: Part, comm: Communicator) -> Any:
     batch = changed(part.batch, batch_tensor)
     if not texts:
         return batch
-    parts = dict(agreement(comm).gather((ranks.rank, texts)))
+    parts = dict(comm.agreement().gather((ranks.rank, texts)))
     lists = zip(*(parts[rank] for rank in range(ranks.size)), strict=True)
     whole = iter([list(itertools.chain.from_iterable(each)) for each in lists])
     return changed(batch, lambda _, leaf: type(leaf)(next(whole)) if _are_texts(leaf) else leaf)

@@ -15,7 +15,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, generators_in
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count, epoch_order, global_batches
 
 # How many batches of a sampler are drawn at once: without a length, and at most.
@@ -115,7 +114,7 @@ class _SamplerOrder:
 
     def __init__(self, loader: DataLoader[Any], comm: Communicator, *, seed: int) -> None:
         self._comm, self._seed = comm, seed
-        agreement(comm)  # formed here, where all ranks are
+        comm.agreement()  # formed here, where all ranks are
         self._batches = loader.batch_sampler
         self.told = (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
         # A generator that is part of the data set belongs to its samples, not to their order.
@@ -150,7 +149,7 @@ class _SamplerOrder:
                         chunk = list(itertools.islice(drawn, count))
                 except Exception as error:
                     failure = error
-            chunk, failed = agreement(self._comm).broadcast((chunk, repr(failure) if failure else ""))
+            chunk, failed = self._comm.agreement().broadcast((chunk, repr(failure) if failure else ""))
             if failed:
                 raise HpctrainError(
                     "HT-loader-sampler-failed",

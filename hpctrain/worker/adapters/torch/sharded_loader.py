@@ -22,7 +22,6 @@ from hpctrain.worker.adapters.torch.orders import epoch_said_to, refuse_divided,
 from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.script_location import script_line
 
@@ -98,7 +97,7 @@ def require_all_ranks(comm: Communicator, number: int, place: Place) -> None:
     own = f"beginning epoch {place.epoch} of loader {number} of ht.shard{at}"
     if place.batches:
         own += f", after batch {place.batches}"
-    places = agreement(comm).gather((comm.host, own))
+    places = comm.agreement().gather((comm.host, own))
     if len({where for _, where in places}) > 1:
         raise mismatch_error(places)
 
@@ -126,7 +125,7 @@ class ShardedLoader:
         self._loader = self._source.loader
         self._epochs = Epochs(comm, loader, self._source.identity)
         if comm.size > 1:
-            agreement(comm)  # formed here, where all ranks are
+            comm.agreement()  # formed here, where all ranks are
         # Where the next iteration begins, and the place behind the last batch that the script was given.
         self._next = self._handed_out = Place(self._epochs.first)
         self._hear_epoch()

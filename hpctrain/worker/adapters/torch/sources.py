@@ -27,7 +27,6 @@ from hpctrain.worker.adapters.torch.collation import Collation, Part, joined
 from hpctrain.worker.adapters.torch.generators import OwnRandomNumbers, SampleNumbers, generators_in, is_plain
 from hpctrain.worker.adapters.torch.orders import Order, next_trace, order_of
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.agreement import agreement
 
 T = TypeVar("T")
 
@@ -94,7 +93,7 @@ class Source(ABC):
     def compare(self, read: Read) -> None:
         """Refuse samples that look different on another rank. Collective where there are some to look at."""
         if read.looks and self.comm.size > 1:
-            compare_samples(agreement(self.comm).gather(read.looks))
+            compare_samples(self.comm.agreement().gather(read.looks))
 
 
 class MapSource(Source):

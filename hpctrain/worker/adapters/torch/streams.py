@@ -31,7 +31,6 @@ from hpctrain.worker.adapters.torch.sources import (
     salt_of,
 )
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.agreement import agreement
 from hpctrain.worker.data.sampling import batch_count
 
 
@@ -56,7 +55,7 @@ class StreamSource(Source):
             )
         super().__init__(comm)
         self._size, self._drop_last = size, loader.drop_last
-        agreement(comm)  # formed here, where all ranks are
+        comm.agreement()  # formed here, where all ranks are
         self._data: Any = loader.dataset
         self.told = (loader.dataset,)
         self._reader = _Reader(loader, salt_of(comm, seed, loader), comm.size, seed=seed, by_sample=by_sample)
@@ -89,7 +88,7 @@ class StreamSource(Source):
 
     def _require_same_length(self, number: int, samples: int | None) -> None:
         """Refuse a batch of another length on another rank. Collective; raised on all ranks."""
-        counts = agreement(self.comm).rows(np.array([float(samples or 0)]))[:, 0]
+        counts = self.comm.agreement().rows(np.array([float(samples or 0)]))[:, 0]
         if (counts != counts[0]).any():
             other = int((counts != counts[0]).argmax())
             raise HpctrainError(

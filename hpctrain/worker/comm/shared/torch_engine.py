@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import Work
+from hpctrain.worker.comm.base import TorchEngine, Work
 from hpctrain.worker.comm.compression import CopiedWork
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
 
@@ -24,7 +24,7 @@ _NUMPY: dict[torch.dtype | None, np.dtype[Any]] = {
 }
 
 
-class MpiTorchEngine:
+class MpiTorchEngine(TorchEngine):
     """Reduces flat PyTorch buffers in the CPU's memory.
 
     Buffers that it allocates, and its copies of other tensors, stay in shared memory until the reducer is freed at
@@ -47,7 +47,7 @@ class MpiTorchEngine:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         _check(device)
         if device.type == "cuda":
-            return torch.zeros(numel, dtype=dtype, device=device)
+            return super().allocate(numel, dtype, device)
         return torch.from_numpy(self._reducer.allocate(numel * dtype.itemsize).own).view(dtype)
 
     def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 
 from hpctrain.worker.adapters.torch import shard  # noqa: E402
 from hpctrain.worker.adapters.torch.batch import BatchTensor  # noqa: E402
-from hpctrain.worker.comm.agreement import Agreement  # noqa: E402
+from hpctrain.worker.comm.base import Group  # noqa: E402
 from hpctrain.worker.comm.single import SingleCommunicator  # noqa: E402
 from hpctrain.worker.data.sampling import part_of  # noqa: E402
 
@@ -25,7 +25,7 @@ from hpctrain.worker.data.sampling import part_of  # noqa: E402
 @pytest.fixture(autouse=True)
 def ranks_that_agree(monkeypatch):
     """The ranks of these tests are made one after the other, and all tell what this one does."""
-    monkeypatch.setattr(Agreement, "gather", lambda agreement, value: [value] * agreement.ranks)
+    monkeypatch.setattr(Group, "gather", lambda group, value: [value] * group.size)
 
 
 def rank_of(rank: int, size: int) -> SingleCommunicator:

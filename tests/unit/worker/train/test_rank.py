@@ -46,11 +46,12 @@ def test_a_rank_of_an_attempt_before_leaves_the_records_and_events_of_the_next_a
     others = {"rank": 0, "host": "another", "pid": 1, "started": 1.0, "status": "running"}
     text = f"""
 import json, pathlib
-from hpctrain.worker.comm.stalls import Stall, reports
+from hpctrain.common.run.events.kinds import StallEvent
+from hpctrain.worker.comm.stalls import reports
 record = pathlib.Path("run/ranks/rank-0.json")
-reports.record(Stall(rank=1, host="n", iteration=1, waiting_for="before", seconds=1.0, state=""))
+reports.record(StallEvent(rank=1, host="n", iteration=1, waiting_for="before", seconds=1.0))
 record.write_text(json.dumps({others}))
-reports.record(Stall(rank=1, host="n", iteration=1, waiting_for="after", seconds=1.0, state=""))
+reports.record(StallEvent(rank=1, host="n", iteration=1, waiting_for="after", seconds=1.0))
 raise SystemExit("too late")
 """
     code, record, log = run_rank(tmp_path, text)

@@ -20,7 +20,6 @@ import torch
 from hpctrain.worker.adapters.data_ranks import data_place, is_first_of_data
 from hpctrain.worker.adapters.torch.tensor_pieces import is_dtensor
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.agreement import Agreement
 from hpctrain.worker.comm.deadlocks import WHOLE_BATCH, mismatch_error
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.script_location import is_of_script, script_line
@@ -54,8 +53,7 @@ class DataRanks:
         self._gathered, self._largest = 0, (0, "", "")
         self._told = False
         self._counts = is_first_of_data(comm)
-        self._agreement = Agreement(comm, f"a computation {WHOLE_BATCH}")
-        self._group = self._agreement.group
+        self._group = comm.kept_group(f"a computation {WHOLE_BATCH}")
 
     def sum(self, own: torch.Tensor, name: str = "a sum") -> torch.Tensor:
         """The sum over the data ranks of a tensor of one shape and type, as a new tensor."""
@@ -134,7 +132,7 @@ class DataRanks:
         total: list[float] = self._group.allreduce(np.array([place, *own, *more])).tolist()
         if total[0] != place * self.comm.size:
             own_place = f"in {name} {WHOLE_BATCH} at {script_line()}"
-            raise mismatch_error(self._agreement.gather((self.comm.host, own_place)))
+            raise mismatch_error(self._group.gather((self.comm.host, own_place)))
         return total[1 : 1 + len(values)]
 
 
