@@ -54,16 +54,16 @@ class CheckedControl(Communicator):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self._watch: LivenessWatch | None = None
+        # This rank's number at the start of the run.
+        self._first_rank: int | None = None
 
-    def _watch_waits(self, board: Board, first_rank: int) -> None:
-        """Watch the waits of all ranks from now on, in place of any watch before. Collective.
-
-        Args:
-            first_rank: this rank's number at the start of the run.
-        """
+    def _watch_waits(self, board: Board) -> None:
+        """Watch the waits of all ranks from now on, in place of any watch before. Collective."""
         answer_requests()
+        if self._first_rank is None:
+            self._first_rank = self.rank
         own = Peer(
-            first_rank=first_rank,
+            first_rank=self._first_rank,
             host=self.host,
             pid=os.getpid(),
             namespace=Path("/proc/self/ns/pid").stat().st_ino,

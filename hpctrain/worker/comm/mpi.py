@@ -80,10 +80,9 @@ class MpiControl(CheckedControl):
 
     def _join(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        first_ranks = [rank for rank, _ in self._survival.members] if self._survival else list(range(self.size))
         if self.size > 1:
             self._board = MpiBoard(comm, self.timeout)
-            self._watch_waits(self._board, first_ranks[self.rank])
+            self._watch_waits(self._board)
         else:
             self._watch_no_more()
             self._board = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpctrain.common.bucket_groups import mpi_bucket_bytes
@@ -24,19 +23,15 @@ if TYPE_CHECKING:
 
 
 class MpiCommunicator(MpiControl):
-    """Ranks started by MPI whose gradients hpctrain's own engine reduces.
-
-    ``node_of`` puts ranks on nodes, see :class:`hpctrain.worker.comm.shared.nodes.LocalNode`.
-    """
+    """Ranks started by MPI whose gradients hpctrain's own engine reduces."""
 
     backend = "mpi"
     rebuildable = True
     in_host_memory = True
 
-    def __init__(self, world: MPI.Intracomm, reason: str, node_of: Callable[[int], int] | None = None) -> None:
+    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         super().__init__(world, reason)
-        self._node_of = node_of
-        self._reducer = Reducer(self._world, self.timeout, threads=_threads(), node_of=node_of)
+        self._reducer = Reducer(self._world, self.timeout, threads=_threads())
         # One engine per framework for all models: what it knows about buffers stays valid as long as the reducer.
         self._torch: MpiTorchEngine | None = None
         self._tensorflow: MpiTensorFlowEngine | None = None
@@ -74,9 +69,7 @@ class MpiCommunicator(MpiControl):
 
         if self._process_groups is None:
             self._meet("process groups", "forming a process group")
-            self._process_groups = Groups(
-                self._world, self.timeout, self.host, crowded=self._reducer.node.crowded, node_of=self._node_of
-            )
+            self._process_groups = Groups(self._world, self.timeout, self.host, crowded=self._reducer.node.crowded)
         return self._process_groups
 
     def parameter_server(self, length: int) -> ParameterServer:

@@ -84,7 +84,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self._engine: TorchDistributedEngine | None = None
         try:
             if self.size > 1:
-                self._watch_waits(StoreBoard(store, self.rank, self.size, self._keeper()), self.rank)
+                self._watch_waits(StoreBoard(store, self.rank, self.size, self._keeper()))
             if self.on_gpus:
                 _take_gpu(self)
         except BaseException:

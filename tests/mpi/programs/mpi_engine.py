@@ -22,6 +22,7 @@ from situations import refused
 
 from hpctrain.worker.adapters.torch.distribute import distribute, statistics
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+from hpctrain.worker.comm.shared import nodes
 from hpctrain.worker.comm.shared.segments import Segment
 
 WORLD = MPI.COMM_WORLD
@@ -47,6 +48,16 @@ LAYOUTS: dict[str, tuple[int, NodeOf | None]] = {
     "one rank, two, and one": (4, lambda rank: (rank + 1) // 2),
     "three nodes": (3, lambda rank: rank),
 }
+
+
+sharing_memory = nodes.ranks_of_node
+
+
+def put_on_nodes(node_of: NodeOf | None) -> None:
+    """Put ranks on these nodes from now on; None for those that share memory."""
+    nodes.ranks_of_node = sharing_memory
+    if node_of is not None:
+        nodes.ranks_of_node = lambda world: world.Split(node_of(WORLD.rank), key=world.rank)
 
 
 def fill(buffer: torch.Tensor, rank: int, step: int) -> None:
@@ -135,7 +146,8 @@ def check_layouts() -> None:
         world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
         if WORLD.rank < ranks:
             os.environ["OMP_NUM_THREADS"] = "3" if name == "two nodes" else "1"
-            comm = MpiCommunicator(world, name, node_of)
+            put_on_nodes(node_of)
+            comm = MpiCommunicator(world, name)
             comm.watch_numbers()
             node = comm._reducer.node
             assert comm.bucket_bytes == (25e6 if node.count == 1 or node.rdma else 4e6)
@@ -146,16 +158,19 @@ def check_layouts() -> None:
                 check_finite(comm, dtype, wire)
             comm.shutdown()
         world.Free()
+    put_on_nodes(None)
 
 
 def check_large_values() -> None:
     """The mean of what float16 holds is something that float16 holds, though the sum is not."""
     for node_of in (None, lambda rank: rank // 2):
-        comm = MpiCommunicator(WORLD, "large values", node_of)
+        put_on_nodes(node_of)
+        comm = MpiCommunicator(WORLD, "large values")
         buffer = comm.torch().allocate(100, torch.float16, CPU).fill_(60000)
         comm.torch().allreduce(buffer, "large").wait()
         assert (buffer == 60000).all()
         comm.shutdown()
+    put_on_nodes(None)
 
 
 def check_stale_reads() -> None:

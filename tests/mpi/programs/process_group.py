@@ -51,13 +51,15 @@ def ranks_on(layout: str) -> Iterator[bool]:
     world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
     taking_part = WORLD.rank < ranks
     if taking_part:
-        comm = MpiCommunicator(world, layout, node_of)
+        mpi_engine.put_on_nodes(node_of)
+        comm = MpiCommunicator(world, layout)
         require_default_group(comm)
         require_default_group(comm)
         assert dist.get_backend() == "hpctrain"
         assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
         yield True
         comm.shutdown()
+        mpi_engine.put_on_nodes(None)
         assert not dist.is_initialized()
         assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
     else:

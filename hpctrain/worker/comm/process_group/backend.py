@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -30,26 +29,15 @@ _MARGIN_SECONDS = 30
 class Groups:
     """The process groups of a run: ``torch.distributed`` makes groups of the backend ``hpctrain`` through this object.
 
-    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.LocalNode`.
-
     Args:
         world: all ranks, in the order of torch.distributed's default group; it is duplicated.
         crowded: whether there are more ranks than cores for them.
     """
 
-    def __init__(
-        self,
-        world: MPI.Intracomm,
-        timeout: Timeout,
-        host: str,
-        *,
-        crowded: bool,
-        node_of: Callable[[int], int] | None = None,
-    ) -> None:
+    def __init__(self, world: MPI.Intracomm, timeout: Timeout, host: str, *, crowded: bool) -> None:
         self._timeout = timeout
         self._host = host
         self._crowded = crowded
-        self._node_of = node_of
         with timeout.blocking("forming a process group", COLLECTIVE):
             self._world = world.Dup()
         self._made: list[HpctrainGroup] = []
@@ -76,15 +64,7 @@ class Groups:
             comm = self._world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
         members.Free()
         own.Free()
-        node_of = self._node_of
-        engine = GroupEngine(
-            comm,
-            self._timeout,
-            None if node_of is None else lambda rank: node_of(ranks[rank]),
-            number=self._world.rank,
-            crowded=self._crowded,
-        )
-        group = HpctrainGroup(engine)
+        group = HpctrainGroup(GroupEngine(comm, self._timeout, crowded=self._crowded))
         self._made.append(group)
         return group
 

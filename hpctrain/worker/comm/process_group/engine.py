@@ -34,26 +34,16 @@ class GroupEngine:
 
     Args:
         comm: the ranks of the group; the engine frees it.
-        node_of: gives the node of a rank of the group; see :class:`~hpctrain.worker.comm.shared.nodes.LocalNode`.
-        number: this rank's number in the run, for messages.
         crowded: whether there are more ranks than cores, so that a waiting rank has to yield its core.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        timeout: Timeout,
-        node_of: Callable[[int], int] | None,
-        *,
-        number: int,
-        crowded: bool,
-    ) -> None:
+    def __init__(self, comm: MPI.Intracomm, timeout: Timeout, *, crowded: bool) -> None:
         self.rank, self.size = comm.rank, comm.size
         self._timeout = timeout
         self._comm = comm
         with timeout.blocking(_FORMING, COLLECTIVE):
             self._message_comm = comm.Dup()
-            self._node = LocalNode(comm, node_of, number)
+            self._node = LocalNode(comm)
         self._beside = threads_may_call_mpi()
         pause = sleep if crowded else no_pause
         self._staging = StagingBuffers(self._node, timeout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from hpctrain.common.cluster.rdma import all_ports
@@ -20,14 +19,9 @@ class LocalNode:
     A node cuts each buffer into as many slices, one per lane, as the smallest node has ranks. On larger nodes several
     ranks share a lane: each adds up a part of its slice, and the first of them exchanges it with the other nodes.
 
-    Args:
-        node_of: gives the number of a rank's node; ranks of a node must be able to share memory. By default a node is
-            the ranks that can.
-        number: this rank's number at the start of the run, for messages; by default its rank in ``world``.
-
     Attributes:
         comm: the ranks of this node, in the order of their ranks.
-        numbers: all ranks' numbers at the start of the run, by rank.
+        numbers: all ranks' numbers at the start of the run, by rank, for messages.
         ranks: the numbers of this node's ranks, by local rank.
         homes: the first rank of each rank's node, by rank; both of ``world``.
         lanes: into how many slices a node cuts each buffer.
@@ -39,18 +33,12 @@ class LocalNode:
         crowded: whether there are more ranks than cores, so that a waiting rank has to yield its core.
     """
 
-    def __init__(
-        self, world: MPI.Intracomm, node_of: Callable[[int], int] | None = None, number: int | None = None
-    ) -> None:
+    def __init__(self, world: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
-        if node_of is None:
-            comm = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank)
-        else:
-            comm = world.Split(node_of(world.rank), key=world.rank)
-        self.comm = cast("MPI.Intracomm", comm)
+        self.comm = ranks_of_node(world)
         try:
-            self._find_place(world, world.rank if number is None else number)
+            self._find_place(world)
         except MPI.Exception:
             # Ranks of this node that succeeded wait for this one next, on a communicator of the node's own: revoking
             # that of the run would not end their wait.
@@ -58,13 +46,13 @@ class LocalNode:
                 self.comm.Revoke()
             raise
 
-    def _find_place(self, world: MPI.Intracomm, number: int) -> None:
+    def _find_place(self, world: MPI.Intracomm) -> None:
         """Collective over ``world`` only, so that revoking it ends the wait of all ranks."""
         from mpi4py import MPI
 
         members = _ranks_in(self.comm, world)
         rdma = any(port.active for port in all_ports())
-        everyone = world.allgather((number, members[0], os.sched_getaffinity(0), rdma))
+        everyone = world.allgather((MPI.COMM_WORLD.rank, members[0], os.sched_getaffinity(0), rdma))
         self.numbers: list[int] = [theirs for theirs, *_ in everyone]
         self.ranks = [self.numbers[rank] for rank in members]
         self.homes: list[int] = [first for _, first, *_ in everyone]
@@ -83,6 +71,13 @@ class LocalNode:
         if self.peers is not None:
             self.peers.Free()
         self.comm.Free()
+
+
+def ranks_of_node(world: MPI.Intracomm) -> MPI.Intracomm:
+    """The ranks that can share memory with this one, in the order of their ranks. Collective."""
+    from mpi4py import MPI
+
+    return cast("MPI.Intracomm", world.Split_type(MPI.COMM_TYPE_SHARED, key=world.rank))
 
 
 def _ranks_in(comm: MPI.Intracomm, world: MPI.Intracomm) -> list[int]:

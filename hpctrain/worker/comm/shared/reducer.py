@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +30,6 @@ _UNHURRIED_BYTES = 1_000_000
 class Reducer:
     """Reduces buffers of the ranks of ``world``, which all submit the same buffers in the same order.
 
-    ``node_of`` puts ranks on nodes, see :class:`~hpctrain.worker.comm.shared.nodes.LocalNode`.
-
     Args:
         world: the ranks; the reducer makes communicators of its own from it.
         threads: how many threads this rank may use for sums.
@@ -41,17 +38,8 @@ class Reducer:
         checks_finite: whether reductions of large buffers also check that the mean is finite.
     """
 
-    def __init__(
-        self,
-        world: MPI.Intracomm,
-        timeout: Timeout,
-        *,
-        threads: int = 1,
-        node_of: Callable[[int], int] | None = None,
-    ) -> None:
+    def __init__(self, world: MPI.Intracomm, timeout: Timeout, *, threads: int) -> None:
         self._timeout = timeout
-        self._node_of = node_of
-        self._number = world.rank
         self._threads = ThreadPool(threads)
         self.worker = Worker(beside=threads_may_call_mpi(), closed=_after_shutdown)
         self.checks_finite = False
@@ -62,7 +50,7 @@ class Reducer:
     def _connect(self, world: MPI.Intracomm) -> None:
         with self._timeout.blocking("setting up the reduction of gradients"):
             self._world = world.Dup()
-            self.node = LocalNode(world, self._node_of, self._number)
+            self.node = LocalNode(world)
         peers = self.node.peers if self.node.count > 1 else None
         message_bytes = RDMA_MESSAGE_BYTES if self.node.rdma else TCP_MESSAGE_BYTES
         self._exchange = Exchange(peers, self._timeout, message_bytes) if peers else None
