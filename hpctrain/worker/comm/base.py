@@ -12,7 +12,6 @@ import socket
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -208,10 +207,6 @@ class Communicator(ABC):
         part: T = self._parts[name]
         return part
 
-    def group_creation(self) -> AbstractContextManager[None]:
-        """A context in which new groups of torch.distributed listen where the other ranks reach this one."""
-        return nullcontext()
-
     def trains_together(self) -> bool:
         """Whether the script has used what makes one training run of the ranks, as far as can be known."""
         return self.distributed or self.reduced_by_hand
@@ -283,9 +278,16 @@ class Communicator(ABC):
     def process_group(self) -> None:
         """Make torch.distributed's default group of these ranks, unless it exists. Collective; idempotent.
 
+        ``init_device_mesh`` and ``new_group`` work from then on. The group ends with :meth:`shutdown`.
+
         Raises:
             HpctrainError: this backend has no process groups, or the default group consists of other ranks.
         """
+        self._process_group()
+        # A script that asks for groups builds on them, so the hint about undistributed models is not due.
+        self.distributed = True
+
+    def _process_group(self) -> None:
         raise HpctrainError(
             "HT-backend-unfit",
             "backend {backend!r} has no process groups of torch.distributed, which a model divided over ranks, DDP, "

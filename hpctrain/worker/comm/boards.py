@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,9 @@ class Board(ABC):
     """What the ranks have announced, seen from one of them.
 
     Attributes:
-        keeper: who is to blame where a call of the board does not return: a rank with its name, or -1 with that of
-            another process. Empty where each call returns.
         works: whether the board can be used at all.
     """
 
-    keeper: Mapping[int, str] = {}
     works = True
 
     @abstractmethod
@@ -149,11 +146,10 @@ class MpiBoard(MessageBoard):
 class StoreBoard(Board):
     """A board in a store of torch.distributed; calls do not return while the process that keeps it is stopped."""
 
-    def __init__(self, store: Any, rank: int, size: int, keeper: Mapping[int, str]) -> None:
+    def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store = store
         self._keys = [f"hpctrain.wait.{each}" for each in range(size)]
         self._own = self._keys[rank]
-        self.keeper = keeper
         self.announce(None)
 
     def announce(self, wait: Announced | None) -> None:

@@ -31,7 +31,7 @@ from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace
 from hpctrain.worker.comm.script_location import left_at, script_line
 from hpctrain.worker.comm.stalls import look_at, reports
-from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout, Wait
+from hpctrain.worker.comm.timeout import Timeout, Wait
 
 # A wait is announced after this time at most, and again so often. Waits that end sooner cost nothing.
 ANNOUNCE_SECONDS, _AGAIN_SECONDS = 1.0, 2.0
@@ -45,8 +45,6 @@ _LOOK_AGAIN_SECONDS = 10.0
 _LOOKS = 4
 # How long the last line of a run may take to mpirun.
 _FORWARD_SECONDS = 0.5
-# In which time ranks leave a call of PyTorch's own: the first closes its connections.
-_LEAVE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +119,6 @@ class LivenessWatch:
         # What each rank has announced last, and since when.
         self._heard: dict[int, tuple[Announced, float]] = {}
         self._stalled: list[int] = []
-        # Whether this rank leaves a call of PyTorch's own, which ranks do that or wait, whether one of them was late,
-        # and which are missing.
-        self._leaving, self._left, self._late = False, set[int](), False
-        self._missing: Mapping[int, str] = {}
-        # Since when a call of the board lasts.
-        self._calling: float | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-waits", daemon=True)
 
@@ -149,40 +141,7 @@ class LivenessWatch:
 
     def stalled(self) -> Mapping[int, str]:
         """The ranks that wait for no other while this one does, by their first numbers; none where not known."""
-        if self._hangs():
-            return self._board.keeper
-        return self._missing or self._names(self._stalled)
-
-    def missing(self, *, late: bool) -> Mapping[int, str]:
-        """The ranks that are not known to have left a call of PyTorch's own, which ranks leave at nearly the same time.
-
-        Args:
-            late: this rank waited in it to the limit. Otherwise it lost a connection: then none is missing unless
-                another rank has waited so long, as where one has died.
-        """
-        since = time.monotonic() - (self._timeout.seconds if late else self._announce_seconds)
-        self._timeout.expired = Wait(what="a call of torch.distributed", since=since, kind=COLLECTIVE, leads=False)
-        self._leaving = True
-        if self._soon(lambda: self._late, _LEAVE_SECONDS / 3):
-            self._soon(lambda: len(self._left) == len(self._peers), _LEAVE_SECONDS)
-        self._soon(lambda: self._calling is None or self._hangs(), 2 * self._answer_seconds)
-        if self._hangs():
-            return self._board.keeper
-        if self._late:
-            self._missing = self._names(rank for rank in range(len(self._peers)) if rank not in self._left)
-        return self._missing
-
-    def _soon(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether a condition becomes true within some seconds."""
-        end = time.monotonic() + seconds
-        while not condition() and time.monotonic() < end:
-            time.sleep(seconds / 30)
-        return condition()
-
-    def _hangs(self) -> bool:
-        """Whether a call of the board does not return."""
-        since = self._calling
-        return since is not None and time.monotonic() - since > self._answer_seconds
+        return {self._peers[rank].first_rank: self._name(rank) for rank in self._stalled}
 
     def _run(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
@@ -199,7 +158,6 @@ class LivenessWatch:
             long, self._stalled = _LongWait(wait=oldest, at=oldest.since + self._stall + self._answer_seconds), []
         self._long = long
         if self._works:
-            self._calling = now
             try:
                 self._exchange(now)
                 # Begun in time to see which ranks repeat what they have announced.
@@ -207,7 +165,6 @@ class LivenessWatch:
             except RuntimeError:
                 # The connections of the wait itself report what has happened to the other ranks.
                 self._works, waits = False, None
-            self._calling = None
             if long and waits and now >= long.at:
                 long.at = now + max(self._stall, _LOOK_AGAIN_SECONDS)
                 self._name_stalled(long, waits)
@@ -228,10 +185,6 @@ class LivenessWatch:
             waits = self._board.read()
             if len(waits) == len(self._peers) and (error := self._judge.judge(waits, self._name)):
                 self._board.end_waits(error)
-        if self._leaving:
-            waits = self._board.read()
-            self._left = set(waits)
-            self._late = any(wait.seconds >= self._timeout.seconds for wait in waits.values())
 
     def _announce(self, wait: Wait | None, oldest: Wait | None, now: float) -> None:
         if wait != self._wait:
@@ -330,9 +283,6 @@ class LivenessWatch:
         # mpirun drops what it has not passed on when it ends the ranks.
         time.sleep(_FORWARD_SECONDS)
         self._abort(error.exit_code)
-
-    def _names(self, ranks: Iterable[int]) -> Mapping[int, str]:
-        return {self._peers[rank].first_rank: self._name(rank) for rank in ranks}
 
     def _name(self, rank: int) -> str:
         return str(self._peers[rank])

@@ -60,7 +60,7 @@ class MpiCommunicator(MpiControl):
             self._tensorflow = MpiTensorFlowEngine(self, self._reducer)
         return self._tensorflow
 
-    def process_group(self) -> None:
+    def _process_group(self) -> None:
         self.process_groups().join()
 
     def process_groups(self) -> Groups:

@@ -48,7 +48,7 @@ class SingleCommunicator(Communicator):
     def tensorflow(self) -> SingleTensorFlowEngine:
         return SingleTensorFlowEngine()
 
-    def process_group(self) -> None:
+    def _process_group(self) -> None:
         import torch
         import torch.distributed as dist
 

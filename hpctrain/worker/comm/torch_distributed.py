@@ -6,8 +6,8 @@ import ipaddress
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from hpctrain.common.cluster.gpus import gpu_of, require_shareable, sharing_variables
 from hpctrain.common.errors import HpctrainError, TransientError
-from hpctrain.common.run.records import LOST_CONNECTION
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
 from hpctrain.worker.comm.addresses import own_address
@@ -60,6 +59,8 @@ class TorchDistributedCommunicator(CheckedControl):
         self.on_gpus = backend == "nccl"
         self._by_mpi = world is not None
         self._own_calls = 0
+        # Where this rank's Gloo groups listen, those of the script too, until it leaves the run.
+        self._listening = ExitStack()
         # Whether the script has called the groups itself. One that has destroyed them is taken to have done so.
         self._called = True
         if dist.is_initialized():
@@ -84,7 +85,7 @@ class TorchDistributedCommunicator(CheckedControl):
         self._engine: TorchDistributedEngine | None = None
         try:
             if self.size > 1:
-                self._watch_waits(StoreBoard(store, self.rank, self.size, self._keeper()))
+                self._watch_waits(StoreBoard(store, self.rank, self.size))
             if self.on_gpus:
                 _take_gpu(self)
         except BaseException:
@@ -96,9 +97,8 @@ class TorchDistributedCommunicator(CheckedControl):
         store, ranks = rendezvous(world, self.host, limit)
         self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = ranks.hosts[: self.rank].count(self.host), ranks.hosts.count(self.host)
-        self._address: str | None = ranks.endpoints[self.rank][0]
-        with listening_at(self._address):
-            make_default_group(self._group_of, store, self.rank, self.size, limit)
+        self._listening.enter_context(listening_at(ranks.endpoints[self.rank][0]))
+        make_default_group(self._group_of, store, self.rank, self.size, limit)
         return store
 
     def _join_torchrun(self, limit: timedelta) -> Any:
@@ -106,16 +106,9 @@ class TorchDistributedCommunicator(CheckedControl):
         self.local_rank, self.local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         store = next(dist.rendezvous("env://", timeout=limit))[0]  # type: ignore[attr-defined]
         own = dist.PrefixStore(f"hpctrain-{next(_joined)}", store)  # type: ignore[attr-defined]
-        self._address = self._torchruns_address(own)
-        with listening_at(self._address):
-            make_default_group(self._group_of, own, self.rank, self.size, limit)
+        self._listening.enter_context(listening_at(self._torchruns_address(own)))
+        make_default_group(self._group_of, own, self.rank, self.size, limit)
         return own
-
-    def _keeper(self) -> Mapping[int, str]:
-        """What keeps the store, by its rank, or as -1."""
-        if not self._by_mpi and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return {-1: f"the torchrun on {os.environ['MASTER_ADDR']}"}
-        return {0: f"rank 0 on {self.broadcast_object(self.host)}"}
 
     def _torchruns_address(self, store: Any) -> str | None:
         """The address at which ranks of other hosts reach this one; None if it cannot be found out.
@@ -131,9 +124,6 @@ class TorchDistributedCommunicator(CheckedControl):
         if self.rank == self.size - 1:
             store.set(key, own)
         return None if ipaddress.ip_address(own).is_loopback else own
-
-    def group_creation(self) -> AbstractContextManager[None]:
-        return listening_at(self._address)
 
     def trains_together(self) -> bool:
         # ht.init() makes the group on which DDP or FSDP may have built.
@@ -169,10 +159,9 @@ class TorchDistributedCommunicator(CheckedControl):
         limit = timedelta(seconds=TIMEOUT.read() + _MARGIN_SECONDS)
         self._meet(f"groups of {size} ranks", "making groups of ranks")
         try:
-            with listening_at(self._address):
-                # torch.distributed requires every rank to make every group.
-                starts = range(0, self.size, size)
-                groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
+            # torch.distributed requires every rank to make every group.
+            starts = range(0, self.size, size)
+            groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
         except RuntimeError as error:
             raise self._failed(error, "making groups of ranks") from error
         return groups[self.rank // size]
@@ -225,14 +214,9 @@ class TorchDistributedCommunicator(CheckedControl):
         self.finish(self.start(collective, *arguments), what, kind=kind, on_gpu=tensors[0].is_cuda)
 
     def explained(self, error: BaseException) -> BaseException:
-        own = isinstance(error, HpctrainError)
-        late = not own and is_late(error)
-        if own or not (late or LOST_CONNECTION.search(str(error))) or self._watch is None:
+        if isinstance(error, HpctrainError) or not is_late(error):
             return error
-        missing = self._watch.missing(late=late)
-        if not missing:
-            return error
-        said = self.timeout.out_of_time("a call of torch.distributed", [*missing])
+        said = self.timeout.out_of_time("a call of torch.distributed")
         said.__cause__ = error
         return said.with_traceback(error.__traceback__)
 
@@ -261,7 +245,7 @@ class TorchDistributedCommunicator(CheckedControl):
             self._engine = TorchDistributedEngine(self, self.new_group(self.size))
         return self._engine
 
-    def process_group(self) -> None:
+    def _process_group(self) -> None:
         if not dist.is_initialized():
             raise HpctrainError(
                 "HT-group-destroyed",
@@ -298,6 +282,7 @@ class TorchDistributedCommunicator(CheckedControl):
             self._watch_no_more(_LEAVE_SECONDS)
             if dist.is_initialized():
                 dist.destroy_process_group()
+            self._listening.close()
 
 
 def _calls() -> int:

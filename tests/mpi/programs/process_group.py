@@ -24,7 +24,6 @@ from mpi4py import MPI
 from situations import refusal, refused
 
 from hpctrain.worker.comm.mpi_engine import MpiCommunicator
-from hpctrain.worker.comm.process_group import require_default_group
 
 WORLD = MPI.COMM_WORLD
 # Nothing, less than a cache line, more than all that is added up at once, and several turns of the shared memory.
@@ -53,8 +52,8 @@ def ranks_on(layout: str) -> Iterator[bool]:
     if taking_part:
         mpi_engine.put_on_nodes(node_of)
         comm = MpiCommunicator(world, layout)
-        require_default_group(comm)
-        require_default_group(comm)
+        comm.process_group()
+        comm.process_group()
         assert dist.get_backend() == "hpctrain"
         assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
         yield True
@@ -417,7 +416,7 @@ def check_different_calls() -> None:
     """Every rank hears of it, in what it waits for and in all that comes after."""
     world = WORLD.Dup()
     comm = MpiCommunicator(world, "different calls")
-    require_default_group(comm)
+    comm.process_group()
     sizes = (100, 100, 100, 200)
     dist.all_reduce(torch.ones(100))
     heard = refusal(lambda: dist.all_reduce(torch.ones(sizes[comm.rank])))
@@ -434,7 +433,7 @@ def check_stall() -> None:
     import hpctrain as ht
 
     comm = ht.init("mpi")
-    require_default_group(comm)
+    comm.process_group()
     group = dist.new_group([1, 2])
     found = torch.ones(50_000)
     if comm.rank == 2:
@@ -444,11 +443,25 @@ def check_stall() -> None:
     time.sleep(600)
 
 
+def check_functional_stall() -> None:
+    """The same through DTensor, whose collectives are called from C++."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+    import hpctrain as ht
+
+    comm = ht.init("mpi")
+    comm.process_group()
+    mesh = init_device_mesh("cpu", (comm.size,))
+    if comm.rank == 1:
+        time.sleep(600)
+    DTensor.from_local(torch.ones(5), mesh, [Shard(0)]).redistribute(placements=[Replicate()]).to_local()
+
+
 def check_death() -> None:
     import hpctrain as ht
 
     comm = ht.init("mpi")
-    require_default_group(comm)
+    comm.process_group()
     dist.barrier()
     if comm.rank == 1:
         os._exit(3)
@@ -460,7 +473,7 @@ def check_exit() -> None:
     import hpctrain as ht
 
     comm = ht.init("mpi")
-    require_default_group(comm)
+    comm.process_group()
     dist.new_group([0, 1])
     dist.all_reduce(torch.ones(100_000), async_op=True)
 

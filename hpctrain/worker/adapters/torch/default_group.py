@@ -19,7 +19,6 @@ from hpctrain.worker.adapters.recording import recording
 from hpctrain.worker.adapters.torch.optimizer_contents import learning_rate, parameters_of
 from hpctrain.worker.comm import Communicator, current, forks
 from hpctrain.worker.comm.forgotten import note_own_group
-from hpctrain.worker.comm.process_group import require_default_group
 from hpctrain.worker.comm.process_group.group import NAME, HpctrainGroup
 from hpctrain.worker.comm.rank_run import run
 
@@ -62,7 +61,7 @@ def _join_default_group(asked: str | None) -> Communicator:
             asked=asked,
             backend=comm.backend,
         )
-    require_default_group(comm)
+    comm.process_group()
     _record_steps(comm)
     if comm.backend == "mpi":
         _watch_training(comm)

@@ -231,14 +231,8 @@ class Collectives:
 
     def reduce_to(self, root: int, flat: torch.Tensor, reduction: Reduction) -> None:
         """Replace the root's tensor of one dimension by the reduction of all; the others keep theirs."""
-        places = self._places
-        parts = [flat[part] for part in cut(len(flat), places.size, LINE_BYTES // flat.itemsize)]
-        total = torch.empty_like(parts[places.rank])
-        self.reduce(parts, total, reduction)
-        as_bytes = [part.view(torch.uint8) for part in parts]
-        outgoing = [total.view(torch.uint8) if rank == root else None for rank in range(places.size)]
-        incoming = as_bytes if places.rank == root else [None] * places.size
-        self.exchange(outgoing, incoming, max(map(len, as_bytes)))
+        total = flat if self._places.rank == root else flat.clone()
+        self.reduce_everywhere(total, reduction)
 
     def _swap(self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Send bytes to ranks of other nodes, and receive from them."""

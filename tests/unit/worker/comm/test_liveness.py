@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 import pytest
@@ -228,7 +225,7 @@ def three() -> list[LivenessWatch]:
     from torch.distributed import HashStore
 
     store = HashStore()
-    return [watch(StoreBoard(store, rank, 3, {0: "rank 0"}), rank, 3) for rank in range(3)]
+    return [watch(StoreBoard(store, rank, 3), rank, 3) for rank in range(3)]
 
 
 @needs.pytorch
@@ -248,60 +245,6 @@ def test_through_a_store_every_rank_has_to_announce_its_wait_again(three, goes_o
         assert errors == [None] * 3
     else:
         assert all(isinstance(error, HpctrainError) and "rank 1 on h1" in str(error) for error in errors)
-
-
-def look_all_the_time(watches: list[LivenessWatch], over: threading.Event) -> list[threading.Thread]:
-    def look(rank: LivenessWatch) -> None:
-        while not over.wait(0.02):
-            rank.look(time.monotonic())
-
-    threads = [threading.Thread(target=look, args=(rank,)) for rank in watches]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-@needs.pytorch
-@pytest.mark.parametrize("late", [{0}, set()])
-def test_the_rank_that_does_not_leave_a_call_is_missing_where_one_of_the_others_was_late(monkeypatch, three, late):
-    """Rank 0 waited to the limit, or else nobody did, as where rank 2 has died."""
-    monkeypatch.setattr(liveness, "_LEAVE_SECONDS", 0.6)
-    over = threading.Event()
-    threads = look_all_the_time(three, over)
-    try:
-        with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda rank: three[rank].missing(late=rank in late), range(2)))
-            assert found == [{2: "rank 2 on h1"} if late else {}] * 2
-            if late:
-                assert three[0].stalled() == {2: "rank 2 on h1"}
-                assert three[2].missing(late=True) == {}, "all have left"
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-@needs.pytorch
-def test_what_keeps_a_store_that_does_not_answer_is_missing(monkeypatch):
-    from torch.distributed import HashStore
-
-    monkeypatch.setattr(liveness, "_LEAVE_SECONDS", 0.3)
-    monkeypatch.setattr(liveness, "_ANSWER_SECONDS", 0.1)
-    over = threading.Event()
-
-    class Store(HashStore):
-        def multi_get(self, keys):
-            over.wait(60)
-            return []
-
-    rank = watch(StoreBoard(Store(), 0, 1, {-1: "the torchrun on h1"}), 0, 1)
-    threads = look_all_the_time([rank], over)
-    try:
-        assert rank.missing(late=True) == {-1: "the torchrun on h1"} == rank.stalled()
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 def test_the_error_says_who_is_where_and_what_to_do():

@@ -25,7 +25,6 @@ from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan, present
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.comm.process_group import require_default_group
 
 _WATCHDOG_MARGIN = timedelta(seconds=10)
 # The oldest PyTorch whose FSDP2 and DTensor have what is replaced and read here, in builds before its release too.
@@ -74,20 +73,19 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
     sizes = tuple(mesh.at(comm.size).sizes.values())
     made = comm.part("meshes", dict[tuple[int, ...], DeviceMesh])
     if sizes not in made:
-        require_default_group(comm)
+        comm.process_group()
         say_when_pickled(comm)
         options = _options(comm)
-        with comm.group_creation():
-            whole = init_device_mesh(
-                "cuda" if comm.backend == "nccl" else "cpu",
-                sizes,
-                mesh_dim_names=tuple(AXES),
-                backend_override=dict.fromkeys(AXES, options) if options else None,
-            )
-            meshes = [whole]
-            if whole["tp"].size() > 1:
-                # For sums over both axes, such as the norm of gradients: DTensor warns if this mesh does not exist.
-                meshes.append(whole["dp_shard", "tp"]._flatten(backend_override=options))
+        whole = init_device_mesh(
+            "cuda" if comm.backend == "nccl" else "cpu",
+            sizes,
+            mesh_dim_names=tuple(AXES),
+            backend_override=dict.fromkeys(AXES, options) if options else None,
+        )
+        meshes = [whole]
+        if whole["tp"].size() > 1:
+            # For sums over both axes, such as the norm of gradients: DTensor warns if this mesh does not exist.
+            meshes.append(whole["dp_shard", "tp"]._flatten(backend_override=options))
         if comm.backend == "nccl":
             for each in meshes:
                 _limit_waits(each)
