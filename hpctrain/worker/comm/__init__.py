@@ -19,7 +19,7 @@ from hpctrain.common.stderr import tell, tell_error
 from hpctrain.worker.comm import forgotten, forks
 from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.connecting import connect, require_own_place
-from hpctrain.worker.comm.forgotten import Forgotten, forgotten_calls, others_imported
+from hpctrain.worker.comm.forgotten import forgotten_calls, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
 from hpctrain.worker.comm.rank_run import run
 
@@ -156,29 +156,24 @@ def watch() -> None:
         forgotten.watch()
 
 
-def mention_forgotten(rank: int, ranks: int) -> Forgotten | None:
-    """Say on rank 0, once, that each rank of a user's script trained alone; returns what was said."""
-    # What it asks of other libraries may fail in any state of theirs. A mere hint must not fail the run.
+def _forgotten(ranks: int) -> str | None:
+    """What a user's script has forgotten, whose ranks each trained alone."""
+    # What it asks of other libraries may fail in any state of theirs, which must not fail the run.
     with contextlib.suppress(Exception):
         run.distributed |= run.comm is not None and run.comm.trains_together()
-        found = forgotten_calls(ranks, joined=run.joined, distributed=run.distributed)
-        if found and rank == 0 and not run.mentioned:
-            run.mentioned = True
-            tell(f"hpctrain: {found.text}")
-        return found
+        return forgotten_calls(ranks, joined=run.joined, distributed=run.distributed)
     return None
 
 
-def require_distributed(rank: int, ranks: int) -> None:
+def require_distributed(ranks: int) -> None:
     """At the end of a user's script, refuse a result of ranks that each trained alone."""
-    found = mention_forgotten(rank, ranks)
-    if found and found.alone:
+    if problem := _forgotten(ranks):
         raise HpctrainError(
             "HT-ranks-trained-alone",
             "{problem}",
             f"{RANKS_ALONE.name}=1 hpctrain run … says that this is meant, or that they join in a way of their own",
             exit_code=1,
-            problem=found.text,
+            problem=problem,
         )
 
 
@@ -202,8 +197,8 @@ def _leave() -> None:
             _abort(_exit_code(error))
         finally:
             os._exit(_exit_code(error))
-    if run.comm is not None:
-        mention_forgotten(run.comm.rank, run.comm.size)
+    if run.comm is not None and run.comm.rank == 0 and (problem := _forgotten(run.comm.size)):
+        tell(f"hpctrain: {problem}")
     _leave_run()
     if fault_tolerant:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -23,18 +22,6 @@ class _Signs:
 
 
 _signs = _Signs()
-
-
-@dataclass(frozen=True)
-class Forgotten:
-    """What the user is told about ranks that did not become one training run.
-
-    Attributes:
-        alone: whether every rank trained a model of its own, so that the run must not count as done.
-    """
-
-    text: str
-    alone: bool
 
 
 def others_imported() -> bool:
@@ -80,33 +67,31 @@ def _note_step(*_: object) -> None:
     _signs.trained = True
 
 
-def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> Forgotten | None:
-    """What a script of several ranks has forgotten; None if nothing.
+def forgotten_calls(ranks: int, *, joined: bool, distributed: bool) -> str | None:
+    """What a script has forgotten whose ranks each trained a model of their own; None where they did not.
 
     Args:
         joined: whether the script called ``ht.init``.
         distributed: whether it used the communicator, or imported another library that joins ranks.
     """
-    if ranks == 1 or distributed or RANKS_ALONE.read():
+    if ranks == 1 or distributed or not _signs.trained or RANKS_ALONE.read():
         return None
     if joined:
-        text = (
+        return (
             f"{ranks} ranks train, each by itself: what they train was never passed to ht.distribute. The results are "
             "rank 0's alone; model, optimizer = ht.distribute(model, optimizer) trains one model on all. Updates "
             "without an optimizer need one, or gradients that comm.allreduce has averaged"
         )
-        return Forgotten(text, alone=True) if _signs.trained else None
     if _signs.has_own_group or _has_group() or others_imported() or "TF_CONFIG" in os.environ:
         return None
     strategy = " Strategies of tf.distribute need --backend multi_worker." if "tensorflow" in sys.modules else ""
     if "lightning.pytorch" in sys.modules:
         strategy = " Lightning's Trainer takes its devices from the run unless devices, or --trainer.devices, is given."
-    text = (
+    return (
         f"the script never called ht.init(), nor torch.distributed's init_process_group(): unless it joins the other "
         f"ranks in another way, it runs {ranks} times, each rank by itself. help(hpctrain) shows the lines that make "
         f"it one training run.{strategy}"
     )
-    return Forgotten(text, alone=_signs.trained)
 
 
 def _has_group() -> bool:

@@ -28,7 +28,6 @@ class Run:
         joined: whether the process has ever joined a run.
         distributed: whether it has trained with the other ranks of one.
         knows_others: whether the script has imported a library by which ranks train together without hpctrain.
-        mentioned: whether the user was told that each rank trains alone.
         ends_ranks: whether the program that runs this script ends every rank where one raises an exception.
         replaced_hook: the exception hook that ``ht.init`` replaced.
     """
@@ -41,7 +40,6 @@ class Run:
     joined: bool = False
     distributed: bool = False
     knows_others: bool = False
-    mentioned: bool = False
     ends_ranks: bool = False
     replaced_hook: ExceptionHook | None = None
     _leave: Callable[[], None] | None = None

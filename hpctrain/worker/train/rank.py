@@ -324,7 +324,7 @@ def _check_script(rank: int, ranks: int) -> None:
         # The ranks have ended at different places.
         return
     comm.make_last_checks()
-    comm.require_distributed(rank, ranks)
+    comm.require_distributed(ranks)
     if rank == 0 and stopping.this_process.agreed():
         tell(_ENDED_AFTER_STOP)
 

@@ -62,9 +62,9 @@ class GroupEngine:
         ``what`` names the collective with its sizes, the same on all ranks; ``outputs`` are the tensors that it writes.
         """
         small = not (asynchronous and self._beside)
-        task = CollectiveTask(self._worker, self._collectives, what, body, outputs, small=small)
-        self._worker.submit(task)
-        return CollectiveWork(task)
+        work = CollectiveWork(self._worker, self._collectives, what, body, outputs, small=small)
+        self._worker.submit(work)
+        return work
 
     def free(self) -> None:
         """Run the queued collectives, end the threads and free memory and communicators. Idempotent."""
@@ -93,8 +93,11 @@ def _used_after_free() -> HpctrainError:
 Body = Callable[[Collectives], None]
 
 
-class CollectiveTask(Task):
-    """One collective of a group, run once by its worker. ``what`` names it in messages, the same on all ranks."""
+class CollectiveWork(dist.Work, Task):
+    """One collective of a group, run once by its worker, and torch.distributed's handle of it.
+
+    Waits end after ``HPCTRAIN_TIMEOUT``, whatever limit they are given. ``what`` names the collective in messages.
+    """
 
     def __init__(
         self,
@@ -106,11 +109,12 @@ class CollectiveTask(Task):
         *,
         small: bool,
     ) -> None:
-        super().__init__(worker, small=small, hurried=True)
+        dist.Work.__init__(self)
+        Task.__init__(self, worker, small=small, hurried=True)
         self._collectives = collectives
         self._what = what
         self._body: Body | None = body
-        self.outputs = list(outputs)
+        self._outputs = list(outputs)
         self._ending = threading.Lock()
         self._settled: Any = None
         self._future: Any = None
@@ -127,9 +131,28 @@ class CollectiveTask(Task):
             super().end(error)
             has_future = self._future is not None
         if has_future:
-            self._settle()
+            self._settled.set_result(None)
 
-    def future(self) -> Any:
+    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]  # torch's
+        Task.wait(self)
+        return True
+
+    def synchronize(self) -> None:
+        Task.wait(self)
+
+    def is_completed(self) -> bool:
+        return self.done
+
+    def is_success(self) -> bool:
+        return self.done and self.error is None
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def get_future(self) -> Any:
         """A ``torch.futures.Future`` that gets the outputs, or the error."""
         with self._ending:
             fresh = self._future is None
@@ -140,44 +163,11 @@ class CollectiveTask(Task):
                 self._future = self._settled.then(self._outcome)
             over = self.done
         if fresh and over:
-            self._settle()
+            self._settled.set_result(None)
         return self._future
-
-    def _settle(self) -> None:
-        self._settled.set_result(None)
 
     @preserve_errors
     def _outcome(self, _: object) -> list[torch.Tensor]:
         if self.error:
             raise self.error
-        return self.outputs
-
-
-class CollectiveWork(dist.Work):
-    """The handle of a collective. Waits end after ``HPCTRAIN_TIMEOUT``, whatever limit they are given."""
-
-    def __init__(self, task: CollectiveTask) -> None:
-        super().__init__()
-        self._task = task
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        self._task.wait()
-        return True
-
-    def synchronize(self) -> None:
-        self._task.wait()
-
-    def is_completed(self) -> bool:
-        return self._task.done
-
-    def is_success(self) -> bool:
-        return self._task.done and self._task.error is None
-
-    def exception(self) -> BaseException | None:
-        return self._task.error
-
-    def result(self) -> list[torch.Tensor]:
-        return self._task.outputs
-
-    def get_future(self) -> Any:
-        return self._task.future()
+        return self._outputs

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.common.errors import HpctrainError  # noqa: E402
-from hpctrain.worker.comm.process_group.engine import CollectiveTask  # noqa: E402
+from hpctrain.worker.comm.process_group.engine import CollectiveWork  # noqa: E402
 from hpctrain.worker.comm.shared.worker import Worker  # noqa: E402
 
 
@@ -23,7 +23,7 @@ def worker(request):
 
 def task(worker, body=lambda _: None, *, small=False):
     collectives = SimpleNamespace(begin=lambda what, pause: None)
-    return CollectiveTask(worker, collectives, "test", body, [torch.ones(1)], small=small)
+    return CollectiveWork(worker, collectives, "test", body, [torch.ones(1)], small=small)
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -36,7 +36,7 @@ def test_a_callback_of_a_collective_that_is_under_way_may_not_call_another(worke
         second.wait()
 
     worker.submit(first)
-    chained = first.future().then(call)
+    chained = first.get_future().then(call)
     attached.set()
     first.wait()
     with pytest.raises(RuntimeError, match="HT-group-call-in-callback"):
@@ -60,9 +60,9 @@ def test_a_future_that_is_asked_for_as_the_collective_ends_is_settled_once(worke
         def __exit__(self, *_):
             self.left += 1
             if self.left == 1:
-                ended.future()
+                ended.get_future()
 
     ended._ending = AsksAtTheEnd()
     worker.submit(ended)
     ended.wait()
-    assert ended.future().wait() == ended.outputs
+    assert ended.get_future().wait() == ended.result()
