@@ -23,14 +23,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.common.run.events.kinds import StallEvent
 from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace
 from hpctrain.worker.comm.script_location import left_at, script_line
-from hpctrain.worker.comm.stalls import look_at, reports
+from hpctrain.worker.comm.stalls import reports, request_stack
 from hpctrain.worker.comm.timeout import Timeout, Wait
 
 # A wait is announced after this time at most, and again so often. Waits that end sooner cost nothing.
@@ -228,30 +228,37 @@ class LivenessWatch:
         long.named.update(new)
         iteration, where = reports.iteration(), self._where(waits)
         seconds = max(wait.seconds for wait in waits.values())
-        lowest = min(waits)
-        if self._rank == lowest and (new or first_time):
+        if self._rank == min(waits) and (new or first_time):
             long.reported = True
             if new:
-                _say(self._headline(new, iteration, seconds, where))
+                step = "" if iteration is None else f" of step {iteration}"
+                _say(
+                    f"{abbreviated([*map(self._name, new)], 2 * _LOOKS)} stalled: the others have been waiting up to "
+                    f"{seconds:.0f} s in {where}{step}\n"
+                    f"  the run continues when they arrive, and ends after {TIMEOUT.name}={self._timeout.seconds:g} s"
+                )
             else:
                 _say(f"every rank has been waiting for others, for up to {seconds:.0f} s: {where}")
-        reported = [rank for rank in new if self._rank == self._reporter(rank, waits)]
-        own_peer = self._peers[self._rank]
-        for number, rank in enumerate(reported):
-            peer = self._peers[rank]
+        own = self._peers[self._rank]
+        reported = [self._peers[rank] for rank in new if self._rank == self._reporter(rank, waits)]
+        for number, peer in enumerate(reported):
             # On a host that hangs, all are in the same state.
-            here = number < _LOOKS and (peer.host, peer.namespace) == (own_peer.host, own_peer.namespace)
-            state = look_at(peer.host, peer.pid, peer.started) if here else ""
-            _report(
-                StallEvent(
-                    rank=peer.first_rank,
-                    host=peer.host,
-                    iteration=iteration,
-                    waiting_for=where,
-                    seconds=seconds,
-                    state=state,
-                )
+            here = number < _LOOKS and (peer.host, peer.namespace) == (own.host, own.namespace)
+            state = request_stack(peer.host, peer.pid, peer.started) if here else ""
+            if state:
+                tell(f"  rank {peer.first_rank}: {state}")
+            stall = StallEvent(
+                rank=peer.first_rank,
+                host=peer.host,
+                iteration=iteration,
+                waiting_for=where,
+                seconds=seconds,
+                state=state,
             )
+            try:
+                reports.record(stall)
+            except HpctrainError as error:
+                _say(str(error))
 
     def _waiting(self, now: float) -> dict[int, Announced]:
         """What the waiting ranks have announced, without those that have been silent for too long."""
@@ -266,15 +273,6 @@ class LivenessWatch:
         host = self._peers[rank].host
         ranks = sorted(waiting)
         return next((each for each in ranks if self._peers[each].host == host), ranks[0])
-
-    def _headline(self, stalled: Sequence[int], iteration: int | None, seconds: float, where: str) -> str:
-        names = ", ".join(map(self._name, stalled[: 2 * _LOOKS]))
-        more = f" and {len(stalled) - 2 * _LOOKS} more" if len(stalled) > 2 * _LOOKS else ""
-        step = "" if iteration is None else f" of step {iteration}"
-        return (
-            f"{names}{more} stalled: the others have been waiting up to {seconds:.0f} s in {where}{step}\n"
-            f"  the run continues when they arrive, and ends after {TIMEOUT.name}={self._timeout.seconds:g} s"
-        )
 
     def _give_up(self, error: HpctrainError) -> None:
         if reports.give_up:
@@ -295,15 +293,6 @@ class LivenessWatch:
         if len(by_what) == 1:
             return next(iter(by_what))
         return "; ".join(f"{what} (rank {', '.join(map(str, ranks[:8]))})" for what, ranks in by_what.items())
-
-
-def _report(stall: StallEvent) -> None:
-    if stall.state:
-        tell(f"  rank {stall.rank}: {stall.state}")
-    try:
-        reports.record(stall)
-    except HpctrainError as error:
-        _say(str(error))
 
 
 def _say(text: str) -> None:

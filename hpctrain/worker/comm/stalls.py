@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import os
 import platform
 import re
 import signal
@@ -65,15 +64,17 @@ def answer_requests() -> None:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=False)
 
 
-def look_at(host: str, pid: int, started: float) -> str:
-    """The state of a process of this host as text. Unless it is stopped, it is asked to write its stack to its log."""
+def request_stack(host: str, pid: int, started: float) -> str:
+    """Ask a process of this host to write its stack to its log, unless it is stopped; returns its state as text."""
     unknown = "state unknown: its process cannot be seen"
     try:
         process = living_process(host, pid, started)
         state: str = process.status() if process else unknown
-        if state in (unknown, *_STOPPED) or not _catches(pid):
+        call = _TGKILL.get(platform.machine())
+        if call is None or state in (unknown, *_STOPPED) or not _catches(pid):
             return state
-        _ask(pid)
+        # To the main thread: another one would write its own stack.
+        ctypes.CDLL(None).syscall(call, pid, pid, int(STACK_SIGNAL))
     except (psutil.Error, OSError):  # it has ended meanwhile
         return unknown
     return f"{state}; its log says where it is in Python"
@@ -83,12 +84,3 @@ def _catches(pid: int) -> bool:
     """Whether a process has a handler for the signal, which ends one that has none."""
     caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
     return bool(caught and int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
-
-
-def _ask(pid: int) -> None:
-    """Send the signal to the main thread: another one would write its own stack."""
-    number = _TGKILL.get(platform.machine())
-    if number is None:
-        os.kill(pid, STACK_SIGNAL)
-    else:
-        ctypes.CDLL(None).syscall(number, pid, pid, int(STACK_SIGNAL))

@@ -160,7 +160,7 @@ def test_a_rank_that_looks_seldom_confirms_too(blocked):
 
 
 def test_a_rank_that_is_stopped_in_its_wait_is_named_at_the_first_look(capsys, monkeypatch):
-    monkeypatch.setattr(liveness, "look_at", lambda *_: "")
+    monkeypatch.setattr(liveness, "request_stack", lambda *_: "")
     ranks = Ranks(2)
     for rank in (0, 1):
         ranks.wait(rank, CONTROL)
@@ -184,7 +184,7 @@ def test_short_waits_are_told_to_rank_0_alone():
 
 def test_a_rank_that_does_not_wait_is_named_by_the_lowest_that_waits(capsys, monkeypatch):
     """Rank 0 computes. Rank 2 comes late, and answers at once; rank 3 stops repeating that it waits."""
-    monkeypatch.setattr(liveness, "look_at", lambda *_: "")
+    monkeypatch.setattr(liveness, "request_stack", lambda *_: "")
     ranks = Ranks(4)
     for rank in (1, 3):
         ranks.wait(rank, CONTROL)

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpctrain.worker.comm.stalls import STACK_SIGNAL, answer_requests, look_at
+from hpctrain.worker.comm.stalls import STACK_SIGNAL, answer_requests, request_stack
 
 HOST = socket.gethostname()
 BEGIN = """
@@ -65,7 +65,7 @@ class Looked:
         self.started = psutil.Process(process.pid).create_time()
 
     def state(self) -> str:
-        return look_at(HOST, self.process.pid, self.started)
+        return request_stack(HOST, self.process.pid, self.started)
 
     def logged(self, function: str, times: int) -> None:
         end = time.monotonic() + 20
@@ -133,12 +133,12 @@ def test_a_stopped_process_is_not_asked(started):
 def test_a_process_that_is_another_gets_no_signal():
     with subprocess.Popen(["sleep", "60"]) as bystander:
         start = psutil.Process(bystander.pid).create_time()
-        assert look_at(HOST, bystander.pid, start) == "sleeping"
+        assert request_stack(HOST, bystander.pid, start) == "sleeping"
         for host, begun in (("elsewhere", start), (HOST, start - 60)):
-            assert "unknown" in look_at(host, bystander.pid, begun)
+            assert "unknown" in request_stack(host, bystander.pid, begun)
         assert bystander.poll() is None, "the signal would have ended it"
         bystander.kill()
-    assert "unknown" in look_at(HOST, bystander.pid, start)
+    assert "unknown" in request_stack(HOST, bystander.pid, start)
 
 
 def test_a_program_that_uses_the_signal_keeps_it():
