@@ -267,9 +267,18 @@ class Communicator(ABC):
 
     # The data plane.
 
-    @abstractmethod
     def torch(self) -> TorchEngine:
-        """The engine that reduces PyTorch gradients. Collective at its first call."""
+        """The engine that reduces PyTorch gradients. Collective at its first call.
+
+        Raises:
+            HpctrainError: this backend is for TensorFlow.
+        """
+        raise HpctrainError(
+            "HT-backend-unfit",
+            "backend {backend!r} is for TensorFlow, but this is PyTorch",
+            "choose --backend mpi or gloo",
+            backend=self.backend,
+        )
 
     @abstractmethod
     def tensorflow(self) -> TensorFlowEngine:

@@ -16,8 +16,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 from hpctrain.common.errors import HpctrainError
@@ -87,7 +86,9 @@ def run_exit_handlers() -> None:
 def _end() -> NoReturn:
     flushed = flush_streams()
     close_files()
-    os._exit(_process.status if flushed or _process.status else 120)  # as Python does
+    # Python does not pass the exit status to exit handlers. It keeps an exception that nobody caught, not a SystemExit.
+    status = _process.status or int(hasattr(sys, "last_value"))
+    os._exit(status if flushed or status else 120)  # as Python does
 
 
 def flush_streams() -> bool:
@@ -130,24 +131,12 @@ def _begin_fork() -> None:
     gc.freeze()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    # Python does not pass the exit status to exit handlers, so it is noted in sys.exit and sys.excepthook. For a
-    # SystemExit raised in another way hpctrain.worker.train.rank, which runs the script, notes it.
     atexit.register(_end)
+    # Raised in another way, hpctrain.worker.train.rank, which runs the script, notes its status.
     sys.exit = _exit
-    sys.excepthook = _note_and_show(sys.excepthook)
 
 
 def _exit(code: str | int | None = None, /) -> NoReturn:
     error = SystemExit(code)
     _process.status = exit_status(error)
     raise error
-
-
-def _note_and_show(
-    show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
-) -> Callable[[type[BaseException], BaseException, TracebackType | None], object]:
-    def note_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        _process.status = 1
-        show(kind, error, trace)
-
-    return note_and_show

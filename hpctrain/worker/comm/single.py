@@ -42,7 +42,7 @@ class SingleCommunicator(Communicator):
     def _group(self, size: int | None, what: str) -> Group:
         return _Alone(self.rank, self.size)
 
-    def torch(self) -> SingleTorchEngine:
+    def torch(self) -> TorchEngine:
         return SingleTorchEngine()
 
     def tensorflow(self) -> SingleTensorFlowEngine:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import PARAMETER_SERVERS, REPLICAS, TIMEOUT_HINT
 from hpctrain.worker.comm.addresses import write_tf_config
+from hpctrain.worker.comm.base import Communicator, TorchEngine
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.mpi_collectives import duplicate
 from hpctrain.worker.comm.shared.tensorflow_engine import ControlTensorFlowEngine
@@ -74,20 +75,11 @@ def already_initialized(error: Exception) -> HpctrainError:
     )
 
 
-def _not_for_torch(backend: str) -> HpctrainError:
-    return HpctrainError(
-        "HT-backend-unfit",
-        "backend {backend!r} is for TensorFlow, but this is PyTorch",
-        "choose --backend mpi or gloo",
-        backend=backend,
-    )
-
-
 class _OfScope(SingleCommunicator):
     """One rank whose strategy distributes what is made in its scope."""
 
-    def torch(self) -> NoReturn:
-        raise _not_for_torch(self.backend)
+    def torch(self) -> TorchEngine:
+        return Communicator.torch(self)
 
     def tensorflow(self) -> NoReturn:
         raise HpctrainError(
@@ -129,9 +121,6 @@ class MultiWorkerCommunicator(MpiControl):
                 self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
         except RuntimeError as error:
             raise already_initialized(error) from error
-
-    def torch(self) -> NoReturn:
-        raise _not_for_torch(self.backend)
 
     def tensorflow(self) -> MultiWorkerEngine:
         if self._engine is None:

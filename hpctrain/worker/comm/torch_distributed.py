@@ -6,7 +6,7 @@ import ipaddress
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -58,7 +58,8 @@ class TorchDistributedCommunicator(CheckedControl):
         self._group_of = _GROUPS[backend]
         self.on_gpus = backend == "nccl"
         self._by_mpi = world is not None
-        self._own_calls = 0
+        # The collectives of hpctrain itself on the default group, and the groups that it has made.
+        self._own_calls = self._own_groups = 0
         # Where this rank's Gloo groups listen, those of the script too, until it leaves the run.
         self._listening = ExitStack()
         # Whether the script has called the groups itself. One that has destroyed them is taken to have done so.
@@ -128,7 +129,8 @@ class TorchDistributedCommunicator(CheckedControl):
     def trains_together(self) -> bool:
         # ht.init() makes the group on which DDP or FSDP may have built.
         if dist.is_initialized():
-            self._called = _calls() > self._own_calls
+            groups = dist.distributed_c10d._world.pg_map
+            self._called = len(groups) > 1 + self._own_groups or _calls_of_default_group() > self._own_calls
         return super().trains_together() or self._called
 
     # The control plane: its tensors are in the CPU's memory, so they travel by Gloo.
@@ -164,6 +166,7 @@ class TorchDistributedCommunicator(CheckedControl):
             groups = [dist.new_group(list(range(start, start + size)), limit, self._group_of) for start in starts]
         except RuntimeError as error:
             raise self._failed(error, "making groups of ranks") from error
+        self._own_groups += 1
         return groups[self.rank // size]
 
     # Collectives that both planes use.
@@ -191,13 +194,11 @@ class TorchDistributedCommunicator(CheckedControl):
         forks.require_rank(collective.__name__)
         if not dist.is_initialized():
             raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
-        before = _calls()
+        self._own_calls += not any(isinstance(argument, dist.ProcessGroup) for argument in arguments)
         try:
             return collective(*arguments, async_op=True)
         except RuntimeError as error:
             raise self._failed(error, collective.__name__) from error
-        finally:
-            self._own_calls += _calls() - before
 
     def finish(self, handle: Any, what: str, *, kind: str = CONTROL, on_gpu: bool = False) -> None:
         """Wait for a collective. On a GPU only its stream waits, and NCCL's own watchdog ends what takes too long."""
@@ -285,20 +286,14 @@ class TorchDistributedCommunicator(CheckedControl):
             self._listening.close()
 
 
-def _calls() -> int:
-    """How many collectives and messages this rank's groups have had; NCCL's, which count no messages, 1 if any."""
-    backends: Iterator[Any] = (
-        group._get_backend(device) for group in dist.distributed_c10d._world.pg_map for device in group._device_types
+def _calls_of_default_group() -> int:
+    """How many collectives and messages the default group has had; those over NCCL, which only a script calls, as 1."""
+    group: Any = dist.group.WORLD
+    backends = [group._get_backend(device) for device in group._device_types]
+    return sum(
+        int(backend._is_initialized() if backend.name() == "nccl" else backend._get_sequence_number_for_group())
+        for backend in backends
     )
-    return sum(map(_calls_of, backends))
-
-
-def _calls_of(backend: Any) -> int:
-    try:
-        return int(backend._is_initialized() if backend.name() == "nccl" else backend._get_sequence_number_for_group())
-    except RuntimeError:
-        # A kind that counts nothing. Only a script makes such groups, and it means to call them.
-        return 1
 
 
 def _take_gpu(comm: TorchDistributedCommunicator) -> None:
