@@ -53,11 +53,12 @@ LAYOUTS: dict[str, tuple[int, NodeOf | None]] = {
 sharing_memory = nodes.ranks_of_node
 
 
-def put_on_nodes(node_of: NodeOf | None) -> None:
-    """Put ranks on these nodes from now on; None for those that share memory."""
+def communicator(world: MPI.Intracomm, name: str, node_of: NodeOf | None = None) -> MpiCommunicator:
+    """A communicator whose ranks are on these nodes; None for those that share memory."""
     nodes.ranks_of_node = sharing_memory
     if node_of is not None:
-        nodes.ranks_of_node = lambda world: world.Split(node_of(WORLD.rank), key=world.rank)
+        nodes.ranks_of_node = lambda ranks: ranks.Split(node_of(WORLD.rank), key=ranks.rank)
+    return MpiCommunicator(world, name)
 
 
 def fill(buffer: torch.Tensor, rank: int, step: int) -> None:
@@ -146,8 +147,7 @@ def check_layouts() -> None:
         world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
         if WORLD.rank < ranks:
             os.environ["OMP_NUM_THREADS"] = "3" if name == "two nodes" else "1"
-            put_on_nodes(node_of)
-            comm = MpiCommunicator(world, name)
+            comm = communicator(world, name, node_of)
             comm.watch_numbers()
             node = comm._reducer.node
             assert comm.bucket_bytes == (25e6 if node.count == 1 or node.rdma else 4e6)
@@ -158,24 +158,21 @@ def check_layouts() -> None:
                 check_finite(comm, dtype, wire)
             comm.shutdown()
         world.Free()
-    put_on_nodes(None)
 
 
 def check_large_values() -> None:
     """The mean of what float16 holds is something that float16 holds, though the sum is not."""
     for node_of in (None, lambda rank: rank // 2):
-        put_on_nodes(node_of)
-        comm = MpiCommunicator(WORLD, "large values")
+        comm = communicator(WORLD, "large values", node_of)
         buffer = comm.torch().allocate(100, torch.float16, CPU).fill_(60000)
         comm.torch().allreduce(buffer, "large").wait()
         assert (buffer == 60000).all()
         comm.shutdown()
-    put_on_nodes(None)
 
 
 def check_stale_reads() -> None:
     """Data that change each time, read as soon as the ranks met: an old value anywhere is a wrong one."""
-    comm = MpiCommunicator(WORLD, "stale")
+    comm = communicator(WORLD, "stale")
     node, pause = comm._reducer.node, comm._reducer.worker.pause
     segment = Segment(node, 8 * 512, comm.timeout)
     numbers = [view.view(np.int64) for view in segment.views]
@@ -200,7 +197,7 @@ def check_stale_reads() -> None:
 
 def check_order() -> None:
     """Small, middling and large ones are reduced in the order of their submission, whoever runs them."""
-    comm = MpiCommunicator(WORLD, "order", lambda rank: rank // 2)
+    comm = communicator(WORLD, "order", lambda rank: rank // 2)
     engine = comm.torch()
     buffers = [engine.allocate(numel, torch.float32, CPU) for numel in (700_000, 10, 50_000, 300_000, 1000)]
     for step in range(20):
@@ -218,7 +215,7 @@ def check_order() -> None:
 
 def check_overlap() -> None:
     """A large buffer is reduced although nobody waits for it."""
-    comm = MpiCommunicator(WORLD, "overlap")
+    comm = communicator(WORLD, "overlap")
     engine = comm.torch()
     before, buffer = (engine.allocate(numel, torch.float32, CPU) for numel in (50_000, 1_000_000))
     fill(buffer, comm.rank, 0)
@@ -236,7 +233,7 @@ def check_overlap() -> None:
 def check_one_thread() -> None:
     """An MPI that must not be called by two threads: whoever waits does it all."""
     with mock.patch.object(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED):
-        comm = MpiCommunicator(WORLD, "one thread", lambda rank: rank // 2)
+        comm = communicator(WORLD, "one thread", lambda rank: rank // 2)
     assert "hpctrain-worker" not in [thread.name for thread in threading.enumerate()]
     check_mean(comm, 1_000_000, torch.float32, None, shared=True)
     comm.shutdown()
@@ -244,7 +241,7 @@ def check_one_thread() -> None:
 
 def check_different_buffers() -> None:
     """Ranks that submit different buffers are told so, all of them, and nothing hangs after that."""
-    comm = MpiCommunicator(WORLD, "different")
+    comm = communicator(WORLD, "different")
     engine = comm.torch()
     buffer = engine.allocate(100, torch.float32, CPU)
     own = buffer[: 50 if comm.rank == 2 else 100]
@@ -256,7 +253,7 @@ def check_different_buffers() -> None:
 
 def check_different_copies() -> None:
     """The same of tensors that are not the engine's: said before memory is made for them, after what is queued."""
-    comm = MpiCommunicator(WORLD, "different copies")
+    comm = communicator(WORLD, "different copies")
     engine = comm.torch()
     queued = engine.allocate(700_000, torch.float32, CPU)
     fill(queued, comm.rank, 0)
@@ -288,7 +285,7 @@ def backward(model: torch.nn.Module, rank: int) -> torch.Tensor:
 
 
 def check_gradients_after_shutdown() -> None:
-    comm = MpiCommunicator(WORLD, "after shutdown")
+    comm = communicator(WORLD, "after shutdown")
     model, _ = network(comm)
     assert float(backward(model, comm.rank)) == (comm.size + 1) / 2
     values = [parameter.grad.clone() for parameter in model.parameters()]
@@ -302,7 +299,7 @@ def check_gradients_after_shutdown() -> None:
 
 def check_reductions_after_shutdown() -> None:
     """Also of tensors that are not the engine's own, as TensorFlow's: they were copied to memory that is gone."""
-    comm = MpiCommunicator(WORLD, "after shutdown")
+    comm = communicator(WORLD, "after shutdown")
     engine = comm.torch()
     foreign, own = torch.ones(100_000), engine.allocate(30_000, torch.float32, CPU)
     calls: list[Callable[[], object]] = [
@@ -319,7 +316,7 @@ def check_reductions_after_shutdown() -> None:
 
 def check_rebuild() -> None:
     """Three of four ranks go on; the fourth does not take part, as if it had died."""
-    comm = MpiCommunicator(WORLD, "rebuild", lambda rank: rank // 2)
+    comm = communicator(WORLD, "rebuild", lambda rank: rank // 2)
     engine = comm.torch()
     model, optimizer = network(comm)
     assert float(backward(model, comm.rank)) == 2.5
@@ -361,7 +358,7 @@ def check_cycles() -> None:
         }
 
     def cycle() -> None:
-        comm = MpiCommunicator(WORLD, "cycle", lambda rank: rank // 2)
+        comm = communicator(WORLD, "cycle", lambda rank: rank // 2)
         model, _ = network(comm)
         backward(model, comm.rank)
         buffer = comm.torch().allocate(500_000, torch.float32, CPU).fill_(1)

@@ -23,8 +23,6 @@ import torch.distributed as dist
 from mpi4py import MPI
 from situations import refusal, refused
 
-from hpctrain.worker.comm.mpi_engine import MpiCommunicator
-
 WORLD = MPI.COMM_WORLD
 # Nothing, less than a cache line, more than all that is added up at once, and several turns of the shared memory.
 SIZES = (0, 1, 17, 5_003, 300_001)
@@ -50,15 +48,13 @@ def ranks_on(layout: str) -> Iterator[bool]:
     world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
     taking_part = WORLD.rank < ranks
     if taking_part:
-        mpi_engine.put_on_nodes(node_of)
-        comm = MpiCommunicator(world, layout)
+        comm = mpi_engine.communicator(world, layout, node_of)
         comm.process_group()
         comm.process_group()
         assert dist.get_backend() == "hpctrain"
         assert (dist.get_rank(), dist.get_world_size()) == (comm.rank, comm.size)
         yield True
         comm.shutdown()
-        mpi_engine.put_on_nodes(None)
         assert not dist.is_initialized()
         assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
     else:
@@ -415,7 +411,7 @@ def check_misuse() -> None:
 def check_different_calls() -> None:
     """Every rank hears of it, in what it waits for and in all that comes after."""
     world = WORLD.Dup()
-    comm = MpiCommunicator(world, "different calls")
+    comm = mpi_engine.communicator(world, "different calls")
     comm.process_group()
     sizes = (100, 100, 100, 200)
     dist.all_reduce(torch.ones(100))
