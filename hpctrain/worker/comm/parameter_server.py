@@ -9,7 +9,7 @@ add to it may contain an addition in some of its elements only, as in Dean et al
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,13 @@ class ParameterServer:
             staleness: how many steps a rank may be ahead of the slowest one; see :meth:`begin_step`.
         """
         self._staleness = staleness
-        self._wait(self._comm.Ibarrier, "beginning with the parameter server")
+        self._timeout.finish(self._comm.Ibarrier, "beginning with the parameter server")
         np.frombuffer(cast(memoryview, self._vector.tomemory()), np.float32)[:] = vector[self._parts[self._comm.rank]]
         if self._comm.rank == 0:
             np.frombuffer(cast(memoryview, self._words.tomemory()), np.int64)[:] = 0
         self._vector.Sync()
         self._words.Sync()
-        self._wait(self._comm.Ibarrier, "beginning with the parameter server")
+        self._timeout.finish(self._comm.Ibarrier, "beginning with the parameter server")
 
     def add(self, change: Vector) -> Vector:
         """Add to the vector; returns its value just before."""
@@ -144,6 +144,3 @@ class ParameterServer:
         except BaseException:
             self._timeout.abandon(requests)
             raise
-
-    def _wait(self, start: Any, what: str) -> None:
-        self._timeout.finish(start, what)

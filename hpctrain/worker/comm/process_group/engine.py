@@ -49,7 +49,7 @@ class GroupEngine:
         self._staging = StagingBuffers(self._node, timeout)
         numbers = self._node.numbers
         self._collectives = Collectives(
-            comm, NodesOfRanks.of(comm.rank, self._node.homes), numbers, self._staging, timeout
+            comm, NodesOfRanks(comm.rank, self._node.homes), numbers, self._staging, timeout
         )
         self.messages = Messages(self._message_comm, numbers, timeout, pause, beside=self._beside)
         self._worker = Worker(beside=self._beside, closed=_used_after_free)

@@ -23,8 +23,6 @@ _COMBINE: dict[str, _Combine] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-_OF_FLOATS = ("PREMUL_SUM",)
-_OF_INTEGERS = ("BAND", "BOR", "BXOR")
 # The size of one rank's block: the blocks of all ranks stay in a core's second-level cache until the last pass.
 _BLOCK_BYTES = 131072
 
@@ -58,7 +56,6 @@ class Reduction:
                 f"it has {', '.join(_COMBINE)}",
                 reduction=name,
             )
-        _check(name, dtype)
         return cls(
             name=name,
             dtype=dtype,
@@ -87,10 +84,6 @@ class Reduction:
             if scratch is not None:
                 block.copy_(total)
 
-    @property
-    def _rounding(self) -> str | None:
-        return None if self.dtype.is_floating_point or self.dtype.is_complex else "trunc"
-
     def _direct(self, out: torch.Tensor, terms: Sequence[torch.Tensor]) -> bool:
         """Whether the result can be accumulated in ``out`` without overwriting a term too early."""
         if any(tensor.dtype != self.within for tensor in (out, terms[0])):
@@ -110,20 +103,7 @@ class Reduction:
 
     def _scale(self, total: torch.Tensor) -> None:
         if self.divisor is not None:
-            total.div_(self.divisor, rounding_mode=self._rounding)
+            exact = self.dtype.is_floating_point or self.dtype.is_complex
+            total.div_(self.divisor, rounding_mode=None if exact else "trunc")
         if self.factor is not None:
             total.mul_(self.factor)
-
-
-def _check(name: str, dtype: torch.dtype) -> None:
-    floats = dtype.is_floating_point or dtype.is_complex
-    of_floats = name in _OF_FLOATS or (name == "AVG" and dtype == torch.bool)
-    if (of_floats and not floats) or (name in _OF_INTEGERS and floats):
-        kind = "floating-point" if of_floats else "integer"
-        raise HpctrainError(
-            "HT-group-bad-argument",
-            "the reduce operation {reduction} is for {kind} tensors, and this one is of {dtype}",
-            reduction=name,
-            kind=kind,
-            dtype=dtype,
-        )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -114,50 +112,31 @@ class StagingBuffers:
         self._segment.free()
 
 
-@dataclass(frozen=True)
 class NodesOfRanks:
     """The ranks of a group by node, seen from one of them.
 
     A node's messages are divided among its ranks by their index on the node, so that all of them drive the network and
     each byte travels to a node once.
 
+    Args:
+        homes: by rank, the first rank of the rank's node.
+
     Attributes:
-        rank: this process's rank in the group.
+        rank, size: this process's rank in the group, and the number of ranks.
         nodes: the ranks of each node in ascending order; nodes in the order of their first rank.
+        node, index: the number of this rank's node, and the index of this rank among its ranks.
+        here: the ranks of this node.
     """
 
-    rank: int
-    nodes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, rank: int, homes: Sequence[int]) -> NodesOfRanks:
-        """Make it from ``homes``: by rank, the first rank of the rank's node."""
+    def __init__(self, rank: int, homes: Sequence[int]) -> None:
+        self.rank, self.size = rank, len(homes)
         firsts = dict.fromkeys(homes)
-        return cls(rank, tuple(tuple(r for r, home in enumerate(homes) if home == first) for first in firsts))
-
-    @cached_property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-        return sum(map(len, self.nodes))
-
-    @cached_property
-    def _place(self) -> dict[int, tuple[int, int]]:
-        return {rank: (node, index) for node, ranks in enumerate(self.nodes) for index, rank in enumerate(ranks)}
-
-    @cached_property
-    def node(self) -> int:
-        """The number of this rank's node."""
-        return self._place[self.rank][0]
-
-    @cached_property
-    def here(self) -> tuple[int, ...]:
-        """The ranks of this node."""
-        return self.nodes[self.node]
-
-    @cached_property
-    def index(self) -> int:
-        """The index of this rank among those of its node."""
-        return self._place[self.rank][1]
+        self.nodes = [tuple(member for member, home in enumerate(homes) if home == first) for first in firsts]
+        self._place = {
+            member: (node, index) for node, ranks in enumerate(self.nodes) for index, member in enumerate(ranks)
+        }
+        self.node, self.index = self._place[rank]
+        self.here = self.nodes[self.node]
 
     def node_of(self, rank: int) -> int:
         """The number of a rank's node."""

@@ -159,17 +159,6 @@ def test_a_rank_that_looks_seldom_confirms_too(blocked):
     assert len(ranks.errors) == 2
 
 
-def test_a_rank_that_is_stopped_in_its_wait_is_named_at_the_first_look(capsys, monkeypatch):
-    monkeypatch.setattr(liveness, "request_stack", lambda *_: "")
-    ranks = Ranks(2)
-    for rank in (0, 1):
-        ranks.wait(rank, CONTROL)
-    for turn in range(140):
-        ranks.unwatched = {1} if turn > 10 else set()
-        ranks.tick(0.5)
-    assert "rank 1 on h1 stalled" in capsys.readouterr().err
-
-
 def test_short_waits_are_told_to_rank_0_alone():
     queue = deque[tuple[int, int, object]]()
     board = Queue(1, 4, queue, near_seconds=50.0)

@@ -75,21 +75,6 @@ def test_blocking_calls_are_known_while_they_last(timeout):
     assert timeout.oldest() is None
 
 
-def test_of_the_waits_of_two_threads_the_older_one_counts(monkeypatch):
-    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "60")
-    waiting = Timeout("rank 1 on here")
-    ends = threading.Event()
-    thread = threading.Thread(target=waiting.wait, args=(ends.is_set, "first"))
-    thread.start()
-    while waiting.oldest() is None:
-        time.sleep(0.001)
-    with waiting.blocking("second"):
-        assert waiting.oldest().what == "first"
-        ends.set()
-        thread.join()
-        assert waiting.oldest().what == "second"
-
-
 @pytest.mark.parametrize(
     ("stall", "timeout", "seconds"), [(None, None, 60), ("5", None, 5), ("5", "8", 4), ("1000000", "600", 300)]
 )

@@ -6,8 +6,8 @@ from hpctrain.worker.comm.process_group.staging import NodesOfRanks
 
 
 def test_places_of_ranks_that_are_dealt_unevenly():
-    places = NodesOfRanks.of(3, [0, 1, 0, 0, 1])
-    assert places.nodes == ((0, 2, 3), (1, 4))
+    places = NodesOfRanks(3, [0, 1, 0, 0, 1])
+    assert places.nodes == [(0, 2, 3), (1, 4)]
     assert (places.size, places.node, places.here, places.index) == (5, 0, (0, 2, 3), 2)
     assert [places.node_of(rank) for rank in range(5)] == [0, 1, 0, 0, 1]
     # the first of a node deals with the first of another, the third of three with the first of two again
