@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.worker.comm.timeout import END, REDUCTION
@@ -13,20 +14,17 @@ _AGAIN, _AGAIN_BLOCKED = 2, 5
 # How many ranks a message names.
 _NAMED = 8
 
-_HINTS = {
-    True: "give every rank the same number of batches, as ht.shard does, and leave a loop over them on all ranks alike",
-    False: "call backward() the same number of times on every rank, and collective calls (comm.barrier(), "
-    "ht.should_stop(), saving by all ranks, …) at the same places",
-}
-
-
-_PAIRED_HINT = (
-    "call collective methods (comm.barrier(), ht.should_stop(), ht.mean(), saving by all ranks, …) on all ranks and in "
-    "the same order, with arrays of one shape and type: not under `if comm.rank == 0:`"
+_BATCHES_HINT = (
+    "give every rank the same number of batches, as ht.shard does, and leave a loop over them on all ranks alike"
+)
+_CALLS_HINT = (
+    "call backward() the same number of times on every rank, and collective calls (comm.barrier(), ht.should_stop(), "
+    "ht.mean(), saving by all ranks, …) in the same order and with arrays of one shape and type: not under "
+    "`if comm.rank == 0:`"
 )
 # What computing with a batch is called, of which each rank holds some rows.
 WHOLE_BATCH = "of a whole batch"
-_BATCH_HINT = (
+_WHOLE_BATCH_HINT = (
     "all ranks compute together what follows from a batch: take it out of the condition, such as `if comm.rank == 0:`, "
     "and leave there what prints or saves its numbers; only rank 0's output is shown anyway"
 )
@@ -63,41 +61,43 @@ class WaitPlace:
 
 def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str]) -> HpctrainError | None:
     """The error for ranks whose waits cannot end; None if all wait in the same place."""
-    if len({place.kind for place in places.values()}) == 1:
+    kinds = {place.kind for place in places.values()}
+    if len(kinds) == 1:
         return None
-    named = {names(rank): place for rank, place in sorted(places.items())}
-    hint = _HINTS[any(place.kind == END for place in places.values())]
-    if any(WHOLE_BATCH in place.what for place in places.values()):
-        hint = _BATCH_HINT
-    return HpctrainError(
+    shown = {names(rank): str(place) for rank, place in sorted(places.items())}
+    hint = _BATCHES_HINT if END in kinds else _CALLS_HINT
+    return _error(
         "HT-ranks-in-different-places",
         "the ranks are waiting for each other in different places, and would wait forever: {where}",
         hint,
-        exit_code=1,
-        where=_by_place({name: str(place) for name, place in named.items()}),
-        # Of the first ranks alone, as every rank is sent the error.
-        places={name: asdict(named[name]) for name in list(named)[:_NAMED]},
+        shown,
     )
 
 
 def mismatch_error(of_ranks: Iterable[tuple[str, str]]) -> HpctrainError:
     """The error for ranks whose messages met although they belong to different calls: each one's host and place."""
-    places = {f"rank {rank} on {host}": place for rank, (host, place) in enumerate(of_ranks)}
-    return HpctrainError(
+    shown = {f"rank {rank} on {host}": place for rank, (host, place) in enumerate(of_ranks)}
+    return _error(
         "HT-ranks-in-different-calls",
         "the ranks are waiting for each other in different places, and would take each other's values: {where}",
-        _BATCH_HINT if any(WHOLE_BATCH in place for place in places.values()) else _PAIRED_HINT,
-        exit_code=1,
-        where=_by_place(places),
-        places=places,
+        _CALLS_HINT,
+        shown,
     )
 
 
-def _by_place(places: Mapping[str, str]) -> str:
+def _error(code: str, sentence: str, hint: str, places: Mapping[str, str]) -> HpctrainError:
     ranks_at: dict[str, list[str]] = {}
     for name, place in places.items():
         ranks_at.setdefault(place, []).append(name)
-    return "; ".join(f"{abbreviated(ranks, _NAMED)} {where}" for where, ranks in ranks_at.items())
+    return HpctrainError(
+        code,
+        sentence,
+        _WHOLE_BATCH_HINT if any(WHOLE_BATCH in place for place in ranks_at) else hint,
+        exit_code=1,
+        where="; ".join(f"{abbreviated(ranks, _NAMED)} {where}" for where, ranks in ranks_at.items()),
+        # Of the first ranks alone, as every rank is sent the error.
+        places=dict(itertools.islice(places.items(), _NAMED)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

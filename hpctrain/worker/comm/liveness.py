@@ -12,8 +12,8 @@ It takes a few bytes, and only where a run stands still. Three answers follow:
   learnt there about the process. The stalled rank need not cooperate.
 * The limit of a wait is over: its error names the stalled ranks.
 
-Waits of the control plane and of hpctrain's engines are watched. A rank that waits inside Horovod or in a call of
-PyTorch's own does not count as waiting: their own limits hold there.
+Waits of the control plane, of hpctrain's engines and of Horovod's reductions are watched. A rank that waits in a call
+of PyTorch's own over Gloo or NCCL does not count as waiting: their own limits hold there.
 """
 
 from __future__ import annotations
