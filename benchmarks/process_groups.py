@@ -27,7 +27,7 @@ from hpctrain.worker.bench.allreduce import repeats_of, rounds_of
 from hpctrain.worker.bench.baselines import join_process_group
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
 from hpctrain.worker.bench.workloads import BenchWorkload, workload
-from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+from hpctrain.worker.comm.mpi import MpiCommunicator
 
 _FLOAT_BYTES = 4
 # From a group and a number of elements: the call of a collective, its output, and the value that this should have.

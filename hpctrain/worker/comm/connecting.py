@@ -112,7 +112,7 @@ def _connect_mpi(wanted: str, launcher: LauncherClaim | None) -> Communicator:
     world = mpi_world(launcher)
     backend, reason = _automatic(world) if wanted == "auto" else (wanted, _reason(wanted))
     if backend == "mpi":
-        from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+        from hpctrain.worker.comm.mpi import MpiCommunicator
 
         return MpiCommunicator(world, reason)
     if backend == "horovod":

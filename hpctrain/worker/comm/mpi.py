@@ -1,4 +1,4 @@
-"""The control plane over MPI: objects and small arrays between ranks, with a limit on each wait.
+"""The communicators over MPI: the control plane, with a limit on each wait, and the backend ``mpi`` on top of it.
 
 Every collective is MPI's non-blocking one, polled, so that a rank which died or took another path is
 reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ever.
@@ -6,22 +6,31 @@ reported after ``HPCTRAIN_TIMEOUT`` seconds instead of holding the others for ev
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from hpctrain.common.bucket_groups import mpi_bucket_bytes
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.worker.comm.base import AnyArray, Group, LostRank, RanksLostError, Reduction
 from hpctrain.worker.comm.boards import MpiBoard
 from hpctrain.worker.comm.control import Bytes, CheckedControl, Words
 from hpctrain.worker.comm.mpi_collectives import allgather_bytes, broadcast, duplicate
+from hpctrain.worker.comm.parameter_server import ParameterServer
+from hpctrain.worker.comm.shared.reducer import Reducer
 from hpctrain.worker.comm.survival import Survival, is_majority, missing_mitigation
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hpctrain.worker.comm.process_group.backend import Groups
+    from hpctrain.worker.comm.shared.tensorflow_engine import MpiTensorFlowEngine
+    from hpctrain.worker.comm.shared.torch_engine import MpiTorchEngine
 
 
 class MpiGroup(Group):
@@ -47,13 +56,7 @@ class MpiGroup(Group):
 
 
 class MpiControl(CheckedControl):
-    """A communicator whose control plane is MPI. The subclass adds the data plane.
-
-    Attributes:
-        rebuildable: whether :meth:`_rebuild` can form the data plane anew without dead ranks.
-    """
-
-    rebuildable = False
+    """A communicator whose control plane is MPI. The subclass adds the data plane."""
 
     def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         from mpi4py import MPI
@@ -61,24 +64,19 @@ class MpiControl(CheckedControl):
         super().__init__(reason)
         self._mpi = MPI
         self.rank, self.size = world.Get_rank(), world.Get_size()
-        who = f"rank {self.rank} on {self.host}"
-        self.timeout = Timeout(who)
+        self.timeout = Timeout(f"rank {self.rank} on {self.host}")
         # On a communicator of its own, messages cannot be mistaken for those of the user or of Horovod.
         self._comm: MPI.Intracomm | None = duplicate(world, self.timeout, "joining the run")
-        self._survival: Survival | None = None
-        if self.rebuildable and missing_mitigation() is None:
-            hosts = self.allgather_object(self.host)
-            self._survival = Survival(self._comm, list(enumerate(hosts)))
-            self.timeout = Timeout(who, self._survival.check, self._survival.explain)
         self._groups: list[MpiGroup] = []
         self._board: MpiBoard | None = None
         try:
-            self._join(self._comm)
+            self._begin(self._comm)
         except BaseException:
             self._leave()
             raise
 
-    def _join(self, comm: MPI.Intracomm) -> None:
+    def _begin(self, comm: MPI.Intracomm) -> None:
+        """Begin to watch waits, and find the ranks of this host. Collective."""
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         if self.size > 1:
             self._board = MpiBoard(comm, self.timeout)
@@ -112,7 +110,121 @@ class MpiControl(CheckedControl):
         self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
         return self._groups[-1]
 
+    def abort(self, exit_code: int) -> None:
+        self._mpi.COMM_WORLD.Abort(exit_code)
+
+    def shutdown(self) -> None:
+        try:
+            self._free()
+        finally:
+            self._leave()
+
+    def _free(self) -> None:
+        """Free what all ranks have to free together. Collective."""
+        if self._board is not None and self._watch is not None:
+            self._board.close(self.timeout, self._watch.stop)
+        while self._groups:
+            self._groups.pop().free()
+        if self._comm is not None:
+            self._comm.Free()
+
+    def _leave(self) -> None:
+        """Leave the run without the other ranks. Idempotent."""
+        self._watch_no_more()
+        self._comm = self._board = None
+
+    @property
+    def _world(self) -> MPI.Intracomm:
+        if self._comm is None:
+            raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
+        return self._comm
+
+
+class MpiCommunicator(MpiControl):
+    """Ranks started by MPI whose gradients hpctrain's own engine reduces."""
+
+    backend = "mpi"
+    in_host_memory = True
+    _survival: Survival | None = None
+
+    def __init__(self, world: MPI.Intracomm, reason: str) -> None:
+        super().__init__(world, reason)
+        self._reducer = Reducer(self._world, self.timeout, threads=_threads())
+        # One engine per framework for all models: what it knows about buffers stays valid as long as the reducer.
+        self._torch: MpiTorchEngine | None = None
+        self._tensorflow: MpiTensorFlowEngine | None = None
+        self._process_groups: Groups | None = None
+        self._servers: list[ParameterServer] = []
+
+    def _begin(self, comm: MPI.Intracomm) -> None:
+        if self._survival is None and missing_mitigation() is None:
+            self._survival = Survival(comm, list(enumerate(self.allgather_object(self.host))))
+            who = f"rank {self.rank} on {self.host}"
+            self.timeout = Timeout(who, self._survival.check, self._survival.explain)
+        super()._begin(comm)
+
+    @property
+    def bucket_bytes(self) -> float:
+        node = self._reducer.node
+        return mpi_bucket_bytes(hosts=node.count, local=node.lanes, rdma=node.rdma)
+
+    def torch(self) -> MpiTorchEngine:
+        from hpctrain.worker.comm.shared.torch_engine import MpiTorchEngine
+
+        if self._torch is None:
+            self._torch = MpiTorchEngine(self, self._reducer)
+        return self._torch
+
+    def tensorflow(self) -> MpiTensorFlowEngine:
+        from hpctrain.worker.comm.shared.tensorflow_engine import MpiTensorFlowEngine
+
+        if self._tensorflow is None:
+            self._tensorflow = MpiTensorFlowEngine(self, self._reducer)
+        return self._tensorflow
+
+    def _process_group(self) -> None:
+        self.process_groups().join()
+
+    def process_groups(self) -> Groups:
+        """Make torch.distributed's backend ``hpctrain`` available, and return its groups. Collective."""
+        from hpctrain.worker.comm.process_group.backend import Groups
+
+        if self._process_groups is None:
+            self._meet("process groups", "forming a process group")
+            self._process_groups = Groups(self._world, self.timeout, self.host, crowded=self._reducer.node.crowded)
+        return self._process_groups
+
+    def parameter_server(self, length: int) -> ParameterServer:
+        self._meet(f"a parameter server of {length}", "opening the parameter server")
+        self._servers.append(ParameterServer(self._world, self.timeout, length))
+        return self._servers[-1]
+
+    def watch_numbers(self) -> None:
+        self._reducer.checks_finite = True
+
+    def shutdown(self) -> None:
+        # The work is done, and what cannot be freed without ranks that died ends with the process.
+        with contextlib.suppress(RanksLostError):
+            super().shutdown()
+
+    def _free(self) -> None:
+        if self._comm is not None:
+            self._leave_memory()
+            if self._process_groups is not None:
+                self._process_groups.free()
+                self._process_groups = None
+            # Where this fails, a rank is gone and nothing can be freed: the end of the process frees it.
+            self._reducer.close()
+            self.barrier()
+            self._reducer.free()
+            while self._servers:
+                self._servers.pop().free()
+        super()._free()
+
     # Ranks that die.
+
+    def lacks_for_fault_tolerance(self) -> str:
+        return missing_mitigation() or ""
 
     @property
     def fault_tolerant(self) -> bool:
@@ -131,6 +243,15 @@ class MpiControl(CheckedControl):
     def recover(self) -> tuple[LostRank, ...]:
         if self._survival is None:
             return super().recover()
+        if self._process_groups is not None:
+            raise HpctrainError(
+                "HT-run-not-re-formed",
+                "rank {rank} on {host}: a rank died, and its part of what process groups divide is lost",
+                "hpctrain run --resume continues from the last checkpoint",
+                exit_code=RESUMABLE,
+                rank=self.rank,
+                host=self.host,
+            )
         lost: list[LostRank] = []
         hosts = [host for _, host in self._survival.members]
         self._survival.begin()
@@ -173,7 +294,8 @@ class MpiControl(CheckedControl):
         )
 
     def _re_form(self, survival: Survival, lost: list[LostRank]) -> None:
-        self._revoke()
+        # Live ranks may wait in the data plane for one that has left it.
+        self._reducer.revoke()
         survival.give_up(self.timeout)
         with self.timeout.blocking("re-forming the run without the ranks that died"):
             lost += survival.shrink()
@@ -181,48 +303,16 @@ class MpiControl(CheckedControl):
         # Freeing a communicator takes all of its ranks, the dead ones too.
         self._groups.clear()
         try:
-            self._join(survival.comm)
+            self._begin(survival.comm)
             survival.agree(self.timeout)
-            self._rebuild(survival.comm)
+            self._reducer.rebuild(survival.comm)
             survival.agree(self.timeout)
         except self._mpi.Exception as error:
             survival.explain(error)
             raise
 
-    def _revoke(self) -> None:
-        """End the waits of live ranks for each other in the data plane, because one of them may have left it."""
 
-    def _rebuild(self, comm: MPI.Intracomm) -> None:
-        """Form the data plane anew. Collective over ``comm``."""
-
-    def abort(self, exit_code: int) -> None:
-        self._mpi.COMM_WORLD.Abort(exit_code)
-
-    def shutdown(self) -> None:
-        try:
-            self._free()
-        except RanksLostError:
-            # The work is done, and what cannot be freed without the dead ranks ends with the process.
-            return
-        finally:
-            self._leave()
-
-    def _free(self) -> None:
-        """Free what all ranks have to free together. Collective."""
-        if self._board is not None and self._watch is not None:
-            self._board.close(self.timeout, self._watch.stop)
-        while self._groups:
-            self._groups.pop().free()
-        if self._comm is not None:
-            self._comm.Free()
-
-    def _leave(self) -> None:
-        """Leave the run without the other ranks. Idempotent."""
-        self._watch_no_more()
-        self._comm = self._board = None
-
-    @property
-    def _world(self) -> MPI.Intracomm:
-        if self._comm is None:
-            raise HpctrainError("HT-communicator-after-shutdown", "the communicator was used after shutdown()")
-        return self._comm
+def _threads() -> int:
+    """The number of threads in OMP_NUM_THREADS, which may be a list for nested loops: then its first number."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(first) if first.isdigit() and int(first) > 0 else 1

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from situations import refused
 
 from hpctrain.worker.adapters.torch.distribute import distribute, statistics
-from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+from hpctrain.worker.comm.mpi import MpiCommunicator
 from hpctrain.worker.comm.shared import nodes
 from hpctrain.worker.comm.shared.segments import Segment
 

@@ -14,7 +14,7 @@ pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(Impor
 import torch
 from mpi4py import MPI
 
-from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+from hpctrain.worker.comm.mpi import MpiCommunicator
 from hpctrain.worker.comm.shared.torch_engine import MpiTorchEngine
 
 

@@ -144,7 +144,7 @@ def test_evaluation_counts_every_sample_once(framework):
 
 
 def test_what_is_reduced_in_host_memory_is_trained_on_the_cpu_where_there_are_gpus(monkeypatch):
-    from hpctrain.worker.comm.mpi_engine import MpiCommunicator
+    from hpctrain.worker.comm.mpi import MpiCommunicator
     from hpctrain.worker.train.torch_trainer import TorchTrainer
 
     class Mpi(SingleCommunicator):
