@@ -27,42 +27,18 @@ for step in range(10):
     engine.allreduce(buffer, "small bucket").wait()
 """
 
-
 STOPS_IN_PYTORCH = """
 import os, signal
 import torch
 import hpctrain as ht
 comm = ht.init()
-step = 0
-
-class Layer(torch.nn.Linear):
-    def forward(self, x):
-        if step == 1 and comm.rank == STOPPED:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return super().forward(x)
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleDict({str(number): Layer(8, 8) for number in range(6)})
-
-    def forward(self, x):
-        for block in self.blocks.values():
-            x = block(x)
-        return x
-
-model = Net()
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-if KIND == "fsdp":
-    ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=comm.size))
-else:
-    mesh, loss_of = ht.mesh(pp=comm.size), torch.nn.functional.mse_loss
-    pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=mesh, schedule=KIND, micro_batches=4)
+ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=comm.size))
 for step in range(3):
-    if KIND == "fsdp":
-        model(torch.ones(2, 8)).sum().backward()
-    else:
-        pipeline.step(torch.ones(8, 8), torch.ones(8, 8))
+    if step == 1 and comm.rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -148,15 +124,9 @@ def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun):
         assert each["values"]["what"] == "bucket" and each["after"] > 3.5
 
 
-@pytest.mark.parametrize(
-    ("kind", "stopped"),
-    [("fsdp", 0), ("1f1b", 1)],
-)
 @pytest.mark.long
-def test_a_run_whose_rank_is_stopped_in_a_call_of_pytorchs_own_over_gloo_can_be_resumed(
-    hpctrain, tmp_path, kind, stopped
-):
-    (tmp_path / "script.py").write_text(f"KIND, STOPPED = {kind!r}, {stopped}\n{STOPS_IN_PYTORCH}")
+def test_a_run_whose_rank_0_is_stopped_in_a_call_of_pytorchs_own_over_gloo_can_be_resumed(hpctrain, tmp_path):
+    (tmp_path / "script.py").write_text(STOPS_IN_PYTORCH)
     result = hpctrain(
         *("run", "script.py", "-np", "3", "--oversubscribe", "--backend", "gloo", "--run-dir", "run"),
         timeout=200,
@@ -165,7 +135,7 @@ def test_a_run_whose_rank_is_stopped_in_a_call_of_pytorchs_own_over_gloo_can_be_
     assert result.returncode == 4, result.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["failure"]["code"]) == ("resumable", "HT-wait-timed-out")
-    assert summary["failure"]["rank"] != stopped
+    assert summary["failure"]["rank"] in (1, 2)
 
 
 @pytest.mark.long

@@ -402,7 +402,7 @@ class Communicator(ABC):
         raise NotImplementedError
 
     def recover(self) -> tuple[LostRank, ...]:
-        """Re-form the run without the dead ranks, after RanksLostError. Collective over the remaining ranks.
+        """Re-form a :attr:`fault_tolerant` run without the dead ranks. Collective over the remaining ranks.
 
         ``rank``, ``size``, ``local_rank`` and ``local_size`` change; the order of the ranks stays. An engine's buffers
         cannot be used any more.
@@ -411,14 +411,10 @@ class Communicator(ABC):
             The ranks that died, the same on every rank.
 
         Raises:
+            RanksLostError: another one died meanwhile; call it again.
             HpctrainError: the remaining ranks cannot continue.
         """
-        raise HpctrainError(
-            "HT-run-not-re-formed",
-            "backend {backend!r} cannot continue without a rank that died",
-            exit_code=RESUMABLE,
-            backend=self.backend,
-        )
+        raise NotImplementedError
 
     @abstractmethod
     def abort(self, exit_code: int) -> None:

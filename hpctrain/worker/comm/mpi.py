@@ -146,6 +146,8 @@ class MpiCommunicator(MpiControl):
     backend = "mpi"
     in_host_memory = True
     _survival: Survival | None = None
+    # The ranks since the run was formed or re-formed, as Survival has them.
+    _members: Sequence[tuple[int, str]] = ()
 
     def __init__(self, world: MPI.Intracomm, reason: str) -> None:
         super().__init__(world, reason)
@@ -158,7 +160,8 @@ class MpiCommunicator(MpiControl):
 
     def _begin(self, comm: MPI.Intracomm) -> None:
         if self._survival is None and missing_mitigation() is None:
-            self._survival = Survival(comm, list(enumerate(self.allgather_object(self.host))))
+            self._members = list(enumerate(self.allgather_object(self.host)))
+            self._survival = Survival(comm, self._members)
             who = f"rank {self.rank} on {self.host}"
             self.timeout = Timeout(who, self._survival.check, self._survival.explain)
         super()._begin(comm)
@@ -241,8 +244,8 @@ class MpiCommunicator(MpiControl):
             self.barrier()
 
     def recover(self) -> tuple[LostRank, ...]:
-        if self._survival is None:
-            return super().recover()
+        survival = self._survival
+        assert survival is not None
         if self._process_groups is not None:
             raise HpctrainError(
                 "HT-run-not-re-formed",
@@ -252,53 +255,25 @@ class MpiCommunicator(MpiControl):
                 rank=self.rank,
                 host=self.host,
             )
-        lost: list[LostRank] = []
-        hosts = [host for _, host in self._survival.members]
-        self._survival.begin()
+        survival.begin()
         try:
-            # Each failed attempt means one more dead rank, so there are at most as many attempts as ranks.
-            for _ in range(self.size):
-                try:
-                    self._re_form(self._survival, lost)
-                    self._require_majority(hosts, self._survival)
-                    return tuple(lost)
-                except RanksLostError:
-                    continue
+            self._re_form(survival)
         finally:
-            self._survival.end()
-        raise HpctrainError(
-            "HT-run-not-re-formed",
-            "rank {rank} on {host}: the remaining ranks could not re-form the run",
-            "hpctrain run --resume continues from the last checkpoint",
-            exit_code=RESUMABLE,
-            rank=self._survival.first_rank,
-            host=self.host,
+            survival.end()
+        before, self._members = self._members, survival.members
+        self._require_majority([host for _, host in before], [host for _, host in self._members])
+        return tuple(
+            LostRank(rank=rank, first_rank=member[0], host=member[1])
+            for rank, member in enumerate(before)
+            if member not in self._members
         )
 
-    def _require_majority(self, before: Sequence[str], survival: Survival) -> None:
-        hosts = [host for _, host in survival.members]
-        if is_majority(before, hosts):
-            return
-        gone = sorted(set(before) - set(hosts))
-        raise HpctrainError(
-            "HT-hosts-no-majority",
-            "rank {rank} on {host}: {gone} fell silent, and {left} of {before} hosts is not a majority: "
-            "the others may still be training",
-            "hpctrain run --resume continues from the last checkpoint, on the hosts that answer",
-            exit_code=RESUMABLE,
-            rank=survival.first_rank,
-            host=self.host,
-            gone=", ".join(gone),
-            left=len(set(hosts)),
-            before=len(set(before)),
-        )
-
-    def _re_form(self, survival: Survival, lost: list[LostRank]) -> None:
+    def _re_form(self, survival: Survival) -> None:
         # Live ranks may wait in the data plane for one that has left it.
         self._reducer.revoke()
         survival.give_up(self.timeout)
         with self.timeout.blocking("re-forming the run without the ranks that died"):
-            lost += survival.shrink()
+            survival.shrink()
         self._comm = survival.comm
         # Freeing a communicator takes all of its ranks, the dead ones too.
         self._groups.clear()
@@ -310,6 +285,22 @@ class MpiCommunicator(MpiControl):
         except self._mpi.Exception as error:
             survival.explain(error)
             raise
+
+    def _require_majority(self, before: Sequence[str], left: Sequence[str]) -> None:
+        if is_majority(before, left):
+            return
+        raise HpctrainError(
+            "HT-hosts-no-majority",
+            "rank {rank} on {host}: {gone} fell silent, and {left} of {before} hosts is not a majority: "
+            "the others may still be training",
+            "hpctrain run --resume continues from the last checkpoint, on the hosts that answer",
+            exit_code=RESUMABLE,
+            rank=self._first_rank,
+            host=self.host,
+            gone=", ".join(sorted(set(before) - set(left))),
+            left=len(set(left)),
+            before=len(set(before)),
+        )
 
 
 def _threads() -> int:

@@ -7,6 +7,7 @@ the programs decide what to do.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hpctrain.worker.comm.base import LostRank, RanksLostError
+from hpctrain.worker.comm.base import RanksLostError
 from hpctrain.worker.comm.timeout import Timeout
 
 if TYPE_CHECKING:
@@ -77,11 +78,6 @@ class Survival:
         self._recovering: int | None = None
 
     @property
-    def first_rank(self) -> int:
-        """This rank's number at the start of the run."""
-        return self.members[self.comm.rank][0]
-
-    @property
     def lost(self) -> bool:
         """Whether a rank is known to have died. Costs about a microsecond."""
         try:
@@ -125,8 +121,8 @@ class Survival:
         if not self._given_up:
             self._vote(0, timeout, "agreeing to continue without the ranks that died")
 
-    def shrink(self) -> list[LostRank]:
-        """Replace :attr:`comm` by a communicator of the remaining ranks; returns the ranks that died.
+    def shrink(self) -> None:
+        """Replace :attr:`comm` by a communicator of the remaining ranks.
 
         Collective over the remaining ranks, each after :meth:`give_up`.
         """
@@ -137,15 +133,9 @@ class Survival:
         translated = self._mpi.Group.Translate_ranks(old, None, new)
         old.Free()
         new.Free()
-        lost = [
-            LostRank(rank=rank, first_rank=first_rank, host=host)
-            for rank, (first_rank, host) in enumerate(self.members)
-            if translated[rank] == self._mpi.UNDEFINED
-        ]
-        gone = {each.rank for each in lost}
-        self.members = [member for rank, member in enumerate(self.members) if rank not in gone]
+        here = [rank != self._mpi.UNDEFINED for rank in translated]
+        self.members = list(itertools.compress(self.members, here))
         self.comm, self._given_up = cast("MPI.Intracomm", fresh), False
-        return lost
 
     def agree(self, timeout: Timeout) -> None:
         """A barrier that all ranks pass, or none.
