@@ -189,7 +189,7 @@ class Communicator(ABC):
         self._leaving: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._last_checks: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._kept: list[object] = []
-        self._kept_groups: dict[str, tuple[int, Group]] = {}
+        self._kept_groups: dict[str, Group] = {}
         self._parts: dict[str, Any] = {}
 
     @property
@@ -249,11 +249,9 @@ class Communicator(ABC):
 
     def kept_group(self, what: str) -> Group:
         """All ranks as a group for one purpose. Collective where it is formed: at first, and after ranks died."""
-        size, group = self._kept_groups.get(what, (0, None))
-        if group is None or size != self.size:
-            group = self.group(what=what)
-            self._kept_groups[what] = self.size, group
-        return group
+        if what not in self._kept_groups:
+            self._kept_groups[what] = self.group(what=what)
+        return self._kept_groups[what]
 
     def agreement(self) -> Group:
         """All ranks as a group in which they agree while they draw batches. Collective as :meth:`kept_group`.

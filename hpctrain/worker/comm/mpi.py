@@ -277,6 +277,7 @@ class MpiCommunicator(MpiControl):
         self._comm = survival.comm
         # Freeing a communicator takes all of its ranks, the dead ones too.
         self._groups.clear()
+        self._kept_groups.clear()
         try:
             self._begin(survival.comm)
             survival.agree(self.timeout)
