@@ -21,7 +21,7 @@ from hpctrain.worker.comm.base import Communicator, RanksLostError
 from hpctrain.worker.comm.connecting import connect, require_own_place
 from hpctrain.worker.comm.forgotten import forgotten_calls, others_imported
 from hpctrain.worker.comm.graph_errors import original_error
-from hpctrain.worker.comm.rank_run import run
+from hpctrain.worker.comm.rank_run import end_job, run
 
 __all__ = ["Communicator", "current", "init", "should_stop", "shutdown"]
 
@@ -248,12 +248,6 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _abort(exit_code: int) -> None:
-    # The process ends without exit handlers, which would have flushed these.
-    forks.flush_streams()
-    if run.comm is not None:
-        run.comm.abort(exit_code)
-    if "mpi4py.MPI" in sys.modules:
-        from mpi4py import MPI
-
-        MPI.COMM_WORLD.Abort(exit_code)
+    if (run.comm is not None and run.comm.size > 1) or "mpi4py.MPI" in sys.modules:
+        end_job(exit_code)
     # Ranks of torchrun, and those that have not loaded MPI yet, return: their launcher acts on the exit status.

@@ -415,9 +415,5 @@ class Communicator(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def abort(self, exit_code: int) -> None:
-        """End every rank of the run at once. Does not return if there is more than one rank."""
-
-    @abstractmethod
     def shutdown(self) -> None:
         """Release threads and communicators; the object must not be used after that. Idempotent."""

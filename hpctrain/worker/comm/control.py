@@ -71,7 +71,7 @@ class CheckedControl(Communicator):
         )
         peers = self.allgather_object(own)
         previous = self._watch
-        self._watch = LivenessWatch(board, self.timeout, self.rank, peers, lambda: self.passes, self.abort)
+        self._watch = LivenessWatch(board, self.timeout, self.rank, peers, lambda: self.passes)
         self._watch.start()
         # Stopped only now, so that somebody watches the waits all the time.
         if previous:

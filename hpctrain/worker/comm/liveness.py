@@ -29,6 +29,7 @@ from hpctrain.common.settings import TIMEOUT, stall_seconds
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.boards import Board
 from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace
+from hpctrain.worker.comm.rank_run import end_job
 from hpctrain.worker.comm.script_location import left_at, script_line
 from hpctrain.worker.comm.stalls import reports, request_stack
 from hpctrain.worker.comm.timeout import Timeout, Wait
@@ -88,7 +89,6 @@ class LivenessWatch:
     Args:
         peers: all ranks of the board, in order.
         passes: gives how many backward passes this rank has begun.
-        abort: ends the run with an exit status, for a wait inside a call of a library, where nothing can be raised.
     """
 
     def __init__(
@@ -98,11 +98,10 @@ class LivenessWatch:
         rank: int,
         peers: Sequence[Peer],
         passes: Callable[[], int],
-        abort: Callable[[int], None],
     ) -> None:
         self._board, self._timeout = board, timeout
         self._rank, self._peers = rank, peers
-        self._passes, self._abort = passes, abort
+        self._passes = passes
         self._stall = stall_seconds()
         self._answer_seconds = min(_ANSWER_SECONDS, self._stall / 2)
         self._announce_seconds = min(ANNOUNCE_SECONDS, self._stall / 4)
@@ -280,7 +279,7 @@ class LivenessWatch:
         _say(str(error))
         # mpirun drops what it has not passed on when it ends the ranks.
         time.sleep(_FORWARD_SECONDS)
-        self._abort(error.exit_code)
+        end_job(error.exit_code)
 
     def _name(self, rank: int) -> str:
         return str(self._peers[rank])

@@ -110,9 +110,6 @@ class MpiControl(CheckedControl):
         self._groups.append(MpiGroup(self._world, self.timeout, size or self.size, what))
         return self._groups[-1]
 
-    def abort(self, exit_code: int) -> None:
-        self._mpi.COMM_WORLD.Abort(exit_code)
-
     def shutdown(self) -> None:
         try:
             self._free()

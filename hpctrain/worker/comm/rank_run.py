@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpctrain.worker.comm.forks import flush_streams
 
 if TYPE_CHECKING:
     from hpctrain.worker.comm.base import Communicator
@@ -71,3 +75,21 @@ class Run:
 
 
 run = Run()
+
+
+def end_job(exit_code: int) -> NoReturn:
+    """End every rank at once, since the others may wait for this one in a collective for ever."""
+    # The process ends without exit handlers, which would have flushed these.
+    flush_streams()
+    with contextlib.suppress(ImportError, RuntimeError):
+        import mpi4py
+
+        # Importing MPI must not start it, which would wait for ranks that never do.
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(exit_code)
+    # Not sys.exit: exit handlers would shut down MPI and Horovod, and wait for the other ranks to do the same.
+    # torchrun acts on the exit status.
+    os._exit(exit_code)

@@ -64,9 +64,6 @@ class SingleCommunicator(Communicator):
             make_default_group(backend, dist.HashStore(), 0, 1, timedelta(seconds=TIMEOUT.read()))  # type: ignore[attr-defined]
         self._made_group = True
 
-    def abort(self, exit_code: int) -> None:
-        """Do nothing: the run ends when the caller exits."""
-
     def shutdown(self) -> None:
         if self._made_group:
             import torch.distributed as dist

@@ -249,11 +249,6 @@ class ParameterServerCommunicator(_OfScope):
                 awaited=what,
             ) from None
 
-    def abort(self, exit_code: int) -> None:
-        from mpi4py import MPI
-
-        MPI.COMM_WORLD.Abort(exit_code)
-
     def shutdown(self) -> None:
         if self._world is None:
             return

@@ -57,7 +57,6 @@ class TorchDistributedCommunicator(CheckedControl):
         self.backend: str = backend
         self._group_of = _GROUPS[backend]
         self.on_gpus = backend == "nccl"
-        self._by_mpi = world is not None
         # The collectives of hpctrain itself on the default group, and the groups that it has made.
         self._own_calls = self._own_groups = 0
         # Where this rank's Gloo groups listen, those of the script too, until it leaves the run.
@@ -261,15 +260,6 @@ class TorchDistributedCommunicator(CheckedControl):
             "choose --backend mpi, or horovod, which use GPUs too; torchrun starts neither: hpctrain run does",
             backend=self.backend,
         )
-
-    def abort(self, exit_code: int) -> None:
-        if self._by_mpi:
-            from mpi4py import MPI
-
-            MPI.COMM_WORLD.Abort(exit_code)
-        # Under torchrun the end of this process makes torchrun end the others.
-        forks.flush_streams()
-        os._exit(exit_code)
 
     def shutdown(self) -> None:
         try:

@@ -46,6 +46,7 @@ from hpctrain.worker.adapters.script_libraries import (
     serve_torchrun_scripts,
 )
 from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.rank_run import end_job
 from hpctrain.worker.comm.script_location import note_exit
 from hpctrain.worker.comm.stalls import reports
 from hpctrain.worker.train import program_end
@@ -132,9 +133,9 @@ def run_rank(path: Path) -> int:
         if ending is None or ending.resumable:
             return 0
         if launcher and launcher.size > 1:
-            with limited(functools.partial(_end_job, ending.exit_code)):
+            with limited(functools.partial(end_job, ending.exit_code)):
                 finish()
-            _end_job(ending.exit_code)
+            end_job(ending.exit_code)
         return ending.exit_code
 
     return conclude(_attempt(held, rank, lambda: _update(directory, record, joined=True), conclude))
@@ -201,7 +202,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
             tell(f"hpctrain: {error}")
         with contextlib.suppress(HpctrainError):
             _update(directory, record, **record_fields(describe(error)))
-        _end_job(error.exit_code)
+        end_job(error.exit_code)
 
     reports.record, reports.give_up = note, give_up
 
@@ -368,18 +369,3 @@ def _leave_fork(error: BaseException | None) -> None:
         elif error and not isinstance(error, SystemExit):
             show(error)
     forks.leave(forks.exit_status(error))
-
-
-def _end_job(exit_code: int) -> None:
-    """End every rank, since the others may wait for this one in a collective for ever."""
-    with contextlib.suppress(ImportError, RuntimeError):
-        import mpi4py
-
-        # Importing MPI must not start it, which would wait for ranks that never do.
-        mpi4py.rc.initialize = False
-        from mpi4py import MPI
-
-        if MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.COMM_WORLD.Abort(exit_code)
-    # Not sys.exit: exit handlers would shut down MPI and Horovod, and wait for the other ranks to do the same.
-    os._exit(exit_code)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import hpctrain as ht
+from hpctrain.worker.comm.rank_run import end_job
 
 comm = ht.init("gloo")
 engine = comm.torch()
@@ -33,4 +34,4 @@ except ht.HpctrainError as error:
     end = time.monotonic() + 15
     while len([*Path().glob("said-*")]) < comm.size - 1 and time.monotonic() < end:
         time.sleep(0.1)
-    comm.abort(error.exit_code)
+    end_job(error.exit_code)

@@ -47,7 +47,7 @@ class Waits(Timeout):
 
 def watch(board: Board, rank: int, size: int) -> LivenessWatch:
     peers = [Peer(first_rank=each, host="h1", pid=1, namespace=1, started=0.0) for each in range(size)]
-    return LivenessWatch(board, Waits(str(peers[rank])), rank, peers, lambda: 5, lambda _: None)
+    return LivenessWatch(board, Waits(str(peers[rank])), rank, peers, lambda: 5)
 
 
 class Ranks:
