@@ -123,7 +123,7 @@ class LivenessWatch:
 
     def start(self) -> None:
         """Start to watch in a thread."""
-        self._timeout.stalled, self._timeout.deadlock = self.stalled, self.deadlock
+        self._timeout.watch = self
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:
@@ -131,8 +131,8 @@ class LivenessWatch:
         self._closing.set()
         self._thread.join(seconds)
         # Another watch may have replaced this one already.
-        if self._timeout.stalled == self.stalled:
-            self._timeout.forget()
+        if self._timeout.watch is self:
+            self._timeout.watch = None
 
     def deadlock(self) -> HpctrainError | None:
         """The error to raise in every wait, once none can end."""

@@ -139,8 +139,4 @@ class ParameterServer:
         return before
 
     def _wait_all(self, requests: list[MPI.Request]) -> None:
-        try:
-            self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _KIND, kind=_KIND)
-        except BaseException:
-            self._timeout.abandon(requests)
-            raise
+        self._timeout.wait(lambda: self._mpi.Request.Testall(requests), _KIND, kind=_KIND, keep=requests)

@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from hpctrain.worker.comm import forks
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from hpctrain.worker.comm.liveness import LivenessWatch
 
 # The first polls spin, because most collectives end within microseconds. Later ones yield the core.
 _SPIN_SECONDS = 0.001
@@ -92,9 +94,7 @@ class Timeout:
 
     Attributes:
         seconds: the limit of a wait.
-        stalled: gives the names and hosts of the ranks that are known not to wait, by their numbers at the start of
-            the run; see :mod:`hpctrain.worker.comm.liveness`.
-        deadlock: gives the error to raise in every wait once none can end.
+        watch: knows which other ranks wait; None where nobody does.
         leaving: whether this rank's work is done, and it only waits for the others to end.
         interrupted: since when a KeyboardInterrupt waits for the main thread to come back to Python.
         expired: the last wait whose limit was over. Others whose time is over at nearly the same time must not take
@@ -116,12 +116,7 @@ class Timeout:
         self.leaving = False
         self.expired: Wait | None = None
         self._waits: dict[object, Wait] = {}
-        self.forget()
-
-    def forget(self) -> None:
-        """Ask nobody about the other ranks."""
-        self.stalled: Callable[[], Mapping[int, str]] = dict
-        self.deadlock: Callable[[], HpctrainError | None] = lambda: None
+        self.watch: LivenessWatch | None = None
 
     def finish(
         self,
@@ -139,15 +134,12 @@ class Timeout:
         except Exception as error:
             self._explain(error)
             raise
-        try:
-            self.wait(request.Test, what, kind=kind, check_deaths=check_deaths, pause=pause)
-        except BaseException:
-            self.abandon(request)
-            raise
+        self.wait(request.Test, what, kind=kind, check_deaths=check_deaths, pause=pause, keep=request)
 
     def abandon(self, requests: object) -> None:
         """Keep requests that no thread waits for any more alive: MPI may write into their buffers until it ends."""
-        _abandoned.append(requests)
+        if requests is not None:
+            _abandoned.append(requests)
 
     def wait(
         self,
@@ -159,6 +151,7 @@ class Timeout:
         check_deaths: bool = True,
         pause: Callable[[], object] = lambda: None,
         progress: Callable[[], int] = int,
+        keep: object = None,
     ) -> None:
         """Poll ``done`` until it is true.
 
@@ -170,6 +163,7 @@ class Timeout:
             check_deaths: whether a rank's death ends the wait; False where MPI itself ends it, on all ranks alike.
             pause: is called between two polls.
             progress: gives a number that grows while data is arriving; the limit counts from its last growth.
+            keep: requests to :meth:`abandon` if the wait fails.
 
         Raises:
             RanksLostError: a rank died.
@@ -208,14 +202,15 @@ class Timeout:
                     time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
             finally:
                 del self._waits[thread]
-        except Exception as error:
+        except BaseException as error:
+            self.abandon(keep)
             self._explain(error)
             raise
 
     def _check_peers(self) -> None:
         """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""
         self._check()
-        if error := self.deadlock():
+        if self.watch and (error := self.watch.deadlock()):
             raise error
 
     def _check_interrupt(self, what: str, now: float) -> None:
@@ -257,7 +252,7 @@ class Timeout:
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """The error when the time for a wait is over."""
-        stalled = self.stalled()
+        stalled = self.watch.stalled() if self.watch else {}
         # Stalled ranks of other groups are not to blame, if it is known which ranks are missing.
         awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
         ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"

@@ -243,17 +243,14 @@ class Collectives:
         requests = [self._comm.Irecv(piece, rank) for rank, part in receives for piece in pieces(part.numpy())]
         requests += [self._comm.Isend(piece, rank) for rank, part in sends for piece in pieces(part.numpy())]
         missing = [self._numbers[rank] for rank, _ in receives]
-        try:
-            self._timeout.wait(
-                lambda: MPI.Request.Testall(requests),
-                self._staging.what,
-                lambda: missing,
-                kind=COLLECTIVE,
-                pause=self._staging.pause,
-            )
-        except BaseException:
-            self._timeout.abandon((requests, sends, receives))
-            raise
+        self._timeout.wait(
+            lambda: MPI.Request.Testall(requests),
+            self._staging.what,
+            lambda: missing,
+            kind=COLLECTIVE,
+            pause=self._staging.pause,
+            keep=(requests, sends, receives),
+        )
 
 
 def _slot(owner: int, reader: int) -> int:

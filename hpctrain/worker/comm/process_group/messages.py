@@ -177,11 +177,10 @@ class MessageWork(dist.Work):
         missing = [] if self._rank is None else [self._messages.numbers[self._rank]]
         try:
             self._messages.timeout.wait(
-                self._is_done, self._what, lambda: missing, kind=COLLECTIVE, pause=self._messages.pause
+                self._is_done, self._what, lambda: missing, kind=COLLECTIVE, pause=self._messages.pause, keep=self
             )
         except BaseException as error:
             self.error = self.error or error
-            self._messages.timeout.abandon(self)
             raise
         return True
 

@@ -79,13 +79,14 @@ class Exchange:
         def transfer(pause: Pause) -> None:
             self.sent_bytes += pieces.leaving_bytes
             under_way.begin()
-            try:
-                self._timeout.wait(
-                    under_way.advance, what, kind=REDUCTION, pause=pause, progress=lambda: under_way.messages
-                )
-            except BaseException:
-                self._timeout.abandon(under_way)
-                raise
+            self._timeout.wait(
+                under_way.advance,
+                what,
+                kind=REDUCTION,
+                pause=pause,
+                progress=lambda: under_way.messages,
+                keep=under_way,
+            )
 
         return transfer
 

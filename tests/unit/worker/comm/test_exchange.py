@@ -149,19 +149,15 @@ def test_a_node_sends_what_a_ring_sends():
     assert [each.sent_bytes for each in exchanges] == [2 * 2 / 3 * own.nbytes] * 3
 
 
-def test_messages_that_are_under_way_when_it_fails_are_kept():
+def test_messages_that_are_under_way_when_it_fails_are_kept(monkeypatch):
     kept: list[object] = []
+    monkeypatch.setattr(Timeout, "abandon", lambda _, requests: kept.append(requests))
 
-    class Failing(Timeout):
-        def wait(self, done: Any, *_: object, **__: object) -> None:
-            done()
-            raise RuntimeError("a rank died")
+    def check() -> None:
+        raise RuntimeError("a rank died")
 
-        def abandon(self, requests: object) -> None:
-            kept.append(requests)
-
-    network, timeout = _Network(eager=False), Failing("a rank")
-    exchange_ = Exchange(cast("Any", _Peers(network, 0, 3)), timeout)
+    network = _Network(eager=False)
+    exchange_ = Exchange(cast("Any", _Peers(network, 0, 3)), Timeout("a rank", check))
     with pytest.raises(RuntimeError, match="a rank died"):
         exchange_.prepare(np.zeros(99, np.float32), np.dtype(np.float32), "it")(lambda: None)
     assert any(network.sent.values())

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_wait_ends_when_it_is_done_and_is_known_until_then(timeout):
     ],
 )
 def test_a_timeout_names_whom_it_waited_for(timeout, stalled, missing, whom):
-    timeout.stalled = lambda: stalled
+    timeout.watch = SimpleNamespace(stalled=lambda: stalled, deadlock=lambda: None)
     with refused("HT-wait-timed-out", who="rank 1 on here", seconds=0.05, what="bucket 3") as failure:
         timeout.wait(lambda: False, "bucket 3", lambda: missing)
     assert failure.value.exit_code == 4
