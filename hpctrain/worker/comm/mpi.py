@@ -158,9 +158,7 @@ class MpiCommunicator(MpiControl):
     def _begin(self, comm: MPI.Intracomm) -> None:
         if self._survival is None and missing_mitigation() is None:
             self._members = list(enumerate(self.allgather_object(self.host)))
-            self._survival = Survival(comm, self._members)
-            who = f"rank {self.rank} on {self.host}"
-            self.timeout = Timeout(who, self._survival.check, self._survival.explain)
+            self._survival = self.timeout.survival = Survival(comm, self._members)
         super()._begin(comm)
 
     @property

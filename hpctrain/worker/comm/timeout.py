@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from hpctrain.worker.comm.liveness import LivenessWatch
+    from hpctrain.worker.comm.survival import Survival
 
 # The first polls spin, because most collectives end within microseconds. Later ones yield the core.
 _SPIN_SECONDS = 0.001
@@ -89,12 +90,11 @@ class Timeout:
 
     Args:
         who: this rank and its host, for messages.
-        check: raises if a rank is known to have died; called repeatedly during a wait.
-        explain: gets an error raised during a wait, and may raise another one in its place.
 
     Attributes:
         seconds: the limit of a wait.
         watch: knows which other ranks wait; None where nobody does.
+        survival: knows which ranks have died; None where ranks cannot go on without them.
         leaving: whether this rank's work is done, and it only waits for the others to end.
         interrupted: since when a KeyboardInterrupt waits for the main thread to come back to Python.
         expired: the last wait whose limit was over. Others whose time is over at nearly the same time must not take
@@ -103,20 +103,14 @@ class Timeout:
 
     interrupted: float = math.inf
 
-    def __init__(
-        self,
-        who: str,
-        check: Callable[[], None] = lambda: None,
-        explain: Callable[[BaseException], None] = lambda error: None,
-    ) -> None:
+    def __init__(self, who: str) -> None:
         self._who = who
-        self._check = check
-        self._explain = explain
         self.seconds = TIMEOUT.read()
         self.leaving = False
         self.expired: Wait | None = None
         self._waits: dict[object, Wait] = {}
         self.watch: LivenessWatch | None = None
+        self.survival: Survival | None = None
 
     def finish(
         self,
@@ -135,6 +129,11 @@ class Timeout:
             self._explain(error)
             raise
         self.wait(request.Test, what, kind=kind, check_deaths=check_deaths, pause=pause, keep=request)
+
+    def _explain(self, error: BaseException) -> None:
+        """Raise the error of a rank's death in the place of MPI's, if this is one."""
+        if self.survival:
+            self.survival.explain(error)
 
     def abandon(self, requests: object) -> None:
         """Keep requests that no thread waits for any more alive: MPI may write into their buffers until it ends."""
@@ -209,7 +208,8 @@ class Timeout:
 
     def _check_peers(self) -> None:
         """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""
-        self._check()
+        if self.survival:
+            self.survival.check()
         if self.watch and (error := self.watch.deadlock()):
             raise error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import ml_dtypes
@@ -156,8 +157,9 @@ def test_messages_that_are_under_way_when_it_fails_are_kept(monkeypatch):
     def check() -> None:
         raise RuntimeError("a rank died")
 
-    network = _Network(eager=False)
-    exchange_ = Exchange(cast("Any", _Peers(network, 0, 3)), Timeout("a rank", check))
+    network, timeout = _Network(eager=False), Timeout("a rank")
+    timeout.survival = cast("Any", SimpleNamespace(check=check, explain=lambda error: None))
+    exchange_ = Exchange(cast("Any", _Peers(network, 0, 3)), timeout)
     with pytest.raises(RuntimeError, match="a rank died"):
         exchange_.prepare(np.zeros(99, np.float32), np.dtype(np.float32), "it")(lambda: None)
     assert any(network.sent.values())

@@ -59,7 +59,8 @@ def test_a_dead_rank_ends_a_wait_at_once(monkeypatch):
         if death := next(deaths):
             raise death
 
-    waiting = Timeout("rank 1 on here", check)
+    waiting = Timeout("rank 1 on here")
+    waiting.survival = SimpleNamespace(check=check, explain=lambda error: None)
     with pytest.raises(ValueError):
         waiting.wait(lambda: False, "bucket 3")
     assert waiting.oldest() is None
