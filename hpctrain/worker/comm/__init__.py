@@ -249,5 +249,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _abort(exit_code: int) -> None:
     if (run.comm is not None and run.comm.size > 1) or "mpi4py.MPI" in sys.modules:
+        # The process ends without exit handlers, which would have flushed these.
+        forks.flush_streams()
         end_job(exit_code)
     # Ranks of torchrun, and those that have not loaded MPI yet, return: their launcher acts on the exit status.

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpctrain.worker.comm.forks import flush_streams
-
 if TYPE_CHECKING:
     from hpctrain.worker.comm.base import Communicator
 
@@ -79,8 +77,6 @@ run = Run()
 
 def end_job(exit_code: int) -> NoReturn:
     """End every rank at once, since the others may wait for this one in a collective for ever."""
-    # The process ends without exit handlers, which would have flushed these.
-    flush_streams()
     with contextlib.suppress(ImportError, RuntimeError):
         import mpi4py
 

@@ -107,7 +107,7 @@ class Messages:
         return work
 
     def test(self, work: MessageWork) -> bool:
-        """Whether a message is done; the call lets MPI make progress with all messages."""
+        """Whether a message has come, or failed; the call lets MPI make progress with all messages."""
         with self._testing:
             return work.test(self._status())
 
@@ -116,15 +116,12 @@ class Messages:
             self._woken.acquire()
             pause = _LEAST_SECONDS
             while self._under_way and not self._closed:
-                ended = [work for work in list(self._under_way) if self._has_ended(work)]
+                # The error of one that failed is raised by its wait().
+                ended = [work for work in list(self._under_way) if self.test(work)]
                 with self._listing:
                     self._under_way = [work for work in self._under_way if work not in ended]
                 pause = _LEAST_SECONDS if ended else min(_MOST_SECONDS, 2 * pause)
                 time.sleep(pause)
-
-    def _has_ended(self, work: MessageWork) -> bool:
-        # wait() raises the error; this thread only stops polling.
-        return work.error is not None or self.test(work) or work.error is not None
 
     def close(self) -> None:
         """End the thread, and leave unfinished messages to MPI. Idempotent."""
@@ -162,16 +159,14 @@ class MessageWork(dist.Work):
 
     def test(self, status: MPI.Status) -> bool:
         """Test the request; called by :class:`Messages` only, in one thread at a time."""
-        if self.done or self.error:
-            return self.done
         try:
-            if self._request.Test(status):
+            if not (self.done or self.error) and self._request.Test(status):
                 self._source = status.Get_source()
                 self._finish()
                 self.done = True
         except Exception as error:
             self.error = error
-        return self.done
+        return self.done or self.error is not None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         missing = [] if self._rank is None else [self._messages.numbers[self._rank]]
@@ -185,10 +180,10 @@ class MessageWork(dist.Work):
         return True
 
     def _is_done(self) -> bool:
-        done = self.is_completed()
+        ended = self.is_completed()
         if self.error:
             raise self.error
-        return done
+        return ended
 
     def synchronize(self) -> None:
         self.wait()
