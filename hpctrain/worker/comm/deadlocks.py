@@ -65,39 +65,38 @@ def deadlock_error(places: Mapping[int, WaitPlace], names: Callable[[int], str])
     if len(kinds) == 1:
         return None
     shown = {names(rank): str(place) for rank, place in sorted(places.items())}
-    hint = _BATCHES_HINT if END in kinds else _CALLS_HINT
-    return _error(
+    return HpctrainError(
         "HT-ranks-in-different-places",
         "the ranks are waiting for each other in different places, and would wait forever: {where}",
-        hint,
-        shown,
+        _hint(shown, _BATCHES_HINT if END in kinds else _CALLS_HINT),
+        exit_code=1,
+        **_values(shown),
     )
 
 
 def mismatch_error(of_ranks: Iterable[tuple[str, str]]) -> HpctrainError:
     """The error for ranks whose messages met although they belong to different calls: each one's host and place."""
     shown = {f"rank {rank} on {host}": place for rank, (host, place) in enumerate(of_ranks)}
-    return _error(
+    return HpctrainError(
         "HT-ranks-in-different-calls",
         "the ranks are waiting for each other in different places, and would take each other's values: {where}",
-        _CALLS_HINT,
-        shown,
+        _hint(shown, _CALLS_HINT),
+        exit_code=1,
+        **_values(shown),
     )
 
 
-def _error(code: str, sentence: str, hint: str, places: Mapping[str, str]) -> HpctrainError:
+def _hint(places: Mapping[str, str], otherwise: str) -> str:
+    return _WHOLE_BATCH_HINT if any(WHOLE_BATCH in place for place in places.values()) else otherwise
+
+
+def _values(places: Mapping[str, str]) -> dict[str, object]:
     ranks_at: dict[str, list[str]] = {}
     for name, place in places.items():
         ranks_at.setdefault(place, []).append(name)
-    return HpctrainError(
-        code,
-        sentence,
-        _WHOLE_BATCH_HINT if any(WHOLE_BATCH in place for place in ranks_at) else hint,
-        exit_code=1,
-        where="; ".join(f"{abbreviated(ranks, _NAMED)} {where}" for where, ranks in ranks_at.items()),
-        # Of the first ranks alone, as every rank is sent the error.
-        places=dict(itertools.islice(places.items(), _NAMED)),
-    )
+    where = "; ".join(f"{abbreviated(ranks, _NAMED)} {place}" for place, ranks in ranks_at.items())
+    # Of the first ranks alone, as every rank is sent the error.
+    return {"where": where, "places": dict(itertools.islice(places.items(), _NAMED))}
 
 
 @dataclass(frozen=True, kw_only=True)
