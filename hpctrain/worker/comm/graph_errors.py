@@ -17,21 +17,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Preserved:
-    """The last error of these functions. A graph runs in threads of TensorFlow, from which none reaches the caller."""
-
-    def __init__(self) -> None:
-        self.error: HpctrainError | None = None
-
-    def take(self, text: str) -> HpctrainError | None:
-        """The error whose message is in ``text``, once."""
-        if self.error is None or self.error.message not in text:
-            return None
-        error, self.error = self.error, None
-        return error
-
-
-_preserved = _Preserved()
+# The last error of these functions. A graph runs in threads of TensorFlow, from which none reaches the caller.
+_preserved: list[HpctrainError] = []
 
 
 def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
@@ -42,7 +29,7 @@ def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
             return function(*arguments, **settings)
         except HpctrainError as error:
             # A copy: the frames and causes of the error itself hold every gradient.
-            _preserved.error = copy.copy(error)
+            _preserved[:] = [copy.copy(error)]
             raise
 
     return preserving
@@ -51,7 +38,9 @@ def preserve_errors(function: Callable[P, R]) -> Callable[P, R]:
 def original_error(error: BaseException) -> BaseException:
     """The error raised inside the graph or future that ended with ``error``, once; another one is returned as it is."""
     of_library = type(error) is RuntimeError or type(error).__module__.startswith("tensorflow.")
-    return (of_library and _preserved.take(str(error))) or error
+    if of_library and _preserved and _preserved[0].message in str(error):
+        return _preserved.pop()
+    return error
 
 
 @contextlib.contextmanager

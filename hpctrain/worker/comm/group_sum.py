@@ -9,11 +9,6 @@ import torch
 from hpctrain.worker.comm.base import Group
 
 
-def group_sum(own: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over the ranks of a group, whose gradient is the sum of all ranks' gradients."""
-    return _GroupSum.apply(own, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
 def channel_statistics(x: torch.Tensor, group: Group | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean, biased variance and number of the values of each channel, over a group's samples or this rank's.
 
@@ -32,7 +27,7 @@ def channel_statistics(x: torch.Tensor, group: Group | None) -> tuple[torch.Tens
     else:
         mean = variance = x.sum(axes).double()
     own = torch.cat([count * mean, count * (variance + mean.square()), count])
-    total = group_sum(own, group) if group else own
+    total = _GroupSum.apply(own, group) if group else own  # type: ignore[no-untyped-call]
     count = total[-1].detach()
     # The mean square less the square of the mean, whose cancellation needs float64.
     mean, square = (total[:-1] / count).view(2, -1)
@@ -40,6 +35,8 @@ def channel_statistics(x: torch.Tensor, group: Group | None) -> tuple[torch.Tens
 
 
 class _GroupSum(torch.autograd.Function):
+    """The sum over the ranks of a group, whose gradient is the sum of all ranks' gradients."""
+
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, group: Group) -> torch.Tensor:
         ctx.group = group
