@@ -49,6 +49,7 @@ class ThreadCommunicator(SingleCommunicator):
 
 class _Everyone(Group):
     def __init__(self, comm: ThreadCommunicator) -> None:
+        super().__init__(comm.rank, comm.size)
         self._comm = comm
 
     def allreduce(self, array: Any) -> Any:
