@@ -128,8 +128,12 @@ class TorchDistributedCommunicator(CheckedControl):
     def trains_together(self) -> bool:
         # ht.init() makes the group on which DDP or FSDP may have built.
         if dist.is_initialized():
-            groups = dist.distributed_c10d._world.pg_map
-            self._called = len(groups) > 1 + self._own_groups or _calls_of_default_group() > self._own_calls
+            default: Any = dist.group.WORLD
+            calls = default._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+            # hpctrain itself uses NCCL in groups of its own alone.
+            by_nccl = self.on_gpus and default._get_backend(torch.device("cuda"))._is_initialized()
+            further = len(dist.distributed_c10d._world.pg_map) > 1 + self._own_groups
+            self._called = calls > self._own_calls or by_nccl or further
         return super().trains_together() or self._called
 
     # The control plane: its tensors are in the CPU's memory, so they travel by Gloo.
@@ -274,16 +278,6 @@ class TorchDistributedCommunicator(CheckedControl):
             if dist.is_initialized():
                 dist.destroy_process_group()
             self._listening.close()
-
-
-def _calls_of_default_group() -> int:
-    """How many collectives and messages the default group has had; those over NCCL, which only a script calls, as 1."""
-    group: Any = dist.group.WORLD
-    backends = [group._get_backend(device) for device in group._device_types]
-    return sum(
-        int(backend._is_initialized() if backend.name() == "nccl" else backend._get_sequence_number_for_group())
-        for backend in backends
-    )
 
 
 def _take_gpu(comm: TorchDistributedCommunicator) -> None:
