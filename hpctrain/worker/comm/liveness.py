@@ -32,7 +32,7 @@ from hpctrain.worker.comm.deadlocks import Announced, Judge, WaitPlace
 from hpctrain.worker.comm.rank_run import end_job
 from hpctrain.worker.comm.script_location import left_at, script_line
 from hpctrain.worker.comm.stalls import reports, request_stack
-from hpctrain.worker.comm.timeout import Timeout, Wait
+from hpctrain.worker.comm.timeout import COLLECTIVE, Timeout, Wait
 
 # A wait is announced after this time at most, and again so often. Waits that end sooner cost nothing.
 ANNOUNCE_SECONDS, _AGAIN_SECONDS = 1.0, 2.0
@@ -44,6 +44,8 @@ _SILENT_SECONDS = 8.0
 _LOOK_AGAIN_SECONDS = 10.0
 # How many stalled ranks are inspected at most. On a host that hangs, all are in the same state.
 _LOOKS = 4
+# In which time the limits of ranks end that wait in one call of PyTorch's own: the first closes its connections.
+_LEAVE_SECONDS = 3.0
 # How long the last line of a run may take to mpirun.
 _FORWARD_SECONDS = 0.5
 
@@ -118,6 +120,8 @@ class LivenessWatch:
         # What each rank has announced last, and since when.
         self._heard: dict[int, tuple[Announced, float]] = {}
         self._stalled: list[int] = []
+        # The ranks that wait, or whose limit of a wait is over, once this one's is.
+        self._expired: set[int] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpctrain-waits", daemon=True)
 
@@ -141,6 +145,19 @@ class LivenessWatch:
     def stalled(self) -> Mapping[int, str]:
         """The ranks that wait for no other while this one does, by their first numbers; none where not known."""
         return {self._peers[rank].first_rank: self._name(rank) for rank in self._stalled}
+
+    def missing(self) -> Mapping[int, str]:
+        """The ranks that have not come to a call of PyTorch's own, in which this one has waited to the limit.
+
+        That is over on the others that wait there at nearly the same time. None is known where the board is stopped.
+        """
+        since = time.monotonic() - self._timeout.seconds
+        self._timeout.expired = Wait(what="a call of torch.distributed", since=since, kind=COLLECTIVE, leads=False)
+        time.sleep(_LEAVE_SECONDS)
+        late = self._expired
+        if self._rank in late:
+            self._stalled = [rank for rank in range(len(self._peers)) if rank not in late]
+        return self.stalled()
 
     def _run(self) -> None:
         while not self._closing.wait(self._answer_seconds / 8):
@@ -184,6 +201,8 @@ class LivenessWatch:
             waits = self._board.read()
             if len(waits) == len(self._peers) and (error := self._judge.judge(waits, self._name)):
                 self._board.end_waits(error)
+        if self._timeout.expired:
+            self._expired = set(self._board.read())
 
     def _announce(self, wait: Wait | None, oldest: Wait | None, now: float) -> None:
         if wait != self._wait:

@@ -220,7 +220,8 @@ class TorchDistributedCommunicator(CheckedControl):
     def explained(self, error: BaseException) -> BaseException:
         if isinstance(error, HpctrainError) or not is_late(error):
             return error
-        said = self.timeout.out_of_time("a call of torch.distributed")
+        missing = self._watch.missing() if self._watch else ()
+        said = self.timeout.out_of_time("a call of torch.distributed", [*missing])
         said.__cause__ = error
         return said.with_traceback(error.__traceback__)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -235,6 +237,21 @@ def test_through_a_store_every_rank_has_to_announce_its_wait_again(three, goes_o
         assert errors == [None] * 3
     else:
         assert all(isinstance(error, HpctrainError) and "rank 1 on h1" in str(error) for error in errors)
+
+
+@needs.pytorch
+def test_the_rank_that_does_not_come_to_a_call_of_pytorchs_own_is_missing(monkeypatch, three):
+    """Ranks 0 and 1 wait in it to the limit, at nearly the same time."""
+
+    def others_look(_):
+        for _ in range(2):
+            for rank in three:
+                rank.look(time.monotonic())
+
+    monkeypatch.setattr(liveness, "time", SimpleNamespace(monotonic=time.monotonic, sleep=others_look))
+    assert three[0].missing() == {1: "rank 1 on h1", 2: "rank 2 on h1"}, "the limit of rank 1 is not over yet"
+    assert three[1].missing() == {2: "rank 2 on h1"}
+    assert three[0].missing() == {2: "rank 2 on h1"}
 
 
 def test_the_error_says_who_is_where_and_what_to_do():
