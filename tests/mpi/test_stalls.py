@@ -105,16 +105,8 @@ def test_a_rank_that_hangs_in_mpi_is_ended_with_the_status_of_a_run_that_can_be_
     assert "in sleep_in_python" in result.stdout
 
 
-def test_the_other_stage_of_a_pipeline_is_waited_for_so_long_and_no_longer(mpirun):
-    """Gloo's sends and receives have the limit that their group was made with."""
-    result = mpirun(PROGRAM.with_name("late_stage.py"), 2, "gloo", check=False, timeout=200, HPCTRAIN_TIMEOUT="3")
-    (waited,) = re.findall(r"^waited ([\d.]+)$", result.stdout, re.M)
-    assert float(waited) > 2.5, result.stdout
-
-
 def test_over_gloo_every_other_rank_names_the_one_that_is_stopped(mpirun):
-    program = PROGRAM.with_name("stopped_rank.py")
-    result = mpirun(program, 3, "1", check=False, timeout=120, HPCTRAIN_TIMEOUT="4")
+    result = mpirun(PROGRAM.with_name("stopped_rank.py"), 3, check=False, timeout=120, HPCTRAIN_TIMEOUT="4")
     assert result.returncode == 4, result.stdout
     errors = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"code"')]
     assert sorted(each["on"] for each in errors) == [0, 2]

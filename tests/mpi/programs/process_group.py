@@ -435,20 +435,6 @@ def check_stall() -> None:
     time.sleep(600)
 
 
-def check_functional_stall() -> None:
-    """The same through DTensor, whose collectives are called from C++."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
-
-    import hpctrain as ht
-
-    comm = ht.init("mpi")
-    comm.process_group()
-    mesh = init_device_mesh("cpu", (comm.size,))
-    if comm.rank == 1:
-        time.sleep(600)
-    DTensor.from_local(torch.ones(5), mesh, [Shard(0)]).redistribute(placements=[Replicate()]).to_local()
-
-
 def check_death() -> None:
     import hpctrain as ht
 

@@ -1,4 +1,4 @@
-"""Rank 0 stops itself with SIGSTOP, and the others wait for it over Gloo.
+"""Rank 1 stops itself with SIGSTOP, and the others wait for it over Gloo.
 
 Each of the others prints one JSON object: the error with its rank, its host and the seconds that it waited.
 """
@@ -20,7 +20,7 @@ comm = ht.init("gloo")
 engine = comm.torch()
 buffer = engine.allocate(100, torch.float32, torch.device("cpu"))
 engine.allreduce(buffer, "before").wait()
-if comm.rank == 0:
+if comm.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
     # The launcher continues it to end it.
     time.sleep(60)
