@@ -10,9 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from unit.worker.adapters.batch_cases import CASES, GENERAL, OPERANDS, Case  # noqa: E402
+from unit.worker.adapters.batch_cases import OPERANDS, Case, cases_of, name_of  # noqa: E402
 from unit.worker.adapters.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
+from hpctrain.worker.adapters.torch.batch import elementwise  # noqa: E402
 from hpctrain.worker.adapters.torch.batch.tensor import named, rules  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -22,16 +23,11 @@ GATHERED = named(
     "batch_norm",
     torch.nn.functional,
 )
+# A function of elements is the same in each of PyTorch's modules.
+_OF_ELEMENTS = (elementwise.elementwise, elementwise.in_place, elementwise.metadata)
+FUNCTIONS = list({name_of(func) if rules[func] in _OF_ELEMENTS else func: func for func in rules}.values())
 # The sizes of the ranks' shares: uneven, empty, along the first dimension and along another.
 DIVISIONS = {"uneven": ((3, 2), 0), "empty": ((0, 4, 1), 0), "second": ((2, 3), 1)}
-
-
-def name_of(func: Any) -> str:
-    return str(func.__self__.__name__ if func.__name__ == "__get__" else func.__name__)
-
-
-def _cases(func: Callable[..., Any]) -> list[Case]:
-    return CASES.get(name_of(func), GENERAL)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +82,7 @@ def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
 
 @pytest.mark.parametrize(
     "func",
-    [*rules, *GATHERED],
+    [*FUNCTIONS, *GATHERED],
     ids=lambda func: (
         f"{func.__objclass__.__name__}.{func.__name__}" if hasattr(func, "__objclass__") else name_of(func)
     ),
@@ -97,7 +93,7 @@ def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> Non
     if func is torch.autograd.backward and torch.__version__ < "2.13.0a0":
         pytest.skip("it calls no __torch_function__ there, and dispatch_backward() replaces it")
     wrong, used = [], 0
-    for case in _cases(func):
+    for case in cases_of(func):
         for division in DIVISIONS:
             try:
                 used += max(_compare(func, case, division), 0)

@@ -233,8 +233,10 @@ def like(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _empty(x: BatchTensor) -> torch.Tensor:
     """A tensor like the whole batch. Random numbers are drawn in the order in which it lies in memory."""
-    strides = x.local.stride()
-    order = list(range(x.dim())) if 0 in strides else sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    order, strides = list(range(x.dim())), x.local.stride()
+    # The stride of a single row says nothing.
+    if 0 not in strides and not x.local.is_contiguous():
+        order.sort(key=lambda dim: -strides[dim])
     laid_out = torch.empty([x.shape[dim] for dim in order], dtype=x.dtype, device=x.device)
     return laid_out.permute([order.index(dim) for dim in range(x.dim())])
 

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.worker.adapters.torch.batch.elementwise import for_rows, part_of
@@ -279,27 +278,10 @@ def setitem(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     return None
 
 
-@rule(F.one_hot)
-def one_hot(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not isinstance(x, BatchTensor) or classes < 1:
-        return NotImplemented
-    return BatchTensor(func(x.local, classes), x.rows)
-
-
-@rule(*named("stack", torch))
+@rule(torch.stack)
 def stack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = list(args[0] if args else kwargs["tensors"])
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-    first = next((each for each in tensors if isinstance(each, BatchTensor)), None)
-    if first is None or kwargs.get("out") is not None or not isinstance(dim, int):
+    if kwargs.get("out") is not None or len({each.shape for each in tensors}) > 1:
         return NotImplemented
-    if any(each.shape != first.shape for each in tensors):
-        return NotImplemented
-    if any(isinstance(each, BatchTensor) and each.rows.dim != first.rows.dim for each in tensors):
-        return NotImplemented
-    rows, from_end = first.rows, first.dim() - first.rows.dim
-    dim = place_of(dim, first.dim() + 1)
-    parts = [part_of(each, rows, from_end) for each in tensors]
-    return BatchTensor(torch.stack(parts, dim), rows.along(rows.dim + (dim <= rows.dim)))
+    return torch.cat([each.unsqueeze(dim) for each in tensors], dim)
