@@ -38,7 +38,6 @@ def test_processes_that_a_rank_spawns_are_no_ranks(hpctrain: Launch, tmp_path: P
     result = hpctrain("run", "script.py", "-np", "2")
     assert result.returncode == 1, result.stdout
     assert "HT-call-in-child-process" in codes(result.stdout)
-    assert result.stdout.count("hpctrain: mp.spawn starts 1 ") == 1
     (tmp_path / "script.py").write_text(script.format(init="", body=f"ht.init()\n    {body}"))
     result = hpctrain("run", "script.py", "-np", "2")
     assert result.returncode == 0, result.stdout

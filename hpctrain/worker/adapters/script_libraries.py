@@ -26,7 +26,6 @@ from typing import Any
 
 from hpctrain.common.cluster.launcher import AS_TORCHRUN, TORCHRUN, TORCHRUN_MARK, detect
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.after_import import change_after_import
 
 # The classes that choose the devices of a Trainer and of Fabric, by their modules.
@@ -37,7 +36,7 @@ _CONNECTORS = {
     "lightning_fabric.connector": "_Connector",
 }
 _FABRICS = ("lightning.fabric.fabric", "lightning_fabric.fabric")
-_GROUPS, _SPAWN = "torch.distributed.distributed_c10d", "torch.multiprocessing.spawn"
+_GROUPS = "torch.distributed.distributed_c10d"
 _IN_HOST_MEMORY = ("gloo", "mpi")
 
 
@@ -61,8 +60,6 @@ def serve_torchrun_scripts(plan: Plan, rank: int, port: int) -> None:
             os.environ[name] = value
     connectors = {module: functools.partial(_give_devices, name) for module, name in _CONNECTORS.items()}
     change_after_import({_GROUPS: _give_default_group, **connectors, **dict.fromkeys(_FABRICS, _launch_fabric)})
-    if plan.ranks > 1 and rank == 0:
-        change_after_import({_SPAWN: functools.partial(_mention_spawn, plan.ranks)})
 
 
 def script_variables(plan: Plan, rank: int, port: int) -> dict[str, str]:
@@ -159,21 +156,6 @@ def _through_default_group(name: str, original: Any) -> Any:
         return getattr(default_group, name)(original, *arguments, **settings)
 
     return calling
-
-
-def _mention_spawn(ranks: int, module: ModuleType) -> None:
-    """Say so where a script starts processes by ``torch.multiprocessing.spawn``, as scripts without a launcher do."""
-    original = module.start_processes
-
-    @functools.wraps(original)
-    def starting(function: Any, args: Any = (), nprocs: int = 1, *more: Any, **settings: Any) -> Any:
-        tell(
-            f"hpctrain: mp.spawn starts {nprocs} processes from each of the {ranks} ranks, and these are no ranks. "
-            "What is to train together is called on each rank, as under torchrun"
-        )
-        return original(function, args, nprocs, *more, **settings)
-
-    module.start_processes = starting  # type: ignore[attr-defined]
 
 
 # The functions that save, by module, with the name of the argument that is a path; and a package that has one too.

@@ -5,7 +5,6 @@ Each rank compares its parts with the batches of one process, which are also tho
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -90,15 +89,6 @@ def data_sets_of_datasets_in_torchdatas_loader(comm):
         once(found)
         assert found[0] != found[1]
         resumes(lambda k=kind: loader(data, kind=k, shuffle=True), 3)
-    stateful = loader(data, kind=StatefulDataLoader)
-    list(itertools.islice(stateful, 2))
-    state = stateful.state_dict()
-    sharded = ht.shard(loader(data, kind=StatefulDataLoader))
-    list(sharded)
-    stateful = loader(data, kind=StatefulDataLoader)
-    sharded = ht.shard(stateful)
-    stateful.load_state_dict(state)
-    refused(lambda: iter(sharded), "HT-loader-bad-state", kind="StatefulDataLoader")
 
 
 class Nodes(IterableDataset):

@@ -57,17 +57,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
                 refuse_wrapped(f"the optimizer is {words}")
 
 
-def refuse_sparse(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse the optimizer that takes sparse gradients alone, which several ranks make dense."""
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise HpctrainError(
-            "HT-optimizer-not-supported",
-            "{optimizer} takes sparse gradients alone, and over several ranks they are dense",
-            "choose torch.optim.Adam, and leave sparse=True out",
-            optimizer=type(optimizer).__name__,
-        )
-
-
 def refuse_lazy(name: str) -> NoReturn:
     """Raise HpctrainError for a parameter or buffer without a shape."""
     raise HpctrainError(

@@ -117,7 +117,6 @@ class ShardedLoader:
         comm.divides_batches = True
         self._evaluation = evaluation
         self._started = 0
-        _refuse_loaded_state(loader)
         refuse_divided(loader)
         self._given = loader
         make = StreamSource if isinstance(loader.dataset, IterableDataset) else MapSource
@@ -139,7 +138,6 @@ class ShardedLoader:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        _refuse_loaded_state(self._given)
         if not self._evaluation:
             warn_of_data_restart(self._comm)
         self._hear_epoch()
@@ -215,29 +213,11 @@ class ShardedLoader:
 
     def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
         for drawn_batch, after in drawn:
-            if self._loader.persistent_workers and started != self._started:
-                raise HpctrainError(
-                    "HT-loader-two-iterators",
-                    "two iterators of one loader at the same time share its persistent workers, and mix "
-                    "up their batches",
-                    "use one after the other, or persistent_workers=False",
-                )
             if started == self._started:
                 self._handed_out = after
             yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
-
-
-def _refuse_loaded_state(loader: DataLoader[Any]) -> None:
-    """Refuse a state that was loaded into torchdata's StatefulDataLoader itself."""
-    if getattr(loader, "next_iter_state", None) is not None:
-        raise HpctrainError(
-            "HT-loader-bad-state",
-            "a state was loaded into this {kind}, which ht.shard does not use",
-            "load_state_dict of what ht.shard returns takes what its state_dict() returned",
-            kind=type(loader).__name__,
-        )
 
 
 def shard(

@@ -16,7 +16,7 @@ from hpctrain.worker.adapters.torch.backward_passes import refuse_ended
 from hpctrain.worker.adapters.torch.batch.ranks import known_ranks
 from hpctrain.worker.adapters.torch.optimizer_contents import facts_of, learning_rate
 from hpctrain.worker.adapters.torch.reducer import GradientReducer
-from hpctrain.worker.adapters.torch.refusals import check_optimizer, refuse_sparse
+from hpctrain.worker.adapters.torch.refusals import check_optimizer
 from hpctrain.worker.adapters.torch.trainable import (
     have_any,
     is_reduced,
@@ -63,7 +63,6 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     comm = several[0].comm
     if not facts.checked:
         check_optimizer(optimizer)
-        refuse_sparse(optimizer)
         _mention_hooks(optimizer, comm)
         facts.checked = True
     return None if nested else with_closure(arguments, named, functools.partial(mean_loss, comm))
