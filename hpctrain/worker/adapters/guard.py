@@ -31,15 +31,23 @@ CAUSES = (
 )
 
 
-class Replicas:
-    """Parameters that every rank holds whole, in the same order.
+class _Replicas:
+    """Parameters, or pieces of them, that several ranks hold; what one rank alone holds is not compared.
 
     Attributes:
-        names: the names of what is compared; several pieces of one parameter have its name each.
+        names: the names of what is compared, in the same order on every rank; pieces of one parameter have its name.
+        groups: the indices of this rank's checksums that are compared by the ranks which hold them.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
+    def __init__(
+        self, names: Sequence[str], groups: Mapping[str, Sequence[int]], indices: Sequence[int | None]
+    ) -> None:
+        self.names, self.groups = list(names), groups
+        # Of each name, the index among this rank's checksums.
+        self.indices = indices
+        held = [(place, index) for place, index in enumerate(indices) if index is not None]
+        self._places = np.array([place for place, _ in held], np.int64)
+        self._held = np.array([index for _, index in held], np.int64)
 
     def spread(self, own: Checksums) -> NDArray[np.int64]:
         """This rank's checksums and their complements, each at its place, of shape (2, names). After a maximum over
@@ -47,54 +55,37 @@ class Replicas:
 
         The maximum of x and of ~x (which is -x-1, without its overflow) tells maximum and minimum in one reduction.
         """
-        return np.stack([own, ~own])
-
-    def index(self, place: int) -> int | None:
-        """The index among this rank's checksums of a column of :meth:`spread`; None where this rank has none."""
-        return place
-
-    def proofs(self, own: Checksums) -> dict[str, str]:
-        """One hash for each group of ranks whose checksums have to be equal, by a name that the group alone has."""
-        return {"all": xxhash.xxh3_128_hexdigest(own.data)}
+        # The lowest number, so that the maximum is that of the ranks which hold the piece.
+        spread = np.full((2, len(self.names)), np.iinfo(np.int64).min)
+        spread[:, self._places] = own[self._held], ~own[self._held]
+        return spread
 
 
-class ReplicasOfPieces(Replicas):
-    """Pieces that several ranks hold. What one rank alone holds is not compared. Creating it is collective.
+def _whole_replicas(names: Sequence[str]) -> _Replicas:
+    """Parameters that every rank holds whole, in the same order."""
+    everything = range(len(names))
+    return _Replicas(names, {"all": everything}, everything)
+
+
+def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequence[Box]) -> _Replicas:
+    """Pieces that several ranks hold. Collective.
 
     Args:
         names: the parameter of each of this rank's pieces.
         boxes: the elements of the parameter that each piece has.
     """
-
-    def __init__(self, comm: Communicator, names: Sequence[str], boxes: Sequence[Box]) -> None:
-        own = {piece: index for index, piece in enumerate(zip(names, boxes, strict=True))}
-        holders: dict[tuple[str, Box], list[int]] = {}
-        for rank, pieces in enumerate(comm.allgather_object(list(own))):
-            for piece in pieces:
-                holders.setdefault(piece, []).append(rank)
-        # Ordered by the lowest rank that holds a piece, and within it as in the model.
-        self._pieces = [piece for piece, ranks in holders.items() if len(ranks) > 1]
-        super().__init__([name for name, _ in self._pieces])
-        self._indices = [own.get(piece) for piece in self._pieces]
-        held = [(place, index) for place, index in enumerate(self._indices) if index is not None]
-        self._places = np.array([place for place, _ in held], np.int64)
-        self._held = np.array([index for _, index in held], np.int64)
-        self._groups: dict[str, list[int]] = {}
-        for place, index in held:
-            group = ",".join(map(str, holders[self._pieces[place]]))
-            self._groups.setdefault(group, []).append(index)
-
-    def spread(self, own: Checksums) -> NDArray[np.int64]:
-        # The lowest number, so that the maximum is that of the ranks which hold the piece.
-        spread = np.full((2, len(self.names)), np.iinfo(np.int64).min)
-        spread[:, self._places] = super().spread(own[self._held])
-        return spread
-
-    def index(self, place: int) -> int | None:
-        return self._indices[place]
-
-    def proofs(self, own: Checksums) -> dict[str, str]:
-        return {group: xxhash.xxh3_128_hexdigest(own[indices].data) for group, indices in self._groups.items()}
+    own = {piece: index for index, piece in enumerate(zip(names, boxes, strict=True))}
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for rank, pieces in enumerate(comm.allgather_object(list(own))):
+        for piece in pieces:
+            holders.setdefault(piece, []).append(rank)
+    # Ordered by the lowest rank that holds a piece, and within it as in the model.
+    compared = {piece: ranks for piece, ranks in holders.items() if len(ranks) > 1}
+    groups: dict[str, list[int]] = {}
+    for piece, ranks in compared.items():
+        if piece in own:
+            groups.setdefault(",".join(map(str, ranks)), []).append(own[piece])
+    return _Replicas([name for name, _ in compared], groups, [own.get(piece) for piece in compared])
 
 
 class Guard:
@@ -132,10 +123,8 @@ class Guard:
             raise HpctrainError("HT-argument-not-valid", "guard_every={every} must be above 0", every=every)
         self._comm = comm
         self._names = list(names)
-        if boxes is None or comm.size == 1:
-            self._replicas = Replicas(names)
-        else:
-            self._replicas = ReplicasOfPieces(comm, names, boxes)
+        whole = boxes is None or comm.size == 1
+        self._replicas = _whole_replicas(names) if whole else _replicas_of_pieces(comm, names, boxes)
         # A single rank has no other to differ from.
         self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
         self._not_finite, self._mentioned = not_finite, False
@@ -260,7 +249,8 @@ class Guard:
 
         It is equal on the ranks of a group if their checksums are, and needs no message between them.
         """
-        return self._replicas.proofs(own)
+        groups = self._replicas.groups
+        return {group: xxhash.xxh3_128_hexdigest(own[indices].data) for group, indices in groups.items()}
 
     def _find_difference(self, step: int, own: Checksums, settings: int = 0) -> TransientError | None:
         self._checked = step
@@ -274,7 +264,7 @@ class Guard:
         names, place = [*self._replicas.names, _SETTINGS], int(differing[0])
         if place == len(self._replicas.names):
             return self._difference(step, names[place], settings, "")
-        index = self._replicas.index(place)
+        index = self._replicas.indices[place]
         count = int((differing < len(self._replicas.names)).sum())
         how_many = f" ({count} of {len(self._replicas.names)} differ)"
         return self._difference(step, names[place], None if index is None else int(own[index]), how_many)
