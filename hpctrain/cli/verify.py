@@ -59,7 +59,7 @@ def verify(
     hosts: HostsWithSlots,
     start: StartOptions,
 ) -> None:
-    """Prove that N ranks compute what one process computes: losses, gradients and parameters, step by step.
+    """Prove that N ranks compute what one process computes: gradients and parameters, step by step.
 
     The work runs three times for a few steps. A script's own files go where it writes them; HPCTRAIN_VERIFY=1 is set,
     so that it may leave them out. Exit status: 0 equal, 3 different, 1 the work failed, 2 wrong use.

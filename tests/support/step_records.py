@@ -25,4 +25,4 @@ def step(
     """A step of an optimizer; ``own`` are the gradients of the rank before any reduction."""
     kinds = {"gradient": gradients, "parameter": parameters, "own": own or {}}
     tensors = tuple(kept(kind, name, values) for kind, group in kinds.items() for name, values in group.items())
-    return StepRecord(optimizer=True, losses=(1.0,), samples=np.asarray(samples, dtype=np.float64), kept=tensors)
+    return StepRecord(samples=np.asarray(samples, dtype=np.float64), kept=tensors)

@@ -92,14 +92,10 @@ class StepRecord:
     """A step of an optimizer on a rank.
 
     Attributes:
-        optimizer: whether an optimizer made it, and not the script itself.
-        losses: what ``backward`` was called on since the step before.
-        samples: a number for each sample that a model got as input since then, from its elements.
+        samples: a number for each sample that a model got as input since the step before, from its elements.
         kept: gradients and parameters, in the optimizer's order.
     """
 
-    optimizer: bool
-    losses: tuple[float, ...]
     samples: NDArray[np.float64]
     kept: tuple[Kept, ...]
 
@@ -115,7 +111,6 @@ class RankFacts:
         batches: whether a model got batches that ``ht.shard`` divides.
         divided: whether the ranks divide a model, its tensors or its stages.
         complete: whether all steps that were asked for were made.
-        backward_passes: how many there were.
     """
 
     framework: str = ""
@@ -125,7 +120,6 @@ class RankFacts:
     batches: bool = False
     divided: bool = False
     complete: bool = False
-    backward_passes: int = 0
 
 
 class StepFiles:
@@ -146,8 +140,6 @@ class StepFiles:
             HpctrainError: there is no room for it.
         """
         head = {
-            "optimizer": step.optimizer,
-            "losses": list(step.losses),
             "samples": len(step.samples),
             "kept": [[tensor.kind, tensor.name, list(tensor.shape), tensor.dtype, tensor.norm] for tensor in step.kept],
         }
@@ -198,7 +190,7 @@ def _read(path: Path) -> StepRecord:
         part = numbers[begin : begin + size]
         begin += size
         kept.append(Kept(kind=kind, name=name, shape=tuple(shape), dtype=dtype, norm=norm, values=part))
-    return StepRecord(optimizer=head["optimizer"], losses=tuple(head["losses"]), samples=samples, kept=tuple(kept))
+    return StepRecord(samples=samples, kept=tuple(kept))
 
 
 def read_ranks(run: Path, ranks: int) -> list[tuple[RankFacts, list[StepRecord]]]:

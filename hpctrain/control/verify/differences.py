@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +45,6 @@ class Comparison:
             on each of them, ``other``, or ``unknown``.
         missing: tensors that only one process updates.
         not_finite: parameters of one process that hold no finite numbers, which are equal to anything alike.
-        losses: at each step, the mean of one process's losses and of all ranks'.
     """
 
     steps: int = 0
@@ -57,7 +56,6 @@ class Comparison:
     samples: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
-    losses: list[tuple[float, float]] = field(default_factory=list)
 
 
 def compare(one: list[StepRecord], noisy: list[StepRecord], ranks: Sequence[list[StepRecord]]) -> Comparison:
@@ -122,8 +120,6 @@ def _compare_step(
     found.largest.append(worst)
     found.noise.append(worst_noise)
     found.samples.append(_samples(one.samples, [step.samples for step in ranks.values()]))
-    means = [_mean(step.losses) for step in ranks.values()]
-    found.losses.append((_mean(one.losses), _mean(means)))
 
 
 def _noise(noisy: Kept | None, tensor: Kept, most: dict[tuple[str, str], float]) -> float:
@@ -139,11 +135,6 @@ def _allowed(tensor: Kept, noise: float) -> float:
     """The norm of a difference that rounding errors may make, which alone make ``noise``."""
     few = min(_TIMES_NOISE * noise, _LARGE * tensor.norm)
     return max(few, _TIMES_LARGE_NOISE * noise)
-
-
-def _mean(values: Iterable[float]) -> float:
-    given = list(values)
-    return float(np.mean(given)) if given else math.nan
 
 
 def _distance(other: Kept | None, tensor: Kept) -> float:

@@ -24,7 +24,7 @@ from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.verify.causes import as_ddp, cause
 from hpctrain.control.verify.differences import Comparison, RankSteps, compare, precision
-from hpctrain.control.verify.verdict import StepDifference, StepLosses, Verdict
+from hpctrain.control.verify.verdict import StepDifference, Verdict
 
 # A rank that waits for another one is what a user wants to know within a minute or two.
 _WAITS = {STALL.name: "20", TIMEOUT.name: "120"}
@@ -92,11 +92,8 @@ class _Ran:
 
     @property
     def steps(self) -> list[list[StepRecord]]:
-        """Of each rank. Backward passes count as steps where no optimizer made any."""
-        steps = [each for _, each in self.ranks]
-        if any(step.optimizer for each in steps for step in each):
-            return [[step for step in each if step.optimizer] for each in steps]
-        return steps
+        """The steps of each rank."""
+        return [each for _, each in self.ranks]
 
 
 def verify(request: TrainingRequest, options: Options, say: Callable[[str], None]) -> Verdict:
@@ -202,18 +199,17 @@ def _require_steps(ran: _Ran, where: str) -> None:
 
 
 def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
-    pairs = [(facts, steps) for (facts, _), steps in zip(ranks.ranks, ranks.steps, strict=True)]
-    first_rank = (one.ranks[0][0], one.steps[0])
+    first_rank = one.ranks[0]
     found = compare(first_rank[1], noisy.steps[0], ranks.steps)
     if not found.tensors and not found.missing:
         raise HpctrainError(
             "HT-verify-nothing-compared",
             "its optimizers hold no tensor that one process and the ranks have alike, so nothing was compared",
-            "verify works with optimizers of torch and Keras, and with updates of a model's parameters by hand",
+            "verify works with optimizers of torch and Keras",
             exit_code=1,
         )
     made = {len(steps) for steps in ranks.steps}
-    ddp = as_ddp(found, pairs)
+    ddp = as_ddp(found, ranks.ranks)
     fewer = len(made) > 1 and min(made) < len(first_rank[1])
     # Which is a difference even where they compute the same.
     alone = ranks.failure is not None and ranks.failure.code == "HT-ranks-trained-alone"
@@ -221,7 +217,7 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
     equal = bool(ddp) or (found.steps > 0 and not wrong)
     verdict = Verdict(
         equal=equal,
-        ranks=len(pairs),
+        ranks=len(ranks.ranks),
         steps=found.steps,
         largest_difference=max(found.largest, default=0.0),
         noise=0.0 if ddp else max(found.noise, default=0.0),
@@ -229,7 +225,6 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
             StepDifference(difference=largest, noise=noise)
             for largest, noise in zip(found.largest, found.noise, strict=True)
         ],
-        losses=[StepLosses(one_process=single, ranks=mean) for single, mean in found.losses],
         first=None,
         cause="",
         notes=[],
@@ -239,7 +234,7 @@ def _judge(one: _Ran, noisy: _Ran, ranks: _Ran) -> Verdict:
         verdict.notes.append(ddp)
     elif not equal:
         verdict.first = next(iter(found.different or found.between), None)
-        verdict.cause = cause(found, first_rank, pairs)
+        verdict.cause = cause(found, first_rank, ranks.ranks)
     _note_limits(verdict, found, one, ranks)
     return verdict
 

@@ -45,13 +45,6 @@ class StepDifference(_Part):
     noise: Number
 
 
-class StepLosses(_Part):
-    """The mean of one process's losses at a step, and of all ranks'."""
-
-    one_process: Number
-    ranks: Number
-
-
 class Verdict(BaseModel):
     """What was found.
 
@@ -72,7 +65,6 @@ class Verdict(BaseModel):
     largest_difference: Number
     noise: Number
     differences: list[StepDifference]
-    losses: list[StepLosses] = []
     first: TensorDifference | None
     cause: Text
     notes: list[Text]

@@ -40,7 +40,7 @@ class _Replicas:
     """
 
     def __init__(
-        self, names: Sequence[str], groups: Mapping[str, Sequence[int]], indices: Sequence[int | None]
+        self, names: Sequence[str], groups: Mapping[str, slice | list[int]], indices: Sequence[int | None]
     ) -> None:
         self.names, self.groups = list(names), groups
         # Of each name, the index among this rank's checksums.
@@ -63,8 +63,8 @@ class _Replicas:
 
 def _whole_replicas(names: Sequence[str]) -> _Replicas:
     """Parameters that every rank holds whole, in the same order."""
-    everything = range(len(names))
-    return _Replicas(names, {"all": everything}, everything)
+    # A single rank has names, and no checksums.
+    return _Replicas(names, {"all": slice(None)}, range(len(names)))
 
 
 def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequence[Box]) -> _Replicas:
@@ -85,7 +85,7 @@ def _replicas_of_pieces(comm: Communicator, names: Sequence[str], boxes: Sequenc
     for piece, ranks in compared.items():
         if piece in own:
             groups.setdefault(",".join(map(str, ranks)), []).append(own[piece])
-    return _Replicas([name for name, _ in compared], groups, [own.get(piece) for piece in compared])
+    return _Replicas([name for name, _ in compared], dict(groups), [own.get(piece) for piece in compared])
 
 
 class Guard:

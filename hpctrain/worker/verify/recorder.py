@@ -27,8 +27,6 @@ from hpctrain.worker.comm.after_import import change_after_import
 _TYPES = ("float64", "float32", "float16", "bfloat16")
 # More samples of a step say nothing new.
 _MOST_SAMPLES = 2**16
-# A script that accumulates gradients has several backward passes to a step.
-_PASSES_PER_STEP = 64
 
 
 class Recorder:
@@ -54,14 +52,8 @@ class Recorder:
         self._files.begin()
         signal.signal(signal.SIGURG, _exit)
         self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._losses: list[float] = []
         self._samples: list[NDArray[np.float64]] = []
         self._files.write(self.facts)
-
-    def loss(self, value: float) -> None:
-        """Note what a backward pass begins with."""
-        self.facts.backward_passes += 1
-        self._losses.append(value)
 
     def samples(self, rows: NDArray[Any]) -> None:
         """Note a number for each sample that a model gets, which are the rows of an array."""
@@ -76,11 +68,8 @@ class Recorder:
         if dtype in _TYPES and (not known or _TYPES.index(dtype) > _TYPES.index(known)):
             self.facts.low = dtype
 
-    def step(self, optimizer: object | None, kept: Iterable[Kept]) -> None:
-        """Write a step, and end the work if it was the last one that was asked for.
-
-        Args:
-            optimizer: what made it; None where a script updates parameters by itself.
+    def step(self, optimizer: object, kept: Iterable[Kept]) -> None:
+        """Write a step of an optimizer, and end the work if it was the last one that was asked for.
 
         Raises:
             SystemExit: it was, and this is the main thread, which another one interrupts.
@@ -88,13 +77,9 @@ class Recorder:
         if self.facts.complete:  # The script caught the end, and goes on.
             end_work()
         samples = np.concatenate([np.zeros(0), *self._samples])
-        self._files.add(
-            StepRecord(optimizer=optimizer is not None, losses=tuple(self._losses), samples=samples, kept=tuple(kept))
-        )
-        self._losses, self._samples = [], []
-        self.stepped |= optimizer is not None
-        maker = self if optimizer is None else optimizer
-        made = self._made[maker] = self._made.get(maker, 0) + 1
+        self._files.add(StepRecord(samples=samples, kept=tuple(kept)))
+        self._samples, self.stepped = [], True
+        made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
         self.facts.complete = made >= self._steps
         self.save()
         if self.facts.complete:
@@ -103,10 +88,6 @@ class Recorder:
     def save(self) -> None:
         """Write what is known so far."""
         self._files.write(self.facts)
-
-    def passes_end(self) -> bool:
-        """Whether so many backward passes went by without a step that none will come."""
-        return not self.stepped and self.facts.backward_passes >= self._steps * _PASSES_PER_STEP
 
 
 def end_work() -> None:

@@ -1,4 +1,4 @@
-"""Records the steps of a PyTorch training: what its models get, its losses, gradients and parameters."""
+"""Records the steps of a PyTorch training: what its models get, its gradients and parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpctrain.common.run.step_records import NAMELESS, Kept, projection
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, running
 from hpctrain.worker.comm.after_import import change_after_import
 from hpctrain.worker.verify.parameter_names import ParameterNames, short_name
-from hpctrain.worker.verify.recorder import Recorder, end_work
+from hpctrain.worker.verify.recorder import Recorder
 
 Optimizer = torch.optim.Optimizer
 _SHARDED_BACKWARD = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -41,9 +41,7 @@ class TorchSteps:
         # The projections of this rank's own gradients since the last step, by the parameter's id.
         self._own: dict[int, tuple[torch.Tensor, NDArray[np.float64]]] = {}
         self._generator = torch.Generator().manual_seed(0)
-        self._pending: list[Kept] = []
         self._late: Callable[[], None] | None = None
-        self._before: dict[str, float] = {}
 
     def watch(self) -> None:
         """Begin to record."""
@@ -52,7 +50,6 @@ class TorchSteps:
         if self._recorder.seeded:
             _leave_out_dropout()
         self._watch_calls()
-        self._watch_backward()
         atexit.register(self._write_late)
         if self._recorder.several:
             change_after_import({_SHARDED_BACKWARD: self._watch_sharded})
@@ -82,7 +79,7 @@ class TorchSteps:
         nn.Module._call_impl = recorded  # type: ignore[assignment, method-assign]
 
     def _part(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not module._modules and self._recorder.facts.backward_passes == 0:
+        if not module._modules and not self._recorder.stepped:
             with self._noting_random(module):
                 return call(module, *args, **kwargs)
         return call(module, *args, **kwargs)
@@ -161,7 +158,7 @@ class TorchSteps:
         """Name a module that draws random numbers while it trains; the outermost one only if no part of it does."""
         facts = self._recorder.facts
         known = len(facts.random)
-        if facts.backward_passes or not (module.training and torch.is_grad_enabled()):
+        if self._recorder.stepped or not (module.training and torch.is_grad_enabled()):
             yield
             return
         before = torch.get_rng_state()
@@ -181,49 +178,6 @@ class TorchSteps:
         for each in tree_leaves(value):
             if isinstance(each, torch.Tensor):
                 self._recorder.computes_in(_dtype(each))
-
-    # Losses.
-
-    def _watch_backward(self) -> None:
-        engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-
-        def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            accumulates = kwargs.get("accumulate_grad", False)
-            if not accumulates:
-                return engine(tensors, *args, **kwargs)
-            self._flush_passes()
-            for each in tensors:
-                if isinstance(each, torch.Tensor) and each.numel() == 1:
-                    self._recorder.loss(float(getattr(each, "local", each).detach()))
-                    break
-            else:
-                self._recorder.loss(float("nan"))
-            returned = engine(tensors, *args, **kwargs)
-            self._note_pass()
-            return returned
-
-        torch.autograd._engine_run_backward = run  # type: ignore[assignment, attr-defined]
-
-    def _note_pass(self) -> None:
-        """Keep the gradients of a backward pass, for a script whose updates are its own."""
-        if not self._recorder.stepped and not self._running:
-            self._pending = [
-                _kept("gradient", name, each.grad) for name, each in self._parameters() if each.grad is not None
-            ]
-
-    def _flush_passes(self) -> None:
-        # An optimizer with a closure calls it while it steps.
-        if self._recorder.stepped or self._running or not self._pending:
-            return
-        kept = [_kept("parameter", name, each) for name, each in self._parameters()]
-        norms = {each.name: each.norm for each in kept}
-        changed = bool(self._before) and norms != self._before
-        self._before = norms
-        if changed:
-            # An update without an optimizer.
-            self._recorder.step(None, [*self._pending, *kept])
-        elif self._recorder.passes_end():
-            end_work()
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         known = {id(each): each for module in self._seen for each in module.parameters()}
