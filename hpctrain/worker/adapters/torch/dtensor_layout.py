@@ -56,20 +56,10 @@ def dtensor_pieces(tensor: DTensor) -> list[tuple[Slices, Box]]:
 def _indices(tensor: DTensor, dimension: int) -> torch.Tensor:
     """Which indices of a dimension this rank has, in the order of its part."""
     mesh, placements = tensor.device_mesh, tensor.placements
-    strided = any(isinstance(placement, _StridedShard) for placement in placements)
-    # PyTorch before 2.10 knows no order: a placement that is not strided divides the rest of the axes before it.
-    if strided and not hasattr(DTensorSpec, "_maybe_convert_StridedShard_to_shard_order"):
-        raise HpctrainError(
-            "HT-torch-version-unfit",
-            "a parameter that fully_shard and tensor parallelism divide along one dimension needs PyTorch 2.10, and "
-            "this one is {version}",
-            "pip install torch==2.13.0",
-            version=torch.__version__,
-        )
-    if strided:
+    if any(isinstance(placement, _StridedShard) for placement in placements):
         order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, mesh)
     else:
-        order = getattr(tensor._spec, "shard_order", None)
+        order = tensor._spec.shard_order
     if order is None:
         # Without an order of the mesh's axes, each divides the rest of the ones before it, as its placement says.
         axes = [axis for axis, each in enumerate(placements) if _divides(each) and each.dim == dimension]

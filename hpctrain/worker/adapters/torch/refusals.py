@@ -9,6 +9,9 @@ from torch.nn.parameter import is_lazy
 
 from hpctrain.common.errors import HpctrainError
 
+# Builds before the release of 2.13 count as it.
+SINCE_2_13 = torch.__version__ >= "2.13.0a0"
+
 # Classes that average or divide gradients by themselves, by name so that none has to be imported.
 _MODELS = {
     "DistributedDataParallel": "DDP",

@@ -15,6 +15,7 @@ from unit.worker.adapters.batch_ranks import Operand, difference, on_ranks, outc
 
 from hpctrain.worker.adapters.torch.batch import elementwise  # noqa: E402
 from hpctrain.worker.adapters.torch.batch.tensor import named, rules  # noqa: E402
+from hpctrain.worker.adapters.torch.refusals import SINCE_2_13  # noqa: E402
 
 pytestmark = pytest.mark.slow
 # Some functions without a rule, which get the gathered rows.
@@ -90,7 +91,7 @@ def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
 def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> None:
     if name_of(func) == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
-    if func is torch.autograd.backward and torch.__version__ < "2.13.0a0":
+    if func is torch.autograd.backward and not SINCE_2_13:
         pytest.skip("it calls no __torch_function__ there, and dispatch_backward() replaces it")
     wrong, used = [], 0
     for case in cases_of(func):
@@ -101,5 +102,5 @@ def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> Non
                 wrong.append(f"{case} {division}: {type(error).__name__} {str(error)[:600]}")
     assert not wrong, "\n".join(wrong)
     # PyTorch before 2.13 has no derivative of it.
-    unused = torch.__version__ < "2.13.0a0" and name_of(func).endswith("nextafter")
+    unused = not SINCE_2_13 and name_of(func).endswith("nextafter")
     assert used or func in GATHERED or unused, "no case in which the rule has a result: it needs one in batch_cases.py"

@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from hpctrain.worker.adapters.torch.backward_passes import asking, backward_begins, in_backward
 from hpctrain.worker.adapters.torch.batch.ranks import added_to, known_ranks, mean_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, on_whole, rows_of, rule, running, whole_of
+from hpctrain.worker.adapters.torch.refusals import SINCE_2_13
 
 
 @rule(torch.Tensor.backward)
@@ -113,7 +114,7 @@ def gather_for_own_functions() -> None:
 def dispatch_backward() -> None:
     """Let ``torch.autograd.backward`` take batches where PyTorch's own calls no ``__torch_function__``. Idempotent."""
     before = torch.autograd.backward
-    if torch.__version__ >= "2.13.0a0" or hasattr(before, "__wrapped__"):
+    if SINCE_2_13 or hasattr(before, "__wrapped__"):
         return
 
     @functools.wraps(before)

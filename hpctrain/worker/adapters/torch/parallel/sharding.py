@@ -24,11 +24,10 @@ from hpctrain.common.settings import TIMEOUT, VERIFY
 from hpctrain.common.stderr import tell
 from hpctrain.worker.adapters.data_ranks import mesh_of, set_mesh
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan, present
+from hpctrain.worker.adapters.torch.refusals import SINCE_2_13
 from hpctrain.worker.comm import Communicator, current
 
 _WATCHDOG_MARGIN = timedelta(seconds=10)
-# The oldest PyTorch whose FSDP2 and DTensor have what is replaced and read here, in builds before its release too.
-_OLDEST = "2.13.0a0"
 
 
 def mesh(**sizes: int) -> DeviceMesh:
@@ -63,7 +62,8 @@ def device_mesh(comm: Communicator, mesh: Mesh) -> DeviceMesh:
     Raises:
         HpctrainError: this PyTorch is too old for models that are divided.
     """
-    if torch.__version__ < _OLDEST:
+    # FSDP2 and DTensor of earlier ones lack what is replaced and read here.
+    if not SINCE_2_13:
         raise HpctrainError(
             "HT-torch-version-unfit",
             "a mesh needs PyTorch 2.13, and this one is {version}",
