@@ -19,7 +19,6 @@ def cause(found: Comparison, one: RankSteps, ranks: Sequence[RankSteps]) -> str:
         _one_updates(steps),
         _ranks_differ(found, one[1], steps),
         _scaled(found, one, len(ranks)),
-        _summed(found, steps),
         _other_samples(found, steps),
         _random(found, [one[0], *(facts for facts, _ in ranks)]),
         _optimizer(found),
@@ -142,17 +141,6 @@ def _scaled(found: Comparison, one: RankSteps, ranks: int) -> str:
     return (
         f"all gradients are {first:.4g} times those of one process: the loss is divided by something else than in one "
         f"process, such as a rank's own number of samples or tokens. {advice}"
-    )
-
-
-def _summed(found: Comparison, steps: Sequence[list[StepRecord]]) -> str:
-    ranks = len(steps)
-    factors = as_means(steps, ranks) if found.samples[:1] == ["other"] else None
-    if not factors or not _alike([float(ranks), *factors]):
-        return ""
-    return (
-        f"the script divides its data by itself, and all gradients are the sums of what {ranks} ranks computed, and "
-        f"not their means: divide them by {ranks}"
     )
 
 

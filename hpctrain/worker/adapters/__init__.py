@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.gathering import gather, mean
@@ -15,7 +15,6 @@ from hpctrain.worker.comm import Communicator, current
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
@@ -37,6 +36,7 @@ __all__ = [
     "sum_loss",
 ]
 
+LossT = TypeVar("LossT")
 _MODEL = "a torch.nn.Module or a keras.Model"
 
 
@@ -106,13 +106,7 @@ def shard(data: Any, **settings: Any) -> Any:
     return _adapter(data, "a torch DataLoader, a tf.data.Dataset or NumPy arrays").shard(data, **settings)
 
 
-@overload
-def mean_loss(
-    total: torch.Tensor, count: torch.Tensor | float, *, comm: Communicator | None = None
-) -> torch.Tensor: ...
-@overload
-def mean_loss(total: Any, count: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor: ...
-def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
+def mean_loss(total: LossT, count: Any, **settings: Any) -> LossT:
     """A mean over the ranks' samples: the sum of the ranks' ``total`` / that of ``count``. Collective.
 
     For losses that are computed from a rank's own samples: within a PyTorch model, which has this rank's rows, from
@@ -143,14 +137,11 @@ def mean_loss(total: Any, count: Any, **settings: Any) -> Any:
     Raises:
         HpctrainError: a total that is not one number, or a count below 0.
     """
-    return _adapter(total, "a tensor").mean_loss(total, count, **settings)
+    mean: LossT = _adapter(total, "a tensor").mean_loss(total, count, **settings)
+    return mean
 
 
-@overload
-def sum_loss(total: torch.Tensor, *, comm: Communicator | None = None) -> torch.Tensor: ...
-@overload
-def sum_loss(total: Any, *, share: Any = None, comm: Communicator | None = None) -> tf.Tensor: ...
-def sum_loss(total: Any, **settings: Any) -> Any:
+def sum_loss(total: LossT, **settings: Any) -> LossT:
     """A sum over the ranks' samples (``reduction="sum"``), not divided by anything. Collective.
 
     For losses of a rank's own samples, as :func:`mean_loss`. After ``backward()`` the gradients are those of the sum
@@ -161,7 +152,8 @@ def sum_loss(total: Any, **settings: Any) -> Any:
         total: the sum over this rank's samples.
         settings: those of :func:`mean_loss`.
     """
-    return _adapter(total, "a tensor").sum_loss(total, **settings)
+    summed: LossT = _adapter(total, "a tensor").sum_loss(total, **settings)
+    return summed
 
 
 def average_statistics(model: Any, *, comm: Communicator | None = None) -> None:

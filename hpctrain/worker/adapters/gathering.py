@@ -60,10 +60,11 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
     """The mean of the ranks' values on every rank, weighted if ranks have different numbers of samples. Collective.
 
     Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
-    floating one, and their device, and carry no gradient; each member of a dictionary, list or tuple is averaged by
-    itself. The sum is computed in float64, in rank order, and is bit-identical on every rank. The value of a rank whose
-    weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples that a rank has itself,
-    the result is that of one process over all samples, up to the rounding of each rank's value::
+    floating one (it becomes float64 otherwise), and their device, and carry no gradient; each member of a dictionary,
+    list or tuple is averaged by itself. The sum is computed in float64, in rank order, and is bit-identical on every
+    rank. The value of a rank whose weight is 0 does not count, even if it is NaN or None. Weighted with the number of
+    samples that a rank has itself, the result is that of one process over all samples, up to the rounding of each
+    rank's value::
 
         right = seen = 0
         for x, y in own_part:  # of data that the script divides over the ranks
@@ -277,7 +278,8 @@ def _averaged(parts: Parts, weights: Sequence[float], where: str) -> Any:
     mean = np.sum([weights[rank] * _numbers(value, where) for rank, value in parts], axis=0) / total
     if not isinstance(first, _Array) or (first.framework == "numpy" and not mean.shape):
         return float(mean)
-    return replace(first, array=np.asarray(mean).astype(_floating(first)))
+    floating = first.array.dtype.kind in "fV"
+    return replace(first, array=np.asarray(mean).astype(first.array.dtype if floating else np.float64))
 
 
 def _numbers(value: Any, where: str) -> NDArray[np.float64]:
@@ -291,18 +293,3 @@ def _numbers(value: Any, where: str) -> NDArray[np.float64]:
             value=reprlib.repr(array),
         )
     return array.astype(np.float64)
-
-
-def _floating(given: _Array) -> Any:
-    """The type of the mean of an array's values; that of integers is a float."""
-    if given.array.dtype.kind in "fV":
-        return given.array.dtype
-    if given.framework == "torch":
-        import torch
-
-        return np.float64 if torch.get_default_dtype() is torch.float64 else np.float32
-    if given.framework == "tensorflow":
-        import keras
-
-        return np.dtype(keras.config.floatx())
-    return np.float64

@@ -103,7 +103,7 @@ def _summarise_leaf(leaf: Any) -> LeafSummary:
         shown = repr(last) if len(last) < _SHORT else xxhash.xxh3_64_hexdigest(last)  # type: ignore[arg-type]
         return LeafSummary(f"{kind} {shown}")
     array = array_of(leaf)
-    return LeafSummary(kind) if array is None else _summarise_array(array, _type_name(leaf, array))
+    return LeafSummary(kind) if array is None else _summarise_array(array)
 
 
 def array_of(leaf: Any) -> Any:
@@ -121,14 +121,8 @@ def array_of(leaf: Any) -> Any:
     return array if array.dtype.kind in "biufcSU" else None
 
 
-def _type_name(leaf: Any, array: np.ndarray[Any, Any]) -> str:
-    """The type of a leaf's elements: a tensor's own, as the array of it may be wider."""
-    own = str(getattr(leaf, "dtype", ""))
-    return own.removeprefix("torch.") if own.startswith("torch.") else array.dtype.name
-
-
-def _summarise_array(array: np.ndarray[Any, Any], kind: str) -> LeafSummary:
-    what = f"{kind} {array.shape}" if array.shape else kind
+def _summarise_array(array: np.ndarray[Any, Any]) -> LeafSummary:
+    what = f"{array.dtype.name} {array.shape}" if array.shape else array.dtype.name
     if array.dtype.kind == "c":
         array = np.stack([array.real, array.imag])
     flat = np.ascontiguousarray(array).ravel()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.data import DataLoader, IterableDataset
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.data_ranks import data_place
@@ -25,27 +22,20 @@ from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.deadlocks import mismatch_error
 from hpctrain.worker.comm.script_location import script_line
 
-# Of a tensor that is compared with another one, so many elements at its begin and at its end.
-_FEW = 64
-
 
 class _Loaders:
     """The loaders of a communicator's ranks."""
 
     def __init__(self) -> None:
         self.count = 0
-        # By the data set and the settings of a loader.
+        # By the settings of a loader and the kind of its data set.
         self.following: dict[str, int] = {}
         # By these and the state of the generator when it was made.
         self.first: dict[tuple[str, int], int] = {}
 
 
-_data_sets = WeakIdKeyDictionary()
-_serial = itertools.count()
-
-
 class Epochs:
-    """The epochs of a loader. One that is made again, of the same data set, goes on where those before it were left.
+    """The epochs of a loader. One that is made again, with the same settings, goes on where those before it were left.
 
     One process has other orders then, since PyTorch's generator goes on. After ``torch.manual_seed`` it has the same
     ones again: so a loader begins where one began for which the generator was in the same state.
@@ -57,7 +47,7 @@ class Epochs:
 
     def __init__(self, comm: Communicator, loader: DataLoader[Any], identity: Mapping[str, Any]) -> None:
         self._loaders = loaders = comm.part("loaders", _Loaders)
-        self._key = f"{_data_set(loader.dataset)} {dict(identity)}"
+        self._key = f"{type(loader.dataset).__name__} {dict(identity)}"
         state = (loader.generator or torch.default_generator).get_state()
         made = self._key, xxhash.xxh3_64_intdigest(state.numpy().tobytes())
         own = loaders.first.setdefault(made, loaders.following.get(self._key, 0))
@@ -69,23 +59,6 @@ class Epochs:
         """Note that the loader has begun an epoch."""
         following = self._loaders.following
         following[self._key] = max(following.get(self._key, 0), epoch + 1)
-
-
-def _data_set(data: Any) -> str:
-    """What tells a data set from others."""
-    if isinstance(data, Subset):
-        return f"{xxhash.xxh3_64_hexdigest(np.asarray(data.indices).tobytes())} of {_data_set(data.dataset)}"
-    if isinstance(data, TensorDataset):
-        return " ".join(map(_tensor, data.tensors))
-    try:
-        return str(_data_sets.setdefault(data, next(_serial)))
-    except TypeError:  # a list has no weak references
-        return type(data).__name__
-
-
-def _tensor(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().reshape(-1)
-    return f"{tuple(tensor.shape)} {flat[:_FEW].tolist()} {flat[-_FEW:].tolist()}"
 
 
 def require_all_ranks(comm: Communicator, number: int, place: Place) -> None:

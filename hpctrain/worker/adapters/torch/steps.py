@@ -63,7 +63,6 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[s
     comm = several[0].comm
     if not facts.checked:
         check_optimizer(optimizer)
-        _mention_hooks(optimizer, comm)
         facts.checked = True
     return None if nested else with_closure(arguments, named, functools.partial(mean_loss, comm))
 
@@ -76,19 +75,6 @@ def _reduce_new(optimizer: Optimizer) -> None:
         for reducer in take_changed() if have_any(other) else ():
             reducer.reduce_present()
         facts.others = other
-
-
-def _mention_hooks(optimizer: Optimizer, comm: Communicator) -> None:
-    """Say, once, that the script's hooks on gradients get those of a rank's own samples."""
-    for each in updated_by(optimizer):
-        hooks = (*(each._backward_hooks or {}).values(), *(each._post_accumulate_grad_hooks or {}).values())
-        if any(not str(getattr(hook, "__module__", "")).startswith("hpctrain.") for hook in hooks):
-            comm.say(
-                "hooks on gradients (register_hook, register_post_accumulate_grad_hook) get those of each rank's own "
-                "samples: what scales them or sets some to zero gives the numbers of one process; clamp, clip or "
-                "normalise them after backward() instead"
-            )
-            return
 
 
 def _check_ended(everyone: Iterable[GradientReducer]) -> None:

@@ -200,7 +200,7 @@ class Divided:
         self._title = type(model).__name__.removeprefix("FSDP")
         # No weak references: PyTorch moves divided parameters by swap_tensors, which refuses tensors that have any.
         self._known = {id(parameter): parameter for parameter in model.parameters()}
-        self._frozen: list[tuple[str, Parameter]] = []
+        self._frozen: dict[int, tuple[str, Parameter]] = {}
         self._lists = _Lengths(model.modules())
         model.register_forward_pre_hook(lambda *_: self._check(), prepend=True)
 
@@ -211,12 +211,12 @@ class Divided:
             return
         if parameter.requires_grad:
             self._refuse(name)
-        self._frozen.append((name, parameter))
+        self._frozen[id(parameter)] = name, parameter
 
     def _check(self) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        for name, parameter in self._frozen:
+        for name, parameter in self._frozen.values():
             if parameter.requires_grad:
                 self._refuse(name)
         if self._lists.differ():

@@ -59,7 +59,6 @@ def test_ranks_that_average_gradients_of_samples_of_their_own_are_as_ddp() -> No
     ranks = [rank(1, 5.0, 4.0), rank(3, 6.0, 4.0)]
     found = compare(ONE, ONE, [steps for _, steps in ranks])
     assert not as_ddp(found, ranks)
-    assert "all gradients are the sums of what 2 ranks computed" in cause(found, (RankFacts(), ONE), ranks)
     whole = [(RankFacts(batches=True), rank(own, 5.0, 2.0)[1]) for own in (1, 3)]
     assert not as_ddp(compare(ONE, ONE, [steps for _, steps in whole]), whole)
 

@@ -151,12 +151,6 @@ def test_what_no_array_can_hold_is_refused(value):
         gathered([value, value])
 
 
-def test_the_mean_of_integers_has_the_default_type(monkeypatch):
-    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
-    third = averaged([torch.tensor(1), torch.tensor(0), torch.tensor(0)])
-    assert {found.dtype for found in third} == {torch.float64} and third[0].item() == 1 / 3
-
-
 @pytest.mark.parametrize("count", [-1.0, math.nan, math.inf])
 def test_a_loss_is_divided_by_a_number(count):
     with refused("HT-argument-not-valid"):
