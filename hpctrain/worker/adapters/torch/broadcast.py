@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class _Settings:
     def values(self) -> dict[str, Any]:
         return {
             "groups": [{key: group[key] for key in group if key not in _NAMES} for group in self._groups],
-            "state": {self._key(key): _plain(value) for key, value in self._state.items() if self._is_known(key)},
+            "state": {self._key(key): value for key, value in self._state.items() if self._is_known(key)},
             "attributes": {
                 key: value
                 for key, value in self._attributes.items()
@@ -86,33 +86,27 @@ class _Settings:
         return (self._numbers[id(key)],) if id(key) in self._numbers else key
 
     def write(self, values: dict[str, Any]) -> None:
-        for group, value in zip(self._groups, values["groups"], strict=True):
-            _write(group, value, keep=_NAMES.__contains__)
-        state = {self._parameters[key[0]] if isinstance(key, tuple) else key: v for key, v in values["state"].items()}
-        _write(self._state, state, keep=lambda key: not self._is_known(key))
-        self._attributes.update({k: _written(self._attributes.get(k), v) for k, v in values["attributes"].items()})
+        for group, sent in zip(self._groups, values["groups"], strict=True):
+            _replace(group, sent, [key for key in group if key not in _NAMES])
+        sent = {self._parameters[key[0]] if isinstance(key, tuple) else key: v for key, v in values["state"].items()}
+        _replace(self._state, sent, filter(self._is_known, list(self._state)))
+        _replace(self._attributes, values["attributes"], ())
 
 
-def _plain(value: Any) -> Any:
-    """A dictionary of any class as a plain one, so that its factory need not travel."""
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
-
-
-def _write(own: dict[Any, Any], values: dict[Any, Any], keep: Callable[[Any], bool] = lambda _: False) -> None:
-    """Make a dictionary equal to another one in place, except for the keys to keep."""
-    for key in [key for key in own if key not in values and not keep(key)]:
+def _replace(own: dict[Any, Any], sent: dict[Any, Any], known: Iterable[Any]) -> None:
+    """Give a dictionary what was sent in the place of the keys that were known."""
+    for key in set(known) - sent.keys():
         del own[key]
-    for key, value in values.items():
-        own[key] = _written(own.get(key), value)
+    own.update({key: _written(own.get(key), value) for key, value in sent.items()})
 
 
 def _written(own: Any, value: Any) -> Any:
-    if isinstance(own, dict) and isinstance(value, dict):
-        _write(own, value)
+    """What was sent, in the memory of this rank's own tensors where these have its form."""
+    if isinstance(value, dict) and isinstance(own, dict):
+        _replace(own, value, list(own))
         return own
-    if isinstance(own, list) and isinstance(value, list) and len(own) == len(value):
-        own[:] = map(_written, own, value)  # such as further lists of parameters
-        return own
+    if isinstance(value, list) and isinstance(own, list) and len(own) == len(value):
+        return list(map(_written, own, value))  # such as further lists of parameters
     if not isinstance(own, torch.Tensor) or not isinstance(value, torch.Tensor) or own is value:
         return value
     if (own.shape, own.dtype, own.layout) != (value.shape, value.dtype, value.layout):

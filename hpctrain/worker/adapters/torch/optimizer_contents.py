@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -56,18 +55,14 @@ def guard_of(optimizer: Optimizer) -> Guard:
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizer, and those that it holds (SAM, Lookahead), from the outside to the inside."""
-    found = dict[int, Optimizer]()
-    waiting: deque[Any] = deque([optimizer])
-    while waiting:
-        each = waiting.popleft()
-        if isinstance(each, Optimizer) and id(each) not in found:
-            found[id(each)] = each
-            waiting.extend(vars(each).values())
-        elif isinstance(each, list | tuple):
-            waiting.extend(value for value in each if isinstance(value, Optimizer))
-        elif isinstance(each, dict):
-            waiting.extend(value for value in each.values() if isinstance(value, Optimizer))
-    return list(found.values())
+    found = [optimizer]
+    for outer in found:  # which grows meanwhile
+        for value in vars(outer).values():
+            held = value.values() if isinstance(value, dict) else value
+            for each in held if isinstance(value, dict | list | tuple) else [value]:
+                if isinstance(each, Optimizer) and each not in found:
+                    found.append(each)
+    return found
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:

@@ -6,31 +6,14 @@
 
 from typing import Any
 
-from hpctrain.worker.adapters.torch.batch import (
-    derivatives,
-    edge,
-    elementwise,
-    layers,
-    reductions,
-    shapes,
-)
+from hpctrain.worker.adapters.torch.batch import layers, shapes  # noqa: F401 - each module registers its rules
 from hpctrain.worker.adapters.torch.batch.derivatives import dispatch_backward, gather_for_own_functions, watch_engine
 from hpctrain.worker.adapters.torch.batch.edge import watch_models
 from hpctrain.worker.adapters.torch.batch.ranks import Rows
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor
 from hpctrain.worker.comm.after_import import change_after_import
 
-__all__ = [
-    "BatchTensor",
-    "Rows",
-    "derivatives",
-    "edge",
-    "elementwise",
-    "install",
-    "layers",
-    "reductions",
-    "shapes",
-]
+__all__ = ["BatchTensor", "Rows", "install"]
 
 
 def install() -> None:
