@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,12 +33,13 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
     For what is each rank's own. Of a :class:`hpctrain.BatchTensor` it returns all rows once; but what a script computes
     from one is the same on all ranks, and would come once for each.
 
-    Tensors (PyTorch, TensorFlow) and NumPy arrays are joined along their first dimension, whose length may differ
-    between ranks; they keep their type, their dtype and their device, and carry no gradient. A tensor without
-    dimensions counts as one row. Lists are concatenated. Each member of a dictionary or tuple is gathered by itself.
-    Anything else, such as a number or a string, becomes a list with one value per rank. A rank without a sample gives
-    None, an empty list or a tensor without rows, and gets the same result as the others. Among ranks that compute the
-    same samples (along tp, cp and pp of a mesh), the first one that does not give None counts::
+    PyTorch's tensors and NumPy arrays are joined along their first dimension, whose length may differ between ranks;
+    they keep their type, their dtype and their device, and carry no gradient. A tensor without dimensions counts as one
+    row. TensorFlow's tensors become NumPy arrays. Lists are concatenated. Each member of a dictionary or tuple is
+    gathered by itself. Anything else, such as a number or a string, becomes a list with one value per rank. A rank
+    without a sample gives None, an empty list or a tensor without rows, and gets the same result as the others.
+    Among ranks that compute the same samples (along tp, cp and pp of a mesh), the first one that does not give None
+    counts::
 
         seconds = ht.gather(time.perf_counter() - start)  # a list, on every rank
 
@@ -59,12 +61,11 @@ def gather(value: Any, *, comm: Communicator | None = None) -> Any:
 def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> Any:
     """The mean of the ranks' values on every rank, weighted if ranks have different numbers of samples. Collective.
 
-    Numbers become a float; tensors (PyTorch, TensorFlow) and NumPy arrays keep their type, their dtype if it is a
-    floating one (it becomes float64 otherwise), and their device, and carry no gradient; each member of a dictionary,
-    list or tuple is averaged by itself. The sum is computed in float64, in rank order, and is bit-identical on every
-    rank. The value of a rank whose weight is 0 does not count, even if it is NaN or None. Weighted with the number of
-    samples that a rank has itself, the result is that of one process over all samples, up to the rounding of each
-    rank's value::
+    Numbers become a float; PyTorch's tensors and NumPy arrays keep their type, their dtype if it is a floating one (it
+    becomes float64 otherwise), and their device, and carry no gradient; each member of a dictionary, list or tuple is
+    averaged by itself. The sum is computed in float64, in rank order, and is bit-identical on every rank. The value of
+    a rank whose weight is 0 does not count, even if it is NaN or None. Weighted with the number of samples that a rank
+    has itself, the result is that of one process over all samples, up to the rounding of each rank's value::
 
         right = seen = 0
         for x, y in own_part:  # of data that the script divides over the ranks
@@ -107,11 +108,10 @@ def mean(value: Any, weight: Any = 1.0, *, comm: Communicator | None = None) -> 
 
 @dataclass(frozen=True)
 class _Array:
-    """A tensor or array while it is sent, with what it was: of which framework, and on which kind of device."""
+    """An array while it is sent, with the kind of device of the PyTorch tensor that it was; None for other arrays."""
 
     array: NDArray[Any]
-    framework: str
-    device: str = ""
+    device: str | None = None
 
 
 def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any:
@@ -123,74 +123,45 @@ def _sent(value: Any, devices: dict[str, Any], *, own_rows: bool = False) -> Any
     """
     if isinstance(value, Mapping | list | tuple):
         return _mapped(value, lambda member: _sent(member, devices, own_rows=own_rows))
-    match _framework(value):
-        case "torch":
-            from hpctrain.worker.adapters.torch.tensor_pieces import array_of
+    if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+        from hpctrain.worker.adapters.torch.tensor_pieces import array_of
 
-            tensor = getattr(value, "local", value) if own_rows else value
-            devices.setdefault(tensor.device.type, tensor.device)
-            try:
-                array = array_of(tensor.resolve_conj().resolve_neg())
-            except TypeError as error:
-                kind = f"{tensor.dtype} and layout {tensor.layout}"
-                hint = "tensor.to_dense(), or tensor.float()"
-                raise HpctrainError(
-                    "HT-gather-not-possible", "a tensor of {kind} cannot be gathered", hint, kind=kind
-                ) from error
-            return _Array(array, "torch", tensor.device.type)
-        case "tensorflow" | "keras":
-            eager = _eager(value)
-            # NumPy's own type for texts would drop zeros at their ends.
-            return _Array(np.asarray(eager.numpy(), object if eager.dtype == "string" else None), "tensorflow")
-        case "numpy":
-            return _Array(np.asarray(value), "numpy")
+        tensor = getattr(value, "local", value) if own_rows else value
+        devices.setdefault(tensor.device.type, tensor.device)
+        try:
+            return _Array(array_of(tensor.resolve_conj().resolve_neg()), tensor.device.type)
+        except TypeError as error:
+            raise HpctrainError(
+                "HT-gather-not-possible",
+                "a tensor of {kind} cannot be gathered",
+                "tensor.to_dense(), or tensor.float()",
+                kind=f"{tensor.dtype} and layout {tensor.layout}",
+            ) from error
+    if isinstance(value, np.ndarray | np.generic):
+        return _Array(np.asarray(value))
+    if type(value).__module__.partition(".")[0] in ("tensorflow", "keras") and hasattr(value, "shape"):
+        if not hasattr(value, "numpy"):
+            raise HpctrainError(
+                "HT-gather-not-possible",
+                "{kind} has no value that could be sent to other ranks",
+                "call ht.gather and ht.mean outside of tf.function, on dense tensors",
+                kind=type(value).__name__,
+            )
+        return _Array(np.asarray(value.numpy()))
     return value
 
 
-def _framework(value: Any) -> str:
-    """The framework whose tensor a value is, or ""."""
-    for kind in type(value).__mro__:
-        package = kind.__module__.partition(".")[0]
-        name = kind.__name__
-        if (package == "torch" and name == "Tensor") or (package == "numpy" and name in ("ndarray", "generic")):
-            return package
-        if package in ("tensorflow", "keras") and (name.endswith("Tensor") or name in ("Variable", "KerasVariable")):
-            return package
-    return ""
-
-
-def _eager(value: Any) -> Any:
-    """A TensorFlow tensor, or a variable's value, that can be sent."""
-    import tensorflow as tf
-
-    tensor = value.value if _framework(value) == "keras" and hasattr(value, "value") else value
-    if isinstance(tensor, tf.Variable):
-        tensor = tensor.value()
-    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "numpy"):
-        raise HpctrainError(
-            "HT-gather-not-possible",
-            "{kind} has no value that could be sent to other ranks",
-            "call ht.gather and ht.mean outside of tf.function, on dense tensors",
-            kind=type(value).__name__,
-        )
-    return tensor
-
-
 def _arrived(value: Any, devices: Mapping[str, Any]) -> Any:
-    """The joined values, with tensors back in their framework, on this rank's devices."""
+    """The joined values, with PyTorch's tensors on this rank's devices."""
     if isinstance(value, dict | list | tuple):
         return _mapped(value, lambda member: _arrived(member, devices))
     if not isinstance(value, _Array):
         return value
-    if value.framework == "torch":
-        from hpctrain.worker.adapters.torch.tensor_pieces import tensor_of
+    if value.device is None:
+        return value.array
+    from hpctrain.worker.adapters.torch.tensor_pieces import tensor_of
 
-        return tensor_of(value.array).to(devices.get(value.device, value.device))
-    if value.framework == "tensorflow":
-        import tensorflow as tf
-
-        return tf.constant(value.array)
-    return value.array
+    return tensor_of(value.array).to(devices.get(value.device, value.device))
 
 
 def _mapped(container: Mapping[Any, Any] | Sequence[Any], change: Callable[[Any], Any]) -> Any:
@@ -247,7 +218,7 @@ def _members(value: Any) -> str:
 def _kind(value: Any) -> str:
     """The kind of a value, which decides how it is joined; errors use the same words."""
     if isinstance(value, _Array):
-        return value.framework
+        return "an array" if value.device is None else "a tensor"
     return type(value).__name__ if isinstance(value, list | tuple | dict) else "object"
 
 
@@ -276,7 +247,7 @@ def _averaged(parts: Parts, weights: Sequence[float], where: str) -> Any:
     _require_one(parts, where, lambda value: f"{_kind(value)} of shape {np.shape(getattr(value, 'array', 0))}")
     total = math.fsum(weights)
     mean = np.sum([weights[rank] * _numbers(value, where) for rank, value in parts], axis=0) / total
-    if not isinstance(first, _Array) or (first.framework == "numpy" and not mean.shape):
+    if not isinstance(first, _Array) or (first.device is None and not mean.shape):
         return float(mean)
     floating = first.array.dtype.kind in "fV"
     return replace(first, array=np.asarray(mean).astype(first.array.dtype if floating else np.float64))

@@ -401,11 +401,6 @@ _cases(
     "binary_cross_entropy_with_logits",
     "func(x, near, pos_weight=vector.detach().abs()); func(input=x, target=near.detach())",
 )
-_cases("cosine_embedding_loss", "func(x, y, one_b.double() * 2 - 1, **given)")
-_cases("triplet_margin_loss", "func(x, y, near, swap=True, **given); func(x3, y3, x3); func(one, one, one)")
-_cases("multi_margin_loss", "func(x, labels, **given); func(x, labels, weight=vector.detach())")
-_cases("multilabel_margin_loss", "func(x, i.clamp(-1, 2), **given)")
-_cases("multilabel_soft_margin_loss", "func(x, b.double(), **given); func(x, b.double(), weight=vector.detach())")
 _cases(
     "cross_entropy nll_loss",
     """
@@ -527,14 +522,6 @@ _cases(
     """
     func(image); func(image, torch.zeros(4).double(), torch.ones(4).double(), four, use_input_stats=False)
     func(image, torch.zeros(4).double(), torch.ones(4).double())
-    """,
-)
-_cases(
-    "batch_norm",
-    """
-    func(image, torch.zeros(4).double(), torch.ones(4).double() * 2, four, four_reduced)
-    func(image, None, None, four, training=True)
-    ((m := torch.zeros(4).double()), func(image, m, torch.ones(4).double(), training=True), m)[1:]
     """,
 )
 _cases("local_response_norm", "func(image, 2); func(signal, 2)")

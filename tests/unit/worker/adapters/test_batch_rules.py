@@ -14,16 +14,10 @@ from unit.worker.adapters.batch_cases import OPERANDS, Case, cases_of, name_of  
 from unit.worker.adapters.batch_ranks import Operand, difference, on_ranks, outcome, threads_as_ranks  # noqa: E402
 
 from hpctrain.worker.adapters.torch.batch import elementwise  # noqa: E402
-from hpctrain.worker.adapters.torch.batch.tensor import named, rules  # noqa: E402
+from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
 from hpctrain.worker.adapters.torch.refusals import SINCE_2_13  # noqa: E402
 
 pytestmark = pytest.mark.slow
-# Some functions without a rule, which get the gathered rows.
-GATHERED = named(
-    "cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss "
-    "batch_norm",
-    torch.nn.functional,
-)
 # A function of elements is the same in each of PyTorch's modules.
 _OF_ELEMENTS = (elementwise.elementwise, elementwise.in_place, elementwise.metadata)
 FUNCTIONS = list({name_of(func) if rules[func] in _OF_ELEMENTS else func: func for func in rules}.values())
@@ -83,7 +77,7 @@ def _compare(func: Callable[..., Any], case: Case, division: str) -> int:
 
 @pytest.mark.parametrize(
     "func",
-    [*FUNCTIONS, *GATHERED],
+    FUNCTIONS,
     ids=lambda func: (
         f"{func.__objclass__.__name__}.{func.__name__}" if hasattr(func, "__objclass__") else name_of(func)
     ),
@@ -103,4 +97,4 @@ def test_a_rule_gives_what_one_process_computes(func: Callable[..., Any]) -> Non
     assert not wrong, "\n".join(wrong)
     # PyTorch before 2.13 has no derivative of it.
     unused = not SINCE_2_13 and name_of(func).endswith("nextafter")
-    assert used or func in GATHERED or unused, "no case in which the rule has a result: it needs one in batch_cases.py"
+    assert used or unused, "no case in which the rule has a result: it needs one in batch_cases.py"

@@ -162,12 +162,12 @@ def test_tensorflow_and_keras():
     keras = pytest.importorskip("keras")
     values = [tf.constant([[1, 2]], tf.int8), tf.zeros((0,)), keras.Variable([[3, 4], [5, 6]], dtype="int8")]
     for joined in gathered(values):
-        assert joined.dtype == tf.int8
-        assert joined.numpy().tolist() == [[1, 2], [3, 4], [5, 6]]
+        assert joined.dtype == np.int8
+        assert joined.tolist() == [[1, 2], [3, 4], [5, 6]]
     for found in averaged([tf.constant([1.0, 2.0]), tf.Variable([4.0, 8.0])], [2, 1]):
-        assert found.dtype == tf.float32 and found.numpy().tolist() == [2.0, 4.0]
-    assert [found.numpy() for found in averaged([tf.constant(1), tf.constant(2)])] == [1.5, 1.5]
-    assert gathered([tf.constant(["a\0"]), tf.constant([b"b"])])[0].numpy().tolist() == [b"a\0", b"b"]
+        assert found.dtype == np.float32 and found.tolist() == [2.0, 4.0]
+    assert averaged([tf.constant(1), tf.constant(2)]) == [1.5, 1.5]
+    assert gathered([tf.constant(["a\0"]), tf.constant([b"b"])])[0].tolist() == [b"a\0", b"b"]
 
     @tf.function
     def within(x):
@@ -176,5 +176,3 @@ def test_tensorflow_and_keras():
     # TensorFlow puts an error of its own around what is raised while it traces.
     with pytest.raises(Exception, match="HT-gather-not-possible"):
         within(tf.ones(2))
-    with refused("HT-gather-not-possible"):
-        ht.gather(tf.ragged.constant([[1], [2, 3]]))

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.common.errors import TransientError
@@ -128,23 +126,6 @@ def test_a_majority_is_right_if_there_is_one(size, flips, values):
 
 def test_equal_parameters_are_passed_over():
     assert found_in(ranks_of(2)) is None
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_flipped_bit_is_found(data):
-    dtype = data.draw(st.sampled_from(["f2", "f4", "f8"]))
-    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 40)))
-    size = data.draw(st.integers(2, 4))
-    rank = data.draw(st.integers(0, size - 1))
-    place = tuple(data.draw(st.integers(0, each - 1)) for each in shape)
-    bit = data.draw(st.integers(0, 8 * np.dtype(dtype).itemsize - 1))
-    random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    values = random.normal(size=shape).astype(dtype)
-    held = [{"other": np.ones(3, "f4"), "w": values.copy()} for _ in range(size)]
-    flip(held[rank]["w"], place, bit)
-    found = found_in(held)
-    check(found, DIFFER, name="w", odd=[] if size == 2 else [rank])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

@@ -109,16 +109,6 @@ def test_report_tensorboard_status_and_summary_of_a_script(directory):
     assert re.search(r"^loss +0\.25$", table, re.MULTILINE) and re.search(r"^odd +not finite$", table, re.MULTILINE)
 
 
-def test_a_further_attempt_of_a_script_counts_anew(directory):
-    train(3)
-    with EventWriter(directory.events) as events:
-        events.emit(StartEvent(attempt=2, iteration=0, launcher="none", hosts=("node1",)))
-    recording.begin(directory.events)
-    train(2)
-    summary = read_summary(directory)
-    assert (summary["steps"], summary["metrics"]["loss"]) == (2, 0.5)
-
-
 def test_steps_of_the_first_optimizer_count_by_themselves(directory):
     torch = pytest.importorskip("torch")
     models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
