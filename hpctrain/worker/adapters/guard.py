@@ -123,8 +123,10 @@ class Guard:
             raise HpctrainError("HT-argument-not-valid", "guard_every={every} must be above 0", every=every)
         self._comm = comm
         self._names = list(names)
-        whole = boxes is None or comm.size == 1
-        self._replicas = _whole_replicas(names) if whole else _replicas_of_pieces(comm, names, boxes)
+        if boxes is None or comm.size == 1:
+            self._replicas = _whole_replicas(names)
+        else:
+            self._replicas = _replicas_of_pieces(comm, names, boxes)
         # A single rank has no other to differ from.
         self.checksums, self._version = (checksums, version) if comm.size > 1 else (_nothing, lambda: None)
         self._not_finite, self._mentioned = not_finite, False
