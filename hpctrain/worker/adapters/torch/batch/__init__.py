@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from hpctrain.worker.adapters.torch.batch import layers, shapes  # noqa: F401 - each module registers its rules
+from hpctrain.worker.adapters.torch.batch import reductions, shapes  # noqa: F401 - each module registers its rules
 from hpctrain.worker.adapters.torch.batch.derivatives import dispatch_backward, gather_for_own_functions, watch_engine
 from hpctrain.worker.adapters.torch.batch.edge import watch_models
 from hpctrain.worker.adapters.torch.batch.ranks import Rows
