@@ -128,22 +128,6 @@ def test_equal_parameters_are_passed_over():
     assert found_in(ranks_of(2)) is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_torch_parameters_of_any_type(dtype):
-    torch = pytest.importorskip("torch")
-    from hpctrain.worker.adapters.torch.guarding import guard_over
-
-    def work(comm: Member) -> dict[str, Any] | None:
-        model = torch.nn.Linear(3, 2).to(getattr(torch, dtype))
-        with torch.no_grad():
-            model.weight.fill_(1.5)
-            model.bias.fill_(-0.5 if comm.rank == 2 else 0.5)
-        return told(guard_over(comm, model.named_parameters(), every=1).step_done)
-
-    found = on_ranks(3, work)[0]
-    check(found, DIFFER, name="bias", odd=[2])
-
-
 END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differed before", "it was collected before"]
 
 
