@@ -493,6 +493,10 @@ _cases(
     """,
 )
 _cases("bmm", "func(x3.mT, y3); func(x3, y3.mT); func(x3, y3); func(x, y)")
+_cases(
+    "linear",
+    "func(x, matrix.T); func(x, matrix_reduced[:, :3], vector); func(x3, matrix); func(one, vector); func(x, y)",
+)
 _cases("conv1d", "func(signal, w1); func(signal, w1, w1[:, 0, 0], stride=2, padding=1); func(signal[0], w1)")
 _cases(
     "conv2d",

@@ -124,7 +124,7 @@ def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
 
 # The fewest dimensions with which a function takes the first one for samples.
 _OF_SAMPLES = {
-    2: "group_norm prelu",
+    2: "linear group_norm prelu",
     3: "conv1d conv_transpose1d max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
     "interpolate instance_norm local_response_norm",
     4: "conv2d conv_transpose2d max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
