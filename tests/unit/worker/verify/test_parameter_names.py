@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.common.run.step_records import RankFacts  # noqa: E402
-from hpctrain.worker.verify.parameter_names import ParameterNames  # noqa: E402
+from hpctrain.worker.verify.torch_steps import ParameterNames  # noqa: E402
 
 
 def test_models_that_follow_each_other_have_names_by_their_number() -> None:
