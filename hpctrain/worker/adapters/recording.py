@@ -256,23 +256,15 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         named: further numbers by name.
 
     Raises:
-        HpctrainError: no value, one that is not a single number, a name that is not a string, or a step that is not a
-            count.
+        HpctrainError: no value, one that is not a single number, or a step that is not a count.
     """
     given = {**(values or {}), **named}
     if not given:
         raise HpctrainError("HT-argument-not-valid", "ht.log: nothing to record", "ht.log(loss=loss)")
     if step is not None:
         _require_count("ht.log", step)
-    if others := [name for name in given if not isinstance(name, str)]:
-        raise HpctrainError(
-            "HT-argument-not-valid",
-            "ht.log: the name {name!r} is not text",
-            "give names as str: ht.log({'0': loss})",
-            name=others[0],
-        )
     if own := recording():
-        own.log({name: _number(name, value) for name, value in given.items()}, step)
+        own.log({str(name): _number(name, value) for name, value in given.items()}, step)
 
 
 def _require_count(call: str, step: int) -> None:

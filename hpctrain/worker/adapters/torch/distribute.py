@@ -148,21 +148,15 @@ def _attach_reducers(
 
 
 def _optimizers(model: object, optimizer: object) -> list[torch.optim.Optimizer]:
-    if not isinstance(model, torch.nn.Module):
-        raise HpctrainError(
-            "HT-argument-not-valid",
-            "{kind} is not a torch.nn.Module",
-            "ht.distribute(model, optimizer)",
-            kind=type(model).__name__,
-        )
     given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
-    if not optimizers or len(optimizers) < len(given):
+    if not isinstance(model, torch.nn.Module) or not optimizers or len(optimizers) < len(given):
         raise HpctrainError(
             "HT-argument-not-valid",
-            "{optimizer!r} is not a torch.optim.Optimizer or a list of them",
+            "{model} and {optimizer} are not a torch.nn.Module and a torch.optim.Optimizer, or several",
             "ht.distribute(model, optimizer)",
-            optimizer=optimizer,
+            model=type(model).__name__,
+            optimizer=", ".join(type(each).__name__ for each in given) or "no optimizer",
         )
     return optimizers
 
