@@ -33,10 +33,9 @@ _ALONE = (
     *(elementwise.retain_grad, elementwise.register_hook, elementwise.set_data, elementwise.metadata, elementwise.data),
     *(elementwise.deepcopy, elementwise.new),
 )
-# By rule, because most functions are those of each element.
-_GROUPS = [
-    [func for func in rules if rules[func] is rule] for rule in dict.fromkeys(rules.values()) if rule not in _ALONE
-]
+# By rule, as there are many functions of each element; their rule counts several times.
+_RULES = [rule for rule in dict.fromkeys(rules.values()) if rule not in _ALONE] + 5 * [elementwise.elementwise]
+_GROUPS = [[func for func in rules if rules[func] is rule] for rule in _RULES]
 
 
 class Expression:
