@@ -24,7 +24,7 @@ from hpctrain.common.run.request import TrainingRequest
 from hpctrain.report.output import answer, answer_json, tell
 
 if TYPE_CHECKING:
-    from hpctrain.control.verify.verdict import Verdict
+    from hpctrain.control.verify.differences import Verdict
 
 _DIFFERENT = 3
 _RANKS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.control.verify.verdict import Verdict
+from hpctrain.control.verify.differences import Verdict
 
 
 def read_verdict(directory: RunDirectory) -> Verdict | None:

@@ -23,8 +23,7 @@ from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
 from hpctrain.control.verify.causes import as_ddp, cause
-from hpctrain.control.verify.differences import Comparison, RankSteps, compare, precision
-from hpctrain.control.verify.verdict import StepDifference, Verdict
+from hpctrain.control.verify.differences import Comparison, RankSteps, StepDifference, Verdict, compare, precision
 
 # A rank that waits for another one is what a user wants to know within a minute or two.
 _WAITS = {STALL.name: "20", TIMEOUT.name: "120"}

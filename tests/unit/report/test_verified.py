@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.common.files.printable import json_text
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.verify.verdict import Verdict
+from hpctrain.control.verify.differences import Verdict
 from hpctrain.report.page import render
 from hpctrain.report.verified import lines_of, read_verdict
 from support.golden import check_text
