@@ -124,7 +124,7 @@ def _plain(value: torch.Tensor, beside: BatchTensor) -> torch.Tensor:
 
 # The fewest dimensions with which a function takes the first one for samples.
 _OF_SAMPLES = {
-    2: "linear group_norm prelu",
+    2: "group_norm prelu",
     3: "conv1d conv_transpose1d max_pool1d max_pool1d_with_indices avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d "
     "interpolate instance_norm local_response_norm",
     4: "conv2d conv_transpose2d max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d "
@@ -144,6 +144,24 @@ def of_samples(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return NotImplemented
     if kwargs.get("use_input_stats") and kwargs.get("running_mean") is not None:
         return NotImplemented  # a change of the statistics
+    return _with_shared(func, x, args, kwargs)
+
+
+@rule(*named("linear layer_norm rms_norm embedding", F))
+def of_last(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of the last dimensions."""
+    x = args[0]
+    last = {F.linear: 1, F.embedding: 0}.get(func) if func in (F.linear, F.embedding) else len(args[1])
+    if not isinstance(x, BatchTensor) or x.rows.dim >= x.dim() - (last or 0):
+        return NotImplemented
+    # Rescaling the weights, or gradients by how often a row occurs, concerns the whole batch.
+    if any(kwargs.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse")):
+        return NotImplemented
+    return _with_shared(func, x, args, kwargs)
+
+
+def _with_shared(func: Callable[..., Any], x: BatchTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function gives of the rows, all other operands being plain."""
     if any(isinstance(each, BatchTensor) for each in (*args[1:], *kwargs.values())):
         return NotImplemented
 
@@ -167,6 +185,22 @@ def along_dim(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if place_of(dim, operands.dims) == operands.dims - operands.from_end:
         return NotImplemented
     return operands.result(func(*operands.args, **kwargs))
+
+
+@rule(*named("scaled_dot_product_attention pairwise_distance cosine_similarity", F), torch.cdist)
+def of_pairs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of the last dimensions of several operands, whose leading dimensions are broadcast."""
+    last = 1 if func in (F.pairwise_distance, F.cosine_similarity) else 2
+    if kwargs.get("dropout_p") or len(args) > (2 if last == 1 else 4):
+        return NotImplemented
+    operands = aligned(args, kwargs)
+    if operands is None or operands.from_end <= last or 0 in operands.rows.sizes:
+        return NotImplemented
+    dim = kwargs.get("dim", 1 if func is F.cosine_similarity else -1)
+    if place_of(dim, operands.dims) != operands.dims - 1:
+        return NotImplemented
+    result = func(*operands.args, **operands.kwargs)
+    return BatchTensor(result, operands.rows.along(operands.dims - operands.from_end))
 
 
 # PyTorch hands losses on with their operands by position and everything else by name.
