@@ -29,7 +29,7 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any]] | None]] = {
     "settings_are_checked": [
         ("HT-choice-unknown", {"compression": "fp8"}),
         ("HT-argument-not-valid", {"bucket_mb": 0}),
-        ("HT-argument-not-valid", {"model": "str"}),
+        ("HT-argument-not-valid", {"kind": "str"}),
         *2 * [("HT-argument-not-valid", {})],
     ],
     "an_optimizer_made_anew": [None, ("HT-parameters-differ", {"name": "bias"})],
