@@ -30,28 +30,25 @@ def cancel(
     Ranks that can be stopped save their state first.
     """
     from hpctrain.common.run.directory import read_model
-    from hpctrain.common.run.plan import Plan, Stop
+    from hpctrain.common.run.plan import Plan
     from hpctrain.control.schedulers.cancel import cancel_jobs, stop_launcher
     from hpctrain.control.schedulers.find_run import find_run
     from hpctrain.report.record import Record
-    from hpctrain.report.status import RunStatus, read_status
+    from hpctrain.report.status import read_status
 
-    located = find_run(target)
+    directory = find_run(target)
     cancelled = False
-    for line in cancel_jobs(located, save_seconds=save_seconds):
+    for line in cancel_jobs(directory, save_seconds=save_seconds):
         answer(line)
         cancelled = True
-    if not cancelled and not located.directory.summary.exists():
-        plan = located.directory.plan
-        stop = read_model(plan, Plan).stop if plan.exists() else Stop()
-        start = Record.read(located.directory).start
-        for line in stop_launcher(located.directory, start, stop.seconds + _GRACE_SECONDS, save_seconds=save_seconds):
+    if not cancelled and not directory.summary.exists():
+        seconds = read_model(directory.plan, Plan).stop.seconds + _GRACE_SECONDS
+        start = Record.read(directory).start
+        for line in stop_launcher(directory, start, seconds, save_seconds=save_seconds):
             answer(line)
             cancelled = True
-    run, _ = read_status(located)
+    status, _ = read_status(directory)
     if not cancelled:
         answer("nothing to cancel: no process or job of the run is alive")
-    for status in [run] if isinstance(run, RunStatus) else run.tasks:
-        name = "the run" if status.task is None else f"task {status.task}"
-        why = f": {status.message}" if status.state == "failed" else ""
-        answer(f"{name} is {status.state}{why}{f'; resume with: {status.resume}' if status.resume else ''}")
+    why = f": {status.message}" if status.state == "failed" else ""
+    answer(f"the run is {status.state}{why}{f'; resume with: {status.resume}' if status.resume else ''}")

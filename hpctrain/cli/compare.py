@@ -28,7 +28,7 @@ def compare(
     from hpctrain.report.page import read_summary
     from hpctrain.report.runs import differing, value_text
 
-    directories = [find_run(target).directory for target in targets]
+    directories = [find_run(target) for target in targets]
     differences = differing([read_model(directory.plan, Plan) for directory in directories])
     summaries = [read_summary(directory) for directory in directories]
     names = dict.fromkeys(name for summary in summaries for name in summary["metrics"])

@@ -23,11 +23,11 @@ from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.streams import Streams
-from hpctrain.control.schedulers.find_run import FoundRun, find_run
+from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.console import Console
 from hpctrain.report.output import Lines, answer, tell
-from hpctrain.report.status import RunStatus, read_status
+from hpctrain.report.status import read_status
 
 _POLL_SECONDS = 0.5
 # How often Slurm is asked whether the run goes on.
@@ -48,15 +48,7 @@ def logs(
     job: Annotated[bool, typer.Option("--job", help="The logs of the jobs instead of those of the ranks.")] = False,
 ) -> None:
     """Print what the ranks of a run print. A line that several ranks printed comes once, with their numbers."""
-    found = find_run(target)
-    if found.tasks:
-        first = next(iter(found.tasks.values())).path
-        raise HpctrainError(
-            "HT-run-is-several",
-            "{target} is an array of runs",
-            f"name one task of it: {first}, or JOBID_TASK",
-            target=target,
-        )
+    directory = find_run(target)
     if job and rank:
         raise HpctrainError(
             "HT-options-exclude-each-other",
@@ -64,13 +56,13 @@ def logs(
             "leave out one of them",
         )
     if job:
-        reader: RankLogs | JobLogs = JobLogs(found)
+        reader: RankLogs | JobLogs = JobLogs(directory)
     else:
-        plan = read_model(found.directory.plan, Plan)
-        reader = RankLogs(found.directory, _ranks(rank), plan.ranks, epochs=plan.recipe is not None)
+        plan = read_model(directory.plan, Plan)
+        reader = RankLogs(directory, _ranks(rank), plan.ranks, epochs=plan.recipe is not None)
     printed = False
     try:
-        for lines in _until_end(found, reader, follow):
+        for lines in _until_end(directory, reader, follow):
             printed = True
             answer("\n".join(lines))
     except KeyboardInterrupt:
@@ -96,12 +88,12 @@ def _ranks(text: str | None) -> frozenset[int] | None:
         ) from error
 
 
-def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Iterator[list[str]]:
+def _until_end(directory: RunDirectory, reader: RankLogs | JobLogs, follow: bool) -> Iterator[list[str]]:
     """The new lines, again and again while the run may print more."""
     checked, goes_on = float("-inf"), follow
     while True:
         if goes_on and time.monotonic() - checked > _STATE_SECONDS:
-            checked, goes_on = time.monotonic(), _goes_on(found)
+            checked, goes_on = time.monotonic(), _goes_on(directory)
         # Read after the check, so that nothing printed between the last read and the run's end is missed.
         if lines := list(reader.lines(last=not goes_on)):
             yield lines
@@ -111,10 +103,10 @@ def _until_end(found: FoundRun, reader: RankLogs | JobLogs, follow: bool) -> Ite
             time.sleep(_POLL_SECONDS)
 
 
-def _goes_on(found: FoundRun) -> bool:
-    run, problem = read_status(found)
+def _goes_on(directory: RunDirectory) -> bool:
+    run, problem = read_status(directory)
     # Without Slurm's answer, the run is not known to have ended.
-    return problem is not None or (isinstance(run, RunStatus) and run.state in ("running", "waiting"))
+    return problem is not None or run.state in ("running", "waiting")
 
 
 class RankLogs:
@@ -218,16 +210,15 @@ class _Log(Tail):
 
 
 class JobLogs:
-    """The logs of a run's jobs, or of one task of an array, one after the other."""
+    """The logs of a run's jobs, one after the other."""
 
-    def __init__(self, found: FoundRun) -> None:
-        self._folder = found.job_directory.logs
-        self._names = "job-*.log" if found.task is None else f"job-*_{found.task}.log"
+    def __init__(self, directory: RunDirectory) -> None:
+        self._folder = directory.logs
         self._logs: dict[Path, _Log] = {}
 
     def lines(self, *, last: bool) -> Iterator[str]:
         """New lines; ``last`` says that the run has ended. With several jobs, a heading names the log."""
-        for path in sorted(matching(self._folder, self._names), key=lambda path: (len(path.name), path.name)):
+        for path in sorted(matching(self._folder, "job-*.log"), key=lambda path: (len(path.name), path.name)):
             self._logs.setdefault(path, _Log(path))
         for path, log in self._logs.items():
             new = log.new(last=last, at_most=_MOST_BYTES)

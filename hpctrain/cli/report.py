@@ -33,14 +33,13 @@ def report(
 ) -> None:
     """Write RUN_DIR/report.html, one page that needs no other file, and print its path."""
     from hpctrain.common.errors import HpctrainError
-    from hpctrain.common.files.printable import shell_word
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.control.schedulers.find_run import LAST, find_run, last_run
     from hpctrain.report.page import read_summary, write_report
 
     run_dir = last_run() if target == LAST else Path(target)
     if not os.path.isdir(run_dir):  # noqa: PTH112 - Path.is_dir raises for over-long names
-        run_dir = find_run(target).directory.path
+        run_dir = find_run(target).path
     if tracking is not None:
         if as_json:
             raise HpctrainError(
@@ -52,13 +51,6 @@ def report(
 
         raise typer.Exit(send_later(run_dir, tracking, lambda text: tell(f"hpctrain: {text}")))
     directory = RunDirectory(run_dir)
-    if directory.submission.exists() and not directory.plan.exists():
-        raise HpctrainError(
-            "HT-run-is-several",
-            "{path} is an array of jobs, and a report is of one run",
-            f"name a task: {shell_word(run_dir)}/task-N; hpctrain compare sets several side by side",
-            path=run_dir,
-        )
     if as_json:
         answer_json(read_summary(directory))
         return

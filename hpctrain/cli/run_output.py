@@ -64,11 +64,11 @@ class Terminal:
                 console.show(event)
                 trackers.give(event)
 
-            def failed(failure: Failure, place: RunDirectory) -> None:
+            def failed(failure: Failure) -> None:
                 console.close()
                 self.notice(failure.without_log_of(shown=0))
                 if failure.status == "resumable":
-                    tell(f"  to resume: {resume_command(place)}")
+                    tell(f"  to resume: {resume_command(directory)}")
 
             yield Audience(
                 show=show,

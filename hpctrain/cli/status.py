@@ -13,7 +13,7 @@ from hpctrain.common.run.directory import RUNS
 from hpctrain.report.output import answer, answer_json, duration, table_width, tell
 
 if TYPE_CHECKING:
-    from hpctrain.report.status import ArrayStatus, RunStatus
+    from hpctrain.report.status import RunStatus
 
 # A longer name of a value that a script logs moves its own row alone.
 _WIDEST_NAME, _LONGEST_NAME = 60, 500
@@ -40,15 +40,13 @@ def status(
         _show_runs(as_json=as_json)
         return
     from hpctrain.control.schedulers.find_run import find_run
-    from hpctrain.report.status import ArrayStatus, read_status
+    from hpctrain.report.status import read_status
 
     found, problem = read_status(find_run(target))
     if problem:
         tell(f"hpctrain: warning: without what Slurm knows of the jobs: {problem}")
     if as_json:
         answer_json(found.model_dump(mode="json"))
-    elif isinstance(found, ArrayStatus):
-        answer(_array(found))
     else:
         answer(_table(found))
 
@@ -115,18 +113,6 @@ def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
 
     for number, line in enumerate([value] if isinstance(value, str) else first_of(value, _MOST_LINES)):
         yield number == 0, shortened(line)
-
-
-def _array(array: ArrayStatus) -> str:
-    """A table with a line for each task."""
-    rows = [["task", "state", "step", "step loss", "samples/s", "remaining", ""]]
-    for run in array.tasks:
-        loss = _figure(run.step_loss, "{:.4g}") or ""
-        speed = "" if run.samples_per_s is None else f"{run.samples_per_s:,.0f}"
-        remaining = duration(run.remaining_s) or ""
-        rows.append([str(run.task), run.state, _of(run.step, run.steps) or "", loss, speed, remaining, run.message])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _figure(value: float | None, form: str = "{:.4f}") -> str | None:

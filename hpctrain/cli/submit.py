@@ -17,7 +17,7 @@ from hpctrain.cli.options import (
     with_groups,
 )
 from hpctrain.cli.training_options import JobStart, Restarts, WorkOptions
-from hpctrain.cli.work import read_tasks, require_work
+from hpctrain.cli.work import read_work, require_work
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.plan import Plan, Start, Stop
@@ -29,7 +29,7 @@ from hpctrain.control.schedulers.job_request import (
     host_options,
     job_request,
 )
-from hpctrain.control.schedulers.outcome import exit_code, last_words, may_go_on, status_left, wait_for_end
+from hpctrain.control.schedulers.outcome import exit_code, last_words, may_go_on, summary_status, wait_for_end
 from hpctrain.control.schedulers.scheduler import Order, find_cluster, scheduler
 from hpctrain.report.output import answer, tell
 
@@ -79,13 +79,6 @@ class JobOptions:
     qos: Annotated[str | None, typer.Option()] = None
     constraint: Annotated[str | None, typer.Option(help="Features that the nodes must have.")] = None
     job_name: Annotated[str | None, typer.Option(help="Name of the job; by default the recipe's or script's.")] = None
-    array: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPEC",
-            help="One training run per task, as 0-9 or 0-9%2 (two at a time); %a in --set and arguments is its number.",
-        ),
-    ] = None
     dependency: Annotated[str | None, typer.Option(metavar="afterok:ID")] = None
     further: Annotated[
         list[str] | None, typer.Option("--sbatch", metavar="KEY=VALUE", help="Other options of sbatch; repeatable.")
@@ -108,13 +101,6 @@ class ScriptOptions:
         typer.Option(
             metavar="SOURCE",
             help=f"Copy to each node, unpacking archives; a script finds it in ${STAGE.name}; repeatable.",
-        ),
-    ] = None
-    stage_environment: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="The ranks' environment, a folder or an archive of venv-pack or conda-pack, copied to each node.",
         ),
     ] = None
     verify: Annotated[
@@ -168,9 +154,8 @@ def submit(
     # The command line takes precedence over the profile.
     in_container = container_options(chosen.profile, start.container, start.container_runtime, start.mounts or [])
     placed = replace(start, launcher=start.launcher or chosen.profile.launcher, **in_container)
-    works = read_tasks(work, training, arguments or [], request.tasks)
     training_request = TrainingRequest(
-        work=None,
+        work=read_work(work, training, arguments or []),
         backend=training.backend,
         framework=training.framework,
         host_options=host_options(chosen.profile, hosts.fabric, hosts.node, hosts.interface),
@@ -181,7 +166,7 @@ def submit(
     order = Order(
         cluster=chosen,
         request=request,
-        trainings={task: replace(training_request, work=task_work) for task, task_work in works.items()},
+        training=training_request,
         options={*_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}), *_given({"wait": wait or None})},
         image=start.container,
         run_dir=run_dir,
@@ -199,7 +184,7 @@ def submit(
     answer(" ".join(submitted.jobs))
     tell(submitted.advice)
     if wait:
-        raise typer.Exit(_wait(RunDirectory(submitted.directory), request.tasks))
+        raise typer.Exit(_wait(RunDirectory(submitted.directory)))
 
 
 def _given(values: Mapping[str, object]) -> set[str]:
@@ -210,34 +195,32 @@ def _given(values: Mapping[str, object]) -> set[str]:
     }
 
 
-def _wait(directory: RunDirectory, tasks: tuple[int, ...]) -> int:
+def _wait(directory: RunDirectory) -> int:
     from hpctrain.cli.run_output import print_metrics
     from hpctrain.control.supervision.audience import Audience
     from hpctrain.control.supervision.follow import Follower
     from hpctrain.report.console import Console
     from hpctrain.report.page import read_summary
 
-    runs = [RunDirectory(directory.path / f"task-{task}") for task in tasks] or [directory]
     try:
         with Console() as console:
             audience = Audience(show=console.show, output=console.output, errors=console.errors)
-            follower = None if tasks else Follower(directory, audience)
-            wait_for_end(directory, follower, tell)
+            wait_for_end(directory, Follower(directory, audience), tell)
     except KeyboardInterrupt:
         place = shell_word(directory.path)
         tell(f"the job continues. See its state: hpctrain status {place}")
         tell(f"  follow it: hpctrain logs -f {place}; end it: hpctrain cancel {place}")
         return _INTERRUPTED
-    code = exit_code(runs)
-    if not code and not tasks:
+    status = summary_status(directory)
+    if status == "done":
         print_metrics(read_model(directory.plan, Plan), read_summary(directory))
         tell(f"report: hpctrain report {shell_word(directory.path)}")
-    if code:
-        words = None if tasks else last_words(directory)
+    else:
+        words = last_words(directory)
         tell(f"hpctrain: not finished; what the jobs printed is in {directory.logs}{f': {words}' if words else ''}")
-        if any(may_go_on(status_left(run), last_words(run)) for run in runs):
+        if may_go_on(status, words):
             tell(f"  to resume: {resume_command(directory)}")
-    return code
+    return exit_code(status)
 
 
 def job(

@@ -126,7 +126,7 @@ def _answer(verdict: Verdict, *, as_json: bool) -> None:
 def _of_plan(plan: Plan, start: StartOptions) -> TrainingRequest:
     """What a job will run."""
     return TrainingRequest(
-        work=plan.recipe or plan.script,
+        work=plan.work,
         ranks=plan.ranks,
         backend=plan.asked_backend,
         framework=plan.framework if plan.recipe else None,

@@ -82,7 +82,7 @@ def read_work(work: str, training: WorkOptions, arguments: Sequence[str] = ()) -
     if not work.endswith(".py"):
         _refuse_other_code(work)
         _refuse_arguments(work, arguments)
-        return training.tracked(print_notes(*_recipes(work, [training.of_recipe], small=training.small)))
+        return training.tracked(print_notes(_recipe(work, training.of_recipe, small=training.small)))
     if training.small:
         raise HpctrainError(
             "HT-option-not-usable-here",
@@ -113,52 +113,15 @@ def _refuse_arguments(recipe: str, arguments: Sequence[str]) -> None:
         )
 
 
-def _recipes(work: str, chosen: Sequence[Sequence[str]], *, small: bool) -> list[Recipe]:
-    """The recipe with each list of overrides, which change a smoke run after it was shrunk. The file is read once."""
+def _recipe(work: str, overrides: Sequence[str], *, small: bool) -> Recipe:
+    """The recipe with overrides, which change a smoke run after it was shrunk."""
     recipe = load_recipe(work)
     recipe = smoke(recipe) if small else recipe
-    return [override_recipe(recipe, overrides) if overrides else recipe for overrides in chosen]
+    return override_recipe(recipe, overrides) if overrides else recipe
 
 
-def print_notes(*recipes: Recipe) -> Recipe:
-    """Print once what ``--set`` changed besides the keys that it was given; returns the first of the recipes."""
-    for note in dict.fromkeys(note for recipe in recipes for note in recipe.notes):
+def print_notes(recipe: Recipe) -> Recipe:
+    """Print once what ``--set`` changed besides the keys that it was given; returns the recipe."""
+    for note in dict.fromkeys(recipe.notes):
         say(f"hpctrain: {note}", sys.stderr)
-    return recipes[0]
-
-
-def read_tasks(
-    work: str, training: WorkOptions, arguments: Sequence[str], tasks: Sequence[int]
-) -> dict[int | None, Recipe | Script]:
-    """The work of each task of an array, with ``%a`` replaced by its number; the work of any other run under None.
-
-    Raises:
-        HpctrainError: the work cannot be read, ``%a`` stands where there are no tasks, or every task would do
-            the same training.
-    """
-    if not tasks and any(each.partition("=")[2] == "%a" for each in training.overrides or ()):
-        raise HpctrainError(
-            "HT-option-needs-another",
-            "%a in --set is the number of a task, and there is no --array",
-            "--array 0-4 runs five tasks",
-        )
-    if not tasks:
-        return {None: read_work(work, training, arguments)}
-    if work.endswith(".py"):
-        script = read_work(work, training, arguments)
-        assert isinstance(script, Script)
-        return {
-            task: script.model_copy(update={"arguments": tuple(each.replace("%a", str(task)) for each in arguments)})
-            for task in tasks
-        }
-    _refuse_arguments(work, arguments)
-    if not any("%a" in override for override in training.overrides or ()):
-        raise HpctrainError(
-            "HT-option-needs-another",
-            "--array: every task would do the same training",
-            "%a is the task's number: --set seed=%a, for example",
-        )
-    chosen_by_task = [[each.replace("%a", str(task)) for each in training.of_recipe] for task in tasks]
-    recipes = _recipes(work, chosen_by_task, small=training.small)
-    print_notes(*recipes)
-    return dict(zip(tasks, map(training.tracked, recipes), strict=True))
+    return recipe

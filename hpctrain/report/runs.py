@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word, shortened
 from hpctrain.common.recipes.difference import settings
-from hpctrain.common.run.directory import RunDirectory, array_task, read_model
+from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.schedulers.find_run import FoundRun, own_jobs
+from hpctrain.control.schedulers.find_run import own_jobs
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.scheduler import Scheduler
+from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
 from hpctrain.report.output import duration
 from hpctrain.report.record import Record
 from hpctrain.report.status import RunStatus, run_status
@@ -60,14 +61,14 @@ class RunRow(BaseModel):
 
 
 def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
-    """Every run in the folder, including those of arrays; and a scheduler's error if it does not answer.
+    """Every run in the folder; and a scheduler's error if it does not answer.
 
     Each scheduler is asked at most once, for the jobs that live.
 
     Args:
         name: a pattern of the names in the folder.
     """
-    plans = [plan for pattern in (f"{name}/plan.json", f"{name}/*/plan.json") for plan in folder.glob(pattern)]
+    plans = folder.glob(f"{name}/plan.json")
     asked: dict[Scheduler, tuple[Sequence[JobState], str | None]] = {}
 
     def jobs(scheduler: Scheduler) -> tuple[Sequence[JobState], str | None]:
@@ -118,13 +119,10 @@ def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
     try:
         made = directory.plan.stat().st_mtime
         record = Record.read(directory)
-        task = array_task(directory)
-        found = FoundRun(directory=directory, task=task, tasks={})
-        numbers = {*found.submitted_jobs(), *record.jobs}
-        known, problem = jobs(found.scheduler) if numbers else ([], None)
-        own = [job for job in own_jobs(found, numbers, known) if task is None or job.has_task(task)]
+        numbers = {*submitted_jobs(directory), *record.jobs}
+        known, problem = jobs(scheduler_of(directory)) if numbers else ([], None)
         plan = read_model(directory.plan, Plan)
-        status = run_status(found, record, own, problem is None)
+        status = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +18,10 @@ from hpctrain.common.run.events.kinds import DamagedEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records, works_in
 from hpctrain.control.schedulers.cancel import launcher_process
-from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
+from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
+from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
 from hpctrain.report.faults import damaged_line, fault_line, stall_line
 from hpctrain.report.record import Record, StepTotals, of_kind
 from hpctrain.report.run_energy import energy_of, kwh
@@ -36,7 +37,6 @@ class RunStatus(BaseModel):
     """One run; None where it is not known.
 
     Attributes:
-        task: the run's number in an array; None for a run on its own.
         state: ``not started``, ``waiting`` (for its job to start), ``running``, ``done``, ``failed``, ``resumable``, or
             ``stopped`` for a run that ended without recording why.
         message: why it waits, failed or stopped; empty where there is nothing to say.
@@ -50,7 +50,7 @@ class RunStatus(BaseModel):
         logged: the newest values that a script logged, by name.
         samples_per_s, step_seconds: means over the last steps; the second includes the time between steps.
         energy_kwh, energy_covers: as in ``summary.json``, from what was recorded so far.
-        slurm_energy_kwh: the energy of its jobs by Slurm's accounting, if any; not for an array.
+        slurm_energy_kwh: the energy of its jobs by Slurm's accounting, if any.
         elapsed_s: the seconds of this attempt so far.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
         job_remaining_s: the seconds until the running job's time limit.
@@ -65,7 +65,6 @@ class RunStatus(BaseModel):
 
     run_dir: str
     title: str
-    task: int | None = None
     state: str
     message: str = ""
     resume: str | None = None
@@ -97,44 +96,30 @@ class RunStatus(BaseModel):
     silent: bool = False
 
 
-class ArrayStatus(BaseModel):
-    """An array of runs."""
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    run_dir: str
-    tasks: tuple[RunStatus, ...]
-
-
-def read_status(found: FoundRun) -> tuple[RunStatus | ArrayStatus, str | None]:
-    """The current status of a run, or of each run of an array; and the scheduler's error if it does not answer.
+def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
+    """The current status of a run; and the scheduler's error if it does not answer.
 
     Raises:
         HpctrainError: a file of the run is damaged.
     """
-    record = Record.read(found.directory)
-    problem = None
+    record = Record.read(directory)
     try:
-        jobs = jobs_of(found, record.jobs, seconds=_ANSWER_SECONDS)
+        jobs = jobs_of(directory, record.jobs, seconds=_ANSWER_SECONDS)
     except HpctrainError as error:
-        jobs, problem = [], error.message
-    if not found.tasks:
-        status = run_status(found, record, jobs, problem is None)
-        drawn = None if problem else kwh(found.scheduler.joules(status.job_ids, seconds=_ANSWER_SECONDS))
-        return status.model_copy(update={"slurm_energy_kwh": drawn}), problem
-    tasks = []
-    for task, directory in found.tasks.items():
-        of_task = replace(found, directory=directory, task=task, tasks={})
-        own = [job for job in jobs if job.has_task(task)]
-        tasks.append(run_status(of_task, Record.read(directory), own, problem is None))
-    return ArrayStatus(run_dir=str(found.directory.path), tasks=tuple(tasks)), problem
+        return run_status(directory, record, [], answered=False), error.message
+    status = run_status(directory, record, jobs, answered=True)
+    drawn = kwh(scheduler_of(directory).joules(status.job_ids, seconds=_ANSWER_SECONDS))
+    return status.model_copy(update={"slurm_energy_kwh": drawn}), None
 
 
-def run_status(found: FoundRun, record: Record, jobs: Sequence[JobState], answered: bool) -> RunStatus:
-    """Read the rest of a run, or of a task of an array: its plan, its summary and its processes."""
-    directory, task = found.directory, found.task
-    submitted = found.submitted_jobs() if task is None else ()
-    job_ids = tuple(dict.fromkeys([*record.jobs, *submitted, *(job.id for job in jobs)]))
+def run_status(directory: RunDirectory, record: Record, jobs: Sequence[JobState], *, answered: bool) -> RunStatus:
+    """Read the rest of a run: its plan, its summary and its processes.
+
+    Args:
+        jobs: those that its scheduler knows.
+        answered: whether the scheduler did.
+    """
+    job_ids = tuple(dict.fromkeys([*record.jobs, *submitted_jobs(directory), *(job.id for job in jobs)]))
     in_a_job = bool(record.start.job if record.start else job_ids)
     unread: list[HpctrainError] = []
     known = KnownRun(
@@ -143,7 +128,6 @@ def run_status(found: FoundRun, record: Record, jobs: Sequence[JobState], answer
         record=record,
         jobs=jobs,
         job_ids=job_ids,
-        task=task,
         summary=summary_status(directory),
         alive=False if in_a_job and answered else _alive(directory, record.start, unread),
         unread=tuple(error.message for error in unread),
@@ -177,7 +161,6 @@ class KnownRun:
     Attributes:
         jobs: the jobs that Slurm still knows.
         job_ids: the numbers of all jobs that it has had.
-        task: the run's number in an array.
         summary: the status in summary.json; None where there is none.
         alive: whether its processes are alive; None where that cannot be seen from here.
     """
@@ -187,7 +170,6 @@ class KnownRun:
     record: Record
     jobs: Sequence[JobState]
     job_ids: tuple[str, ...]
-    task: int | None
     summary: str | None
     alive: bool | None
     unread: tuple[str, ...] = ()
@@ -202,7 +184,6 @@ class KnownRun:
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
-            task=self.task,
             state=state,
             message=self._message(state),
             resume=resume_command(self.directory)

@@ -34,8 +34,8 @@ def _moved(scene: Scene, *, exchanged: bool) -> Promise:
     shutil.rmtree(path, ignore_errors=True)
     moved.rename(path)
     return Promise(
-        codes=(4,),
-        says=(rf"was moved to \S*{moved.name} while the run used it",),
+        codes=(1,),
+        says=("was moved or deleted while the run used it",),
         check=lambda events: [f"at the old name: {strange}"] if strange else [],
     )
 
@@ -58,7 +58,7 @@ def deleted(scene: Scene) -> Promise:
     shutil.rmtree(path, ignore_errors=True)
     return Promise(
         codes=(1,),
-        says=("was deleted while the run used it",),
+        says=("was moved or deleted while the run used it",),
         check=lambda events: [f"made again: {left}"] if left else [],
     )
 

@@ -40,12 +40,9 @@ _FOUND: dict[str, list[bytes]] = {
         b"gpu11[0-6046,0]gpn1",
     ],
     "slurm": [
-        # ValueError of a step of 0 in an array's tasks.
-        b"\x1f".join(
-            (b"12_[4-9:0]", b"12", b"PENDING", b"None", b"N/A", *b"0:00 1:00".split(), b"", b"0", b"0", b"x", b"/")
-        )
+        # ValueError of a job that has no number; OverflowError of a time that no calendar has.
+        b"\x1f".join((b"x", b"12", b"PENDING", b"None", b"N/A", *b"0:00 1:00".split(), b"", b"0", b"0", b"x", b"/"))
         + b"\x1f\n",
-        # OverflowError of a time that no calendar has.
         b"\x1f".join((b"12", b"12", b"PENDING", b"None", b"9" * 40, *b"0:00 1:00".split(), b"", b"0", b"0", b"x", b"/"))
         + b"\x1f\n",
     ],

@@ -58,9 +58,10 @@ def test_what_comers_submit_has_the_losses_of_one_process(slurm: SlurmOnHosts, t
     cells.require(words[1])
     if words[1] == "sweep.py":
         (tmp_path / "sweep.py").write_text(scripts()["sweep.py"])
-        status, output = cells.in_slurm(slurm)([cells.HPCTRAIN, *words], tmp_path, {})
+        # The page's loop has a variable there.
+        status, output = cells.in_slurm(slurm)([cells.HPCTRAIN, *words[:-2], "--wait", "--", "2"], tmp_path, {})
         assert status == 0, output
-        logs = [path.read_text() for path in (tmp_path / RUNS).rglob("rank-0.log")]
-        assert sorted(text.splitlines()[-1] for text in logs) == [f"trained with {10.0**-task:g}" for task in (2, 1, 0)]
+        (log,) = (tmp_path / RUNS).rglob("rank-0.log")
+        assert log.read_text().splitlines()[-1] == "trained with 0.01"
     else:
         cells.execute(words, cells.in_slurm(slurm), tmp_path)

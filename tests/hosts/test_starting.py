@@ -172,12 +172,6 @@ def test_torchruns_of_hosts_whose_own_name_is_an_address_of_the_loopback(changed
 _RUN = ["variables.py", "-H", "h1,h2"]
 
 
-def _another_hosts_name(hosts: LocalHosts, folder: Path) -> list[str]:
-    (folder / "names").write_text("127.0.0.1 localhost\n127.0.1.1 h1\n127.0.1.1 h2\n")
-    mounted(hosts, "h1", folder / "names", "/etc/hosts")
-    return _RUN
-
-
 def _private_run_directory(hosts: LocalHosts, folder: Path) -> list[str]:
     return [*_RUN, "--run-dir", "/tmp/run"]
 
@@ -186,11 +180,6 @@ def _interpreter(hosts: LocalHosts, folder: Path, host: str, before: str = "") -
     """A Python at a place that each host has for itself."""
     (folder / host).write_text(f'#!/bin/sh\n{before}exec {sys.executable} "$@"\n')
     hosts.run(host, "install", str(folder / host), "/tmp/python")
-
-
-def _no_interpreter(hosts: LocalHosts, folder: Path) -> list[str]:
-    _interpreter(hosts, folder, "h1")
-    return [*_RUN, "--python", "/tmp/python"]
 
 
 def _other_version(hosts: LocalHosts, folder: Path) -> list[str]:
@@ -227,9 +216,7 @@ def _no_answer(hosts: LocalHosts, folder: Path) -> list[str]:
 
 
 FAULTS = {
-    _another_hosts_name: (2, "h2: the name has the address 127.0.1.1 here", "/etc/hosts"),
     _private_run_directory: (2, "h2 does not see /tmp, where the ranks are to write", "--run-dir"),
-    _no_interpreter: (2, "h2 has no program /tmp/python", "--python PROGRAM"),
     _other_version: (
         2,
         f"h2 has no hpctrain {hpctrain.__version__} in /tmp/python: it is 0.0.1 there",

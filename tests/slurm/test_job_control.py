@@ -1,4 +1,4 @@
-"""Chains, arrays and staging on a real Slurm, with scripts that need no ranks of a training."""
+"""Staging, failing and cancelling on a real Slurm, with scripts that need no ranks of a training."""
 
 from __future__ import annotations
 
@@ -53,40 +53,6 @@ def listening(run: Path) -> None:
         time.sleep(0.2)
 
 
-# Task 1 waits in its first job until it is told to stop.
-AGAIN = """
-import os, sys, time
-from pathlib import Path
-import hpctrain as ht
-ht.init()
-task = sys.argv[1]
-seen = Path(sys.argv[2], task)
-with seen.open("a") as file:
-    print(os.environ["SLURM_ARRAY_TASK_ID"], file=file)
-if task == "1" and len(seen.read_text().splitlines()) == 1:
-    while not ht.should_stop():
-        time.sleep(0.1)
-    sys.exit(ht.RESUMABLE)
-"""
-
-
-@pytest.mark.thorough
-def test_one_task_of_an_array_is_requeued(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    (job,) = submit(AGAIN, "--array", "0-1", "--", "%a", str(seen))
-    slurm.wait_for(f"{job}_0", "COMPLETED")
-    deadline = time.monotonic() + 60
-    while not (seen / "1").exists():
-        assert time.monotonic() < deadline, log_of(tmp_path / "run")
-        time.sleep(0.1)
-    slurm.run("scancel", "--batch", "--signal=USR2", f"{job}_1")
-    slurm.wait_for(f"{job}_1", "COMPLETED", "FAILED")
-    assert (seen / "0").read_text().split() == ["0"]
-    assert (seen / "1").read_text().split() == ["1", "1"], log_of(tmp_path / "run")
-    assert (slurm.job(f"{job}_0")["Restarts"], slurm.job(f"{job}_1")["Restarts"]) == ("0", "1")
-
-
 SHOW = """
 import os
 stage = os.environ["HPCTRAIN_STAGE"]
@@ -105,14 +71,6 @@ def test_a_staged_file_is_there_and_then_gone(slurm: LocalSlurm, submit: Submit,
     found = re.search(r"staged: content (\S+)", log)
     assert found, log
     assert found[1].endswith(f"/hpctrain-{job}") and not Path(found[1]).exists()
-
-
-def test_storage_that_nodes_share_is_refused(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
-    """The nodes here are one machine."""
-    (tmp_path / "data.txt").write_text("content")
-    (job,) = submit(SHOW, "--stage", "data.txt", "--nodes", "2")
-    slurm.wait_for(job, "FAILED")
-    assert "must be a place that each node has for itself" in log_of(tmp_path / "run")
 
 
 POLLS = """

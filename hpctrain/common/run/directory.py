@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 import time
 import zlib
@@ -54,7 +53,6 @@ _CODES = {
     "json_invalid": "HT-file-not-json",
 }
 
-_TASK = re.compile(r"task-(\d+)", re.ASCII)
 
 # Below the ports that Linux and Kubernetes assign.
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -210,27 +208,11 @@ def resume_command(directory: RunDirectory, *options: str) -> str:
     """The command that resumes a run: for one that was submitted, the command that submits it again.
 
     Args:
-        directory: a run's, an array's, or that of one task of an array.
         options: for ``hpctrain run``; with any, the run goes on where the command is typed.
     """
-    job, task = directory, array_task(directory)
-    if task is not None:
-        job = RunDirectory(directory.path.parent)
-    if options or not job.submission.exists():
+    if options or not directory.submission.exists():
         return " ".join([f"hpctrain run --resume --run-dir {shell_word(directory.path)}", *map(shlex.quote, options)])
-    array = "" if task is None else f"--array={task} "
-    return f"sbatch --chdir={shell_word(job.path)} {array}{shell_word(job.script)}"
-
-
-def array_task(directory: RunDirectory) -> int | None:
-    """The number of the task whose directory it is; None for any other."""
-    return task_number(directory.path) if RunDirectory(directory.path.parent).submission.exists() else None
-
-
-def task_number(path: Path) -> int | None:
-    """The number in the name of a task's directory; None for any other name."""
-    name = _TASK.fullmatch(path.name)
-    return int(name[1]) if name else None
+    return f"sbatch --chdir={shell_word(directory.path)} {shell_word(directory.script)}"
 
 
 def write_json(path: Path, value: Any) -> None:

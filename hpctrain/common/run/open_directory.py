@@ -19,11 +19,13 @@ _LOOKS = 2
 
 
 class HeldDirectory:
-    """A run directory that this process keeps open from now on, and finds again after it was renamed.
-
-    ``named`` is the directory under the name that it had at first.
+    """A run directory that this process keeps open from now on.
 
     That it is open also shows that the process belongs to the run (see :mod:`hpctrain.common.run.records`).
+
+    Attributes:
+        named: the directory under the name that it had at first.
+        work: the directory by its descriptor, whatever its name is now: for files, not for words.
 
     Raises:
         HpctrainError: it cannot be opened.
@@ -36,15 +38,10 @@ class HeldDirectory:
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
-            raise HpctrainError(
-                "HT-run-directory-gone",
-                "{path} was moved or deleted before it was used",
-                "after a move, hpctrain run --resume goes on at the new place; otherwise start the run anew",
-                exit_code=1,
-                path=self._path,
-            ) from None
+            raise self.error() from None
         except OSError as error:
             raise disk_error(error, self._path) from error
+        self.work = RunDirectory(Path(f"/proc/self/fd/{self._descriptor}"))
         self._identity = _identity(os.fstat(self._descriptor))
         self._in_vain = 0
 
@@ -54,22 +51,31 @@ class HeldDirectory:
     def __exit__(self, *raised: object) -> None:
         os.close(self._descriptor)
 
+    def error(self) -> HpctrainError:
+        """The error of a run whose directory is gone."""
+        return HpctrainError(
+            "HT-run-directory-gone",
+            "{path} was moved or deleted while the run used it",
+            "after a move, hpctrain run --resume --run-dir with its new name goes on; otherwise start the run anew",
+            exit_code=1,
+            path=self._path,
+        )
+
     def lost(self) -> str | None:
-        """What became of the directory, in words, once two looks in a row have found that; None while it is there."""
-        fate = self.fate()
-        self._in_vain = self._in_vain + 1 if fate else 0
-        return fate if self._in_vain >= _LOOKS else None
+        """That the directory was moved or deleted, once two looks in a row have found that; None while it is there."""
+        self._in_vain = self._in_vain + 1 if self.gone() else 0
+        return self.error().message if self._in_vain >= _LOOKS else None
 
-    def fate(self) -> str | None:
-        """What became of the directory by a single look."""
-        if (now := self.now()) is None:
-            return f"{self.named.path}, or its {self.named.plan.name}, was deleted while the run used it"
-        return None if now == self.named else f"{self.named.path} was moved to {now.path} while the run used it"
-
-    @property
-    def work(self) -> RunDirectory:
-        """The directory by its descriptor, whatever its name is now: for files, not for words."""
-        return RunDirectory(Path(f"/proc/self/fd/{self._descriptor}"))
+    def gone(self) -> bool:
+        """Whether the directory is not where it was, or its plan was deleted, by a single look."""
+        try:
+            self.work.plan.stat()
+            return _identity(self._path.stat()) != self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            # A file server that does not answer has moved nothing.
+            return False
 
     def in_words(self, error: E) -> E:
         """An error with the directory's name in place of what :attr:`work` calls it."""
@@ -82,30 +88,6 @@ class HeldDirectory:
 
     def _named_in(self, text: str) -> str:
         return _BY_NUMBER.sub(f"{self.named.path}/", text)
-
-    def now(self) -> RunDirectory | None:
-        """The directory, under the name that it has now; None if it was deleted."""
-        try:
-            self.work.plan.stat()
-        except FileNotFoundError:
-            return None
-        except OSError:
-            # A file server that does not answer has deleted nothing.
-            return self.named
-        if self._is_at(self._path, otherwise=True):
-            return self.named
-        # After a rename on another host, the kernel here may not know the new name.
-        path = self.work.path.readlink()
-        return RunDirectory(path) if self._is_at(path, otherwise=False) else self.work
-
-    def _is_at(self, path: Path, *, otherwise: bool) -> bool:
-        """Whether it is at a path; ``otherwise`` where that cannot be seen."""
-        try:
-            return _identity(path.stat()) == self._identity
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return otherwise
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -149,6 +149,14 @@ def ask(file: Path, reason: str, *, replace: bool = False) -> bool:
     return True
 
 
+def is_cancelled(file: Path) -> bool:
+    """Whether the text of such a file is that of ``hpctrain cancel``."""
+    try:
+        return reason_in(file) == CANCELLED
+    except OSError:
+        return False
+
+
 def reason_in(file: Path) -> str:
     """The text of such a file.
 

@@ -158,7 +158,7 @@ def _run(plan: Plan, directory: Path, failed: dict[str, str]) -> Check | None:
     try:
         with _limit(LIMIT_SECONDS):
             machine = this_machine()
-            require_image(plan)
+            require_image(plan.start.container)
             if plan.start.container is None and plan.start.python is None:
                 require("train")
             launcher = choose_launcher(

@@ -62,12 +62,12 @@ def shared_memory(host: Host) -> Check:
 
 
 def temporary_folder(host: Host) -> Check:
-    """mpirun and Python put files there, and the processes of a data loader meet at a socket in it."""
+    """mpirun and Python put files there."""
     return judge(
         "temporary folder",
         f"{host.temporary} {host.temporary_fault or 'can be written to'}",
         failed=bool(host.temporary_fault),
-        wanted="1 MB free, and a name of at most 75 bytes for the sockets in it",
+        wanted="1 MB free",
         remedy="free some space there, or name another: export TMPDIR=DIR",
     )
 

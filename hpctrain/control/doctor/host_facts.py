@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.common.cluster.interfaces import Interface, read_interfaces
 from hpctrain.common.cluster.node_map import NodeMap
 from hpctrain.common.cluster.rdma import RdmaPort, all_ports, kernel_text
-from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder, socket_fault
+from hpctrain.control.launchers.shortages import TEMPORARY_BYTES, fault, mpirun_folder
 from hpctrain.control.topology.live import this_node
 
 
@@ -86,7 +86,7 @@ def read_host(
         nofile=_limit(resource.RLIMIT_NOFILE),
         shared_memory=None if fault(shared, 0) else shutil.disk_usage(shared).free,
         temporary=temporary,
-        temporary_fault=fault(temporary, TEMPORARY_BYTES) or socket_fault(temporary),
+        temporary_fault=fault(temporary, TEMPORARY_BYTES),
         interfaces=tuple(read_interfaces(root)),
         ports=tuple(all_ports(root / "sys/class/infiniband")),
         verbs=tuple(path.name for path in verbs if os.access(path, os.R_OK | os.W_OK)),

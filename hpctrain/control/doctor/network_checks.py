@@ -134,23 +134,6 @@ def adapter_ports(host: Host) -> Check:
     return judge(name, found, failed=bool(failed), wanted="a port of each adapter ACTIVE", remedy=remedy)
 
 
-def adapter_rates(host: Host) -> Check:
-    """A damaged cable, or one in the wrong port, negotiates fewer lanes or a lower speed than its neighbours."""
-    name = "adapter rates"
-    used = [port for port in host.ports if port.active and _is_chosen(port, host) and port.rate == port.rate]
-    if not used:
-        return skip(name, "no port is up" if host.ports else _NO_ADAPTER)
-    best = {port.link_layer: max(p.rate for p in used if p.link_layer == port.link_layer) for port in used}
-    slow = [port for port in used if port.rate < best[port.link_layer]]
-    return judge(
-        name,
-        ", ".join(f"{port} {port.rate:g} Gbit/s" for port in slow or used),
-        failed=bool(slow),
-        wanted=", ".join(f"{rate:g} Gbit/s ({layer}), like the fastest here" for layer, rate in best.items()),
-        remedy=f"reseat or replace the cable: iblinkinfo; or export NCCL_IB_HCA=^={_adapters(slow)}",
-    )
-
-
 def tcp_fallback(host: Host) -> Check:
     """No setting and no missing device sends the traffic over TCP although an adapter is up."""
     name, environment = "TCP fallback", host.environment
@@ -195,6 +178,5 @@ CHECKS: tuple[Callable[[Host], Check], ...] = (
     open_mpi_interfaces,
     automatic_interfaces,
     adapter_ports,
-    adapter_rates,
     tcp_fallback,
 )

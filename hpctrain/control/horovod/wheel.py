@@ -10,7 +10,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
-from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -33,19 +32,7 @@ _BYTES_PER_JOB = 2 * 1024**3
 # The hash of horovod-0.28.1.tar.gz, the last release, as https://pypi.org/project/horovod/0.28.1/#files states it.
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-_ERROR = re.compile(
-    r"""
-      (:\ |^)(fatal\ )?error:\            # C++ compiler
-    | ^nvcc\ fatal
-    | ^CMake\ Error
-    | undefined\ reference\ to
-    | (^|/)ld:\ (cannot|error)
-    | No\ rule\ to\ make\ target
-    | ^[A-Za-z.]*(Error|Exception):\      # Python, in setup.py
-    | command\ not\ found
-    """,
-    re.VERBOSE,
-)
+_ERROR = re.compile(r"\b(error|fatal)\b|undefined reference|no rule to make|\w+(Error|Exception):", re.IGNORECASE)
 _MOST_LINES = 5
 
 
@@ -164,7 +151,7 @@ def _run_logged(command: list[str], env: dict[str, str], path: Path, say: Say) -
         )
     if done.returncode != 0:
         with path.open(errors="replace") as file:
-            error = first_error(file)
+            error = first_errors(file)
         raise HpctrainError(
             "HT-horovod-build-failed",
             "Horovod does not compile:\n{reason}",
@@ -202,12 +189,9 @@ def fetch(directory: Path) -> Path:
     return directory / f"horovod-{VERSION}"
 
 
-def first_error(lines: Iterable[str]) -> str:
-    """The first error and the indented lines that explain it; the last lines where none is recognised."""
+def first_errors(lines: Iterable[str]) -> str:
+    """The first lines that name an error; the last ones where none does."""
     # pip indents what its subprocess prints by two spaces.
     text = [line.rstrip().removeprefix("  ") for line in lines if line.strip()]
-    start = next((number for number, line in enumerate(text) if _ERROR.search(line)), None)
-    if start is None:
-        return "\n".join(text[-_MOST_LINES:])
-    explained = takewhile(lambda line: line.startswith(" "), text[start + 1 : start + _MOST_LINES])
-    return "\n".join([text[start], *explained])
+    errors = [line for line in text if _ERROR.search(line)]
+    return "\n".join(errors[:_MOST_LINES] or text[-_MOST_LINES:])

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.common.cluster.node_map import NodeMap
@@ -21,9 +20,6 @@ from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, plac
 from hpctrain.control.topology.names import is_guid, managers
 from hpctrain.control.topology.readers import slurm
 from hpctrain.control.topology.records import SwitchGroup
-
-if TYPE_CHECKING:
-    from hpctrain.control.topology.fabric import Fabric
 
 FLAT = "unknown, taken to be flat"
 _LISTED = "scontrol show topology"
@@ -57,12 +53,19 @@ def arrange(
     """
     named, source = _named_hosts(options, environment)
     given = given_fabric(options)
-    if given and not whole_fabric:
-        _require_named(options, given, environment)
+    if given and not named and not whole_fabric:
+        raise HpctrainError(
+            "HT-hosts-not-named",
+            "--fabric {fabric} has {hosts} hosts, and nothing says which of them are yours",
+            "name them with --hosts, or start inside a Slurm allocation",
+            fabric=options.fabric,
+            hosts=len(given.fabric.hosts),
+        )
     hosts_slots, warnings = _hosts(options, named, source, given, this_host)
     names = tuple(hosts_slots)
     node_map = _node_map(options)
-    known = _fabric(options, given, names)
+    # One host needs no fabric.
+    known = given or (known_fabric(names) if len(names) > 1 else None)
     slots = _slots(hosts_slots, ranks, environment if _is_allocation(options, environment) and not node_map else {})
     ranks = _default_ranks(names, slots, node_map) if ranks is None else ranks
     require_ranks(ranks)
@@ -83,27 +86,9 @@ def arrange(
     return hosts, warnings
 
 
-def _fabric(options: HostOptions, given: Fabric | None, names: Sequence[str]) -> KnownFabric | None:
-    """The given fabric, else the known one; one host needs none."""
-    if given:
-        return KnownFabric(given, str(options.fabric))
-    return known_fabric(names) if len(names) > 1 else None
-
-
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a list, a hostfile or Slurm's allocation gives the hosts and their slots."""
     return options.hosts is not None or options.hostfile is not None or _is_allocation(options, environment)
-
-
-def _require_named(options: HostOptions, fabric: Fabric, environment: Mapping[str, str]) -> None:
-    if options.hosts is None and options.hostfile is None and not environment.get(_ALLOCATED):
-        raise HpctrainError(
-            "HT-hosts-not-named",
-            "--fabric {fabric} has {hosts} hosts, and nothing says which of them are yours",
-            "name them with --hosts, or start inside a Slurm allocation",
-            fabric=options.fabric,
-            hosts=len(fabric.hosts),
-        )
 
 
 def _default_ranks(names: Sequence[str], slots: Mapping[str, int] | None, node_map: NodeMap | None) -> int:
@@ -142,17 +127,17 @@ def _named_hosts(options: HostOptions, environment: Mapping[str, str]) -> tuple[
 
 
 def _hosts(
-    options: HostOptions, named: HostSlots, source: str, given: Fabric | None, this_host: str
+    options: HostOptions, named: HostSlots, source: str, given: KnownFabric | None, this_host: str
 ) -> tuple[HostSlots, tuple[str, ...]]:
     """The run's hosts in the order in which they are named, with their slots, and warnings."""
     warnings: tuple[str, ...] = ()
     if named:
         hosts, where = named, source
     elif given:
-        where = str(options.fabric)
-        idle = managers(given.hosts)
-        hosts = dict.fromkeys(host for host in given.hosts if not is_guid(host) and host not in idle)
-        if nameless := [host for host in given.hosts if is_guid(host)]:
+        fabric, where = given
+        idle = managers(fabric.hosts)
+        hosts = dict.fromkeys(host for host in fabric.hosts if not is_guid(host) and host not in idle)
+        if nameless := [host for host in fabric.hosts if is_guid(host)]:
             warnings = (counted(f"hosts of {where} without a name, which no run can reach, left out", nameless),)
         if not hosts:
             raise HpctrainError(
@@ -208,11 +193,10 @@ def _tasks(allocation: Mapping[str, str]) -> list[int]:
 
 def find_fabric(options: HostOptions, hosts: Sequence[str]) -> KnownFabric:
     """The fabric of :func:`given_fabric` or :func:`known_fabric`."""
-    fabric = given_fabric(options)
-    return KnownFabric(fabric, str(options.fabric)) if fabric else known_fabric(hosts)
+    return given_fabric(options) or known_fabric(hosts)
 
 
-def given_fabric(options: HostOptions) -> Fabric | None:
+def given_fabric(options: HostOptions) -> KnownFabric | None:
     """The fabric of the file that ``options`` name, with its forwarding tables; None without a file.
 
     Raises:
@@ -222,7 +206,7 @@ def given_fabric(options: HostOptions) -> Fabric | None:
         # Imported here because it loads NumPy.
         from hpctrain.control.topology.build import read_fabric
 
-        return read_fabric(options.fabric, options.routes)
+        return KnownFabric(read_fabric(options.fabric, options.routes), str(options.fabric))
     if options.routes is not None:
         raise HpctrainError(
             "HT-option-needs-another",

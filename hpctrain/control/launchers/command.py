@@ -37,11 +37,9 @@ class Torchrun:
 
     Attributes:
         node: this host's index among the plan's hosts.
-        port: the rendezvous port on the first host; None for that of :func:`torchrun_port`.
     """
 
     node: int = 0
-    port: int | None = None
 
     @property
     def name(self) -> str:

@@ -291,13 +291,6 @@ def _srun(ranks: _Ranks, srun: Srun) -> Command:
     )
 
 
-def torchrun_port(plan: Plan, run_directory: Path, torchrun: Torchrun) -> int:
-    """The port at which the torchruns of a plan meet; 0 for any free port, which suffices on a single host."""
-    if torchrun.port is not None:
-        return torchrun.port
-    return port_of(run_directory) if len(plan.hosts) > 1 else 0
-
-
 def _torchrun(ranks: _Ranks, torchrun: Torchrun, python: Path, attempt: int) -> Command:
     """torchrun's command on one host. Its ranks inherit its environment.
 
@@ -306,11 +299,12 @@ def _torchrun(ranks: _Ranks, torchrun: Torchrun, python: Path, attempt: int) -> 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html.
     """
     plan = ranks.plan
-    host = plan.hosts[0].host if len(plan.hosts) > 1 else "127.0.0.1"
+    # All hosts know one port; on a single host any free one does.
+    alone = len(plan.hosts) == 1
+    endpoint = "127.0.0.1:0" if alone else f"{plan.hosts[0].host}:{port_of(ranks.run_directory)}"
     options = [f"--nnodes={len(plan.hosts)}", f"--nproc-per-node={plan.hosts[torchrun.node].slots}", "--max-restarts=0"]
     options += [f"--rdzv-backend={ONE_ADDRESS}", f"--rdzv-conf=rank={torchrun.node}"]
-    options += [f"--rdzv-endpoint={host}:{torchrun_port(plan, ranks.run_directory, torchrun)}"]
-    options += [f"--rdzv-id=attempt-{attempt}", *plan.start.arguments, "--no-python"]
+    options += [f"--rdzv-endpoint={endpoint}", f"--rdzv-id=attempt-{attempt}", *plan.start.arguments, "--no-python"]
     return Command(
         program=ranks.program,
         launcher=(str(python), "-P", "-m", "hpctrain.worker.programs.torchrun", *options),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN, in_pod, pod_index
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
@@ -22,10 +21,10 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_TIMEOUT
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
+from hpctrain.control.launchers.processes import end_processes
 
 PROBE = "hpctrain.worker.comm.probe"
 PROBE_SECONDS = 60.0
-_STOP_SECONDS = 10.0
 _LIST_SECONDS = 20.0
 _REASON_LINES = 6
 _STOP_INSTEAD = "--set fault_tolerance=stop ends the run resumably instead"
@@ -60,7 +59,7 @@ def choose_launcher(
 
         def probe(launcher: Launcher) -> None:
             command = command_for(plan, directory, machine, launcher, (PROBE, str(plan.ranks)))
-            _probe(plan, command, launcher, seconds)
+            _probe(plan, command, launcher, directory, seconds)
 
         launcher, reasons = _first(environment, probe)
     (say or _print_choice)(launcher, reasons)
@@ -175,9 +174,8 @@ def bindable_cores(cores: int, environment: Mapping[str, str] = os.environ) -> i
     return 0 if shared or in_pod(environment) or "SLURM_STEP_ID" in environment else cores
 
 
-def require_image(plan: Plan) -> None:
+def require_image(container: Container | None) -> None:
     """Refuse a container image whose file does not exist."""
-    container = plan.start.container
     if container is None:
         return
     # Pyxis reads everything else as a name in a registry, and Apptainer as a file.
@@ -187,7 +185,7 @@ def require_image(plan: Plan) -> None:
         raise HpctrainError(
             "HT-container-image-missing",
             "there is no container image {image}",
-            f"looked for {Path(container.image).absolute()}",
+            f"looked for {Path(container.image).absolute()}; an address is like docker://python:3.12",
             image=container.image,
         )
 
@@ -228,7 +226,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     if name == "mpirun":
         return find_mpi()
     if name == TORCHRUN:
-        return Torchrun(node=pod_index(environment) or 0, port=_torchrun_port(environment))
+        return Torchrun(node=pod_index(environment) or 0)
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
         raise HpctrainError(
@@ -248,20 +246,6 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
     return srun
 
 
-def _torchrun_port(environment: Mapping[str, str]) -> int | None:
-    port = environment.get("MASTER_PORT")
-    if port is None:
-        return None
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise HpctrainError(
-            "HT-variable-invalid",
-            "MASTER_PORT={port} is not a port",
-            "for example export MASTER_PORT=29500",
-            port=port,
-        )
-    return int(port)
-
-
 def _plugins() -> list[str]:
     """The plugins that ``srun --mpi=list`` names, each on a line of its own, after ``srun:`` in some versions."""
     answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
@@ -269,52 +253,35 @@ def _plugins() -> list[str]:
     return [line for line in lines if line and " " not in line]
 
 
-def _probe(plan: Plan, command: Command, launcher: Launcher, seconds: float) -> None:
+def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirectory, seconds: float) -> None:
     """Start the plan's ranks with the program that checks their number.
 
     Raises:
         HpctrainError: the ranks do not find each other in time; with the end of the output.
     """
     command.write_files()
-    status, output = _run(command, seconds)
-    if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
+    process = command.start()
+    try:
+        printed, _ = process.communicate(timeout=seconds)
+        outcome = f"exit status {process.returncode}"
+    except subprocess.TimeoutExpired:
+        end_processes(process, directory)
+        printed, _ = process.communicate()
+        outcome = f"no answer in {seconds:g} s"
+    finally:
+        # A signal to this process must end the launcher too.
+        end_processes(process, directory)
+    output = printed.decode(errors="replace")
+    if process.returncode == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
         return
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
-    how = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
     raise HpctrainError(
         "HT-launcher-not-started",
         "{outcome}; at its end {launcher} said:\n  {end}",
-        outcome=how,
+        outcome=outcome,
         launcher=launcher.name,
         end=end or "nothing",
     )
-
-
-def _run(command: Command, seconds: float) -> tuple[int | None, str]:
-    """The exit status, None after a timeout, and the output of both streams; all of its processes are ended."""
-    process = command.start()
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        return process.returncode, output.decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        return None, _end(process).decode(errors="replace")
-    except BaseException:
-        # A signal to this process must end the launcher too.
-        _end(process)
-        raise
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _end(process: subprocess.Popen[bytes]) -> bytes:
-    """End a process by SIGTERM, so that the launcher ends its ranks on other hosts, then by SIGKILL; its output."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_STOP_SECONDS)[0]
-    return b""
 
 
 def _print_choice(launcher: Launcher, reasons: Mapping[str, str]) -> None:

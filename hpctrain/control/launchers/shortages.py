@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -72,19 +71,3 @@ def fault(folder: Path, wanted: int) -> str:
     except OSError as error:
         return f"cannot be written to ({error.strerror})"
     return f"has {free / 1e6:.3g} MB free, and {wanted / 1e6:.3g} MB are needed" if free < wanted else ""
-
-
-def socket_fault(folder: Path) -> str:
-    """Why a folder cannot hold the sockets of Python's processes, as the end of a sentence; empty if it can.
-
-    The path tried has the length of :mod:`multiprocessing`'s; Linux allows 107 bytes.
-    """
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as within,
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-        ):
-            listener.bind(f"{within}/listener-abcdefgh")
-    except OSError as error:
-        return f"cannot hold a socket ({error.strerror or error})"
-    return ""

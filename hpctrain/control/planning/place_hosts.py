@@ -171,13 +171,9 @@ def _fill(order: Sequence[str], room: Mapping[str, int], ranks: int) -> dict[str
 
 
 def _on_rails(fabric: Fabric | None, names: Sequence[str]) -> bool:
+    """Whether a host is connected to several leaves, so that its adapters are on rails."""
     if fabric is None:
         return False
     from hpctrain.control.topology.summary import host_numbers
 
-    return on_rails(fabric, host_numbers(fabric, names))
-
-
-def on_rails(fabric: Fabric, hosts: Sequence[int]) -> bool:
-    """Whether a host is connected to several leaves, so that its adapters are on rails."""
-    return any(len(fabric.leaves[host]) > 1 for host in hosts)
+    return any(len(fabric.leaves[host]) > 1 for host in host_numbers(fabric, names))

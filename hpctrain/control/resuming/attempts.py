@@ -39,7 +39,7 @@ from hpctrain.common.run.stopping import RESUMABLE
 # when its lease ends: 90 s by NFS's default.
 _LOCK_SECONDS = 180.0
 # A script that worked this long is assumed to have made progress: a broken one fails within its first minutes.
-WORK_SECONDS = 600.0
+_WORK_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +175,8 @@ def next_attempt(
     further = attempt_from_here(directory, events)
     if further is None or not events:
         return further
-    past = attempts(events)
-    if script:
-        idle = list(itertools.takewhile(_made_no_progress, reversed(past)))
-    else:
-        idle = list(itertools.takewhile(lambda attempt: _start(attempt).iteration == further.iteration, reversed(past)))
+    newest_first = reversed(attempts(events))
+    idle = list(itertools.takewhile(lambda past: not made_progress(past, further, script=script), newest_first))
     # A launcher's own restarts have a separate limit.
     resumed = [attempt for attempt in idle if not _start(attempt).restart]
     if len(resumed) > idle_restarts:
@@ -228,15 +225,24 @@ def is_done(events: Sequence[Event]) -> bool:
     return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
 
 
-def _made_no_progress(attempt: Sequence[Event]) -> bool:
-    """Whether an attempt of a script, whose steps are not known, counts as one without progress."""
+def made_progress(attempt: Sequence[Event], further: Attempt, *, script: bool, until: float | None = None) -> bool:
+    """Whether a past attempt counts as progress: it wrote a checkpoint, or stopped in good order or worked for long if
+    it was of a script, whose steps are not known.
+
+    Args:
+        attempt: its events of :func:`run_events`.
+        further: the attempt that is to follow.
+        until: when it ended, if that is not recorded; by default at its last event.
+    """
+    if not script:
+        return further.iteration > _start(attempt).iteration
     last, kinds = attempt[-1], {type(event) for event in attempt}
     resumable = isinstance(last, EndEvent) and last.status == "resumable"
     if (resumable or StoppedEvent in kinds) and FaultEvent not in kinds:
-        return False
+        return True
     # Time spent hanging does not count as progress.
     stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
-    return (stalls or [last.time])[-1] - attempt[0].time <= WORK_SECONDS
+    return (stalls or [until or last.time])[-1] - attempt[0].time > _WORK_SECONDS
 
 
 def _no_progress(

@@ -56,23 +56,21 @@ _HELD = (
 class Resumption:
     """A further attempt: where it begins, its plan on this machine, and warnings for the user.
 
-    ``changed`` has the old and the new value of each setting that differs from earlier attempts, by dotted key.
-    ``script`` has the script's hash in the last attempt and now, if they differ.
+    ``changed`` has the old and the new value of each setting that differs from earlier attempts, by dotted key, and the
+    hashes of a plan or a script that do.
     """
 
     attempt: Attempt
     plan: Plan
     machine: Machine
     changed: Mapping[str, tuple[Any, Any]]
-    script: tuple[str, str] | None = None
     warnings: tuple[str, ...]
 
     def begin(self, directory: RunDirectory) -> None:
         """Replace the run's plan by this one, after recording the changes."""
-        differences = {**self.changed, **({"script.sha256": self.script} if self.script else {})}
-        if differences:
+        if self.changed:
             with EventWriter(directory.events) as events:
-                events.emit(ChangedEvent(differences=differences))
+                events.emit(ChangedEvent(differences=dict(self.changed)))
         replace_plan(directory, self.plan)
 
 
@@ -85,9 +83,7 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
     before = read_model(directory.plan, Plan)
     asked = request.work or _overridden(before, request)
     if request.tracking is not None:
-        begun = before.recipe or before.script
-        assert begun is not None
-        asked = (asked or begun).model_copy(update={"tracking": request.tracking})
+        asked = (asked or before.work).model_copy(update={"tracking": request.tracking})
     now, changed = changed_work(before, asked, accept=request.accept_changes)
     recorded = run_events(directory, PlanEvent)
     events = [event for event in recorded if not isinstance(event, PlanEvent)]
@@ -112,9 +108,8 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
         warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
-    return Resumption(
-        attempt=attempt, plan=plan, machine=machine, changed={**edited, **changed}, script=script, warnings=warnings
-    )
+    differing = {**edited, **changed, **({"script.sha256": script} if script else {})}
+    return Resumption(attempt=attempt, plan=plan, machine=machine, changed=differing, warnings=warnings)
 
 
 def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:
@@ -140,8 +135,7 @@ def changed_work(
     Raises:
         HpctrainError: it differs and is not accepted; shows all differences.
     """
-    begun = plan.recipe or plan.script
-    assert begun is not None
+    begun = plan.work
     if work is None:
         return plan, {}
     if type(begun) is not type(work):

@@ -17,7 +17,7 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records, works_in
 from hpctrain.common.run.stopping import CANCELLED, ask
-from hpctrain.control.schedulers.find_run import FoundRun, jobs_of
+from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.submission import scheduler_of
 
 _ANSWER_SECONDS = 30.0
@@ -26,7 +26,7 @@ _END_SECONDS = 45.0
 _POLL_SECONDS = 0.5
 
 
-def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterator[str]:
+def cancel_jobs(directory: RunDirectory, *, save_seconds: float | None = None) -> Iterator[str]:
     """Cancel all live jobs of a run and wait until they have ended; yields a line for each action.
 
     A job in which the user started the run by hand is not cancelled.
@@ -37,19 +37,18 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
     Raises:
         HpctrainError: the scheduler refuses or does not answer.
     """
-    if any(not job.waits for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live):
-        yield from _wait_for_save([*found.tasks.values()] or [found.directory], save_seconds)
+    if any(not job.waits for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live):
+        yield from _wait_for_save(directory, save_seconds)
     # The run may have submitted another job meanwhile, or gone back to the queue.
-    jobs = [job for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live]
-    # The number of a whole job also cancels the waiting tasks of an array.
-    numbers = sorted({job.job if found.task is None else f"{job.job}_{found.task}" for job in jobs})
+    jobs = [job for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live]
+    numbers = sorted({job.job for job in jobs})
     if not numbers:
         return
-    found.scheduler.cancel(numbers)
+    scheduler_of(directory).cancel(numbers)
     for job in jobs:
         yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
-    deadline, ending = time.monotonic() + _END_SECONDS, {job.job for job in jobs}
-    while left := [job for job in jobs_of(found, seconds=_ANSWER_SECONDS) if job.live and job.job in ending]:
+    deadline = time.monotonic() + _END_SECONDS
+    while left := [job for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live and job.job in numbers]:
         if time.monotonic() > deadline:
             names = ", ".join(job.id for job in left)
             yield f"after {_END_SECONDS:g} s, job {names} is still ending; the scheduler continues with that"
@@ -57,29 +56,26 @@ def cancel_jobs(found: FoundRun, *, save_seconds: float | None = None) -> Iterat
         time.sleep(_POLL_SECONDS)
 
 
-def _wait_for_save(runs: list[RunDirectory], seconds: float | None) -> Iterator[str]:
+def _wait_for_save(run: RunDirectory, seconds: float | None) -> Iterator[str]:
     """Ask ranks that react to stop requests, on any host, to save their state and leave, and wait for that.
 
     Args:
-        runs: all runs of the job; those that are done are skipped.
-        seconds: how long it may take; None for the runs' own limits.
+        seconds: how long it may take; None for the run's own limit.
     """
-    runs = [run for run in runs if not run.summary.exists() and ranks_listen(run)]
-    limits = []
-    for run in runs:
+    if run.summary.exists() or not ranks_listen(run):
+        return
+    with contextlib.suppress(HpctrainError):
+        ask(run.stop, CANCELLED, replace=True)
+    if seconds is None:
+        seconds = Stop().seconds
+        # A damaged plan must not keep its job from being cancelled.
         with contextlib.suppress(HpctrainError):
-            ask(run.stop, CANCELLED, replace=True)
-        try:
-            limits.append(read_model(run.plan, Plan).stop.seconds)
-        except HpctrainError:
-            # A damaged plan must not keep its job from being cancelled.
-            limits.append(Stop().seconds)
-    seconds = max(limits, default=0.0) if seconds is None else seconds
-    if not limits or not seconds:
+            seconds = read_model(run.plan, Plan).stop.seconds
+    if not seconds:
         return
     yield f"asked the ranks to save their state and leave; waiting up to {seconds:g} s for that"
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(run.summary.exists() for run in runs):
+    while time.monotonic() < deadline and not run.summary.exists():
         time.sleep(_POLL_SECONDS)
 
 
@@ -113,7 +109,7 @@ def stop_launcher(
         if here:
             _require_ended(directory)
             return
-        yield from _wait_for_save([directory], save_seconds)
+        yield from _wait_for_save(directory, save_seconds)
         if directory.summary.exists():
             return
         hint = f"on {host}, run: hpctrain cancel {shell_word(directory.path.absolute())}, or: kill {pid}"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RUNS, RunDirectory, array_task, task_number
+from hpctrain.common.run.directory import RUNS, RunDirectory
 from hpctrain.control.schedulers.jobs import JobState, is_job_id
-from hpctrain.control.schedulers.scheduler import Scheduler, schedulers
-from hpctrain.control.schedulers.submission import scheduler_of, submission_of
+from hpctrain.control.schedulers.scheduler import schedulers
+from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
 
 _RUNS_HINT = "`hpctrain status` lists the runs in hpctrain-runs/; `squeue --me` lists jobs"
 
@@ -26,44 +25,14 @@ NO_RUNS_HINT = "hpctrain run digits makes one; a run elsewhere is named by its p
 LAST = "last"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundRun:
-    """A run, or an array of runs, whose tasks have a directory each.
-
-    Attributes:
-        directory: of the run, of the array, or of the one task that was named.
-        task: the number of the one task; None for a run and for a whole array.
-        tasks: the directories of an array's tasks, by number.
-    """
-
-    directory: RunDirectory
-    task: int | None
-    tasks: dict[int, RunDirectory]
-
-    @property
-    def job_directory(self) -> RunDirectory:
-        """The directory of the job script and the jobs' logs."""
-        return self.directory if self.task is None else RunDirectory(self.directory.path.parent)
-
-    def submitted_jobs(self) -> tuple[str, ...]:
-        """The numbers of the jobs that were submitted together; empty for a run that was not submitted."""
-        submission = submission_of(self.job_directory)
-        return submission.jobs if submission else ()
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of its jobs."""
-        return scheduler_of(self.job_directory)
-
-
 def last_run() -> Path:
-    """The directory of the run in ``hpctrain-runs/`` that began or recorded something last; of an array, the array's.
+    """The directory of the run in ``hpctrain-runs/`` that began or recorded something last.
 
     Raises:
         HpctrainError: there is none.
     """
     newest: tuple[float, Path] | None = None
-    for plan in (plan for pattern in ("*/plan.json", "*/*/plan.json") for plan in RUNS.glob(pattern)):
+    for plan in RUNS.glob("*/plan.json"):
         directory = RunDirectory(plan.parent)
         # A run that is being removed is none.
         with contextlib.suppress(OSError):
@@ -71,12 +40,11 @@ def last_run() -> Path:
             newest = max(newest or (0.0, plan.parent), (max(times), plan.parent))
     if newest is None:
         raise HpctrainError("HT-run-not-found", "there is no run in {path}", NO_RUNS_HINT, path=RUNS.absolute())
-    path = newest[1]
-    return path.parent if array_task(RunDirectory(path)) is not None else path
+    return newest[1]
 
 
-def find_run(target: str) -> FoundRun:
-    """The run of a directory, of a job (``12``, ``12_3``), or the :func:`last_run` (``last``).
+def find_run(target: str) -> RunDirectory:
+    """The run of a directory, of a job (``12``, or ``12_3`` of an array), or the :func:`last_run` (``last``).
 
     A directory called like a job's number is ``./12``, one called last ``./last``.
 
@@ -89,45 +57,41 @@ def find_run(target: str) -> FoundRun:
         path = _job_directory(target) if is_job_id(target) else _directory(target)
     found = RunDirectory(path)
     with reading(path, "name a run directory that you may read"):
-        task = array_task(found)
-        numbered = {task_number(folder): RunDirectory(folder) for folder in _folders(path)}
         there = found.plan.exists()
-    tasks = {number: numbered[number] for number in sorted(number for number in numbered if number is not None)}
-    if not tasks and not there:
+    if not there:
         hint = "name the directory that `hpctrain run` or `hpctrain submit` made; it has a plan.json"
         called = f"the directory of job {target}, {path}," if is_job_id(target) else str(path)
         raise HpctrainError("HT-run-not-found", "{place} holds no run", hint, place=called)
-    return FoundRun(directory=found, task=task, tasks=tasks)
+    return found
 
 
-def jobs_of(found: FoundRun, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
+def jobs_of(directory: RunDirectory, also: Collection[str] = (), *, seconds: float) -> list[JobState]:
     """The jobs of a run that its scheduler knows: those submitted together, follow-ups of its jobs, and ``also``.
 
     A job is a run's if its script is the run's own; another that only works in the directory is not.
 
     Args:
-        found: the run; of one task of an array, only the jobs of this task.
         also: numbers of jobs in which the run was started otherwise.
         seconds: how long the scheduler may take to answer.
 
     Raises:
         HpctrainError: it does not answer, or is not on this host.
     """
-    numbers = {*found.submitted_jobs(), *also}
+    numbers = {*submitted_jobs(directory), *also}
     if not numbers:
         return []
-    user, scheduler = found.job_directory.path.stat().st_uid, found.scheduler
+    user, scheduler = directory.path.stat().st_uid, scheduler_of(directory)
     jobs = [*scheduler.list(None, user=user, seconds=seconds)]
     jobs += scheduler.list(numbers.difference(*(job.names for job in jobs)), user=user, seconds=seconds)
-    return [job for job in own_jobs(found, numbers, jobs) if found.task is None or job.has_task(found.task)]
+    return own_jobs(directory, numbers, jobs)
 
 
-def own_jobs(found: FoundRun, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
-    """A user's jobs that have one of a run's numbers or its script; for an array, the jobs of all tasks.
+def own_jobs(directory: RunDirectory, numbers: Collection[str], jobs: Iterable[JobState]) -> list[JobState]:
+    """A user's jobs that have one of a run's numbers or its script.
 
     A copy of a run's directory tells of the jobs of the other, whose script lies there.
     """
-    script, submitted = found.job_directory.script, {*found.submitted_jobs()}
+    script, submitted = directory.script, {*submitted_jobs(directory)}
 
     def known(job: JobState) -> bool:
         # True or False, whatever the text is.
@@ -169,12 +133,11 @@ def _hint(target: str) -> str:
 
 
 def _job_directory(target: str) -> Path:
-    task = target.partition("_")[2]
     silent: list[HpctrainError] = []
     for scheduler in schedulers():
         try:
             for state in scheduler.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
-                return state.directory / f"task-{task}" if task else state.directory
+                return state.directory
         except HpctrainError as error:
             # One whose programs are not here knows no job.
             if error.code != "HT-program-not-found":
@@ -187,7 +150,3 @@ def _job_directory(target: str) -> Path:
         "name its run directory, which remembers it",
         job=target,
     )
-
-
-def _folders(path: Path) -> list[Path]:
-    return [folder for folder in path.iterdir() if folder.is_dir()] if path.is_dir() else []

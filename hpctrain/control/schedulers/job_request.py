@@ -8,22 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from hpctrain.common.cluster.gpus import require_shareable
-from hpctrain.common.errors import HpctrainError, InvalidValueError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.schedulers.jobs import slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
 
-# Slurm's own bound is MaxArraySize, 1001 by default; each task gets a directory before Slurm is asked.
-_MOST_TASKS = 10_000
-_ARRAY_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
-_THROTTLE = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 # Slurm accepts only one of these options.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
+# What a profile has under the same name.
+_OF_PROFILE = ("time", "partition", "account", "qos", "constraint", "signal", "signal_seconds", "requeue")
 # Slurm may send the signal this much too early.
 _EARLY_SECONDS = 60
 # The share of the time between the signal and the end that ranks have; the rest is for the requeue, or for ending the
@@ -31,39 +29,10 @@ _EARLY_SECONDS = 60
 _STOP_SHARE = 0.8
 
 
-def array_tasks(spec: str) -> tuple[int, ...]:
-    """The numbers of an array's tasks, from Slurm's ``0-15``, ``0,6,16-32``, ``0-15:4``, each with ``%4`` after it or
-    none.
-
-    Raises:
-        ValueError: it is not of that form, or has too many tasks.
-    """
-    listed, percent, throttle = spec.partition("%")
-    tasks: set[int] = set()
-    for part in listed.split(","):
-        match = _ARRAY_PART.fullmatch(part)
-        first, last, step = (int(match[1]), int(match[2] or match[1]), int(match[3] or 1)) if match else (1, 0, 1)
-        if step < 1 or not 0 <= (last - first) // step < _MOST_TASKS or (percent and not _THROTTLE.fullmatch(throttle)):
-            raise InvalidValueError(
-                "HT-option-bad-value",
-                "{spec!r} is not a list of task numbers such as 0-9, 1,3,7, 0-15:4 or 0-9%2, of at most {most} tasks",
-                spec=spec,
-                most=_MOST_TASKS,
-            )
-        tasks.update(range(first, last + 1, step))
-    return tuple(sorted(tasks))
-
-
-def _array(spec: str) -> str:
-    array_tasks(spec)
-    return spec
-
-
 class JobRequest(Section):
     """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
 
     Attributes:
-        array: task numbers, ``%N`` after them for how many run at a time.
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
         requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
@@ -83,7 +52,6 @@ class JobRequest(Section):
     account: Word | None = None
     qos: Word | None = None
     constraint: Word | None = None
-    array: Annotated[str, AfterValidator(_array)] | None = None
     dependency: Word | None = None
     sbatch: dict[str, str | None] = Field(default_factory=dict)
     signal: str = "USR2"
@@ -94,11 +62,6 @@ class JobRequest(Section):
     def ranks(self) -> int:
         """The number of ranks, one per task."""
         return self.nodes * self.tasks_per_node
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        """The task numbers of the array; empty without an array."""
-        return array_tasks(self.array) if self.array is not None else ()
 
     def training(self, asked: TrainingRequest) -> TrainingRequest:
         """What is asked for, on the ranks of the job, and stopped before its end.
@@ -158,14 +121,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "gpu_option": profile.node.gpu_option,
         "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
         "exclusive": profile.node.exclusive and "exclusive" not in further,
-        "time": profile.time,
-        "partition": profile.partition,
-        "account": profile.account,
-        "qos": profile.qos,
-        "constraint": profile.constraint,
-        "signal": profile.signal,
-        "signal_seconds": profile.signal_seconds,
-        "requeue": profile.requeue,
+        **{name: getattr(profile, name) for name in _OF_PROFILE},
         **given,
         "sbatch": {**profile.sbatch, **further},
     }

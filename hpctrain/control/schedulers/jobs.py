@@ -26,7 +26,7 @@ _ENDED = frozenset(
 
 
 class JobState(BaseModel):
-    """One job, or one task of an array. The waiting tasks of an array are one entry.
+    """One job. One task of an array is a job too, and the waiting tasks of an array are one.
 
     Attributes:
         id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait; ``12+0`` of a heterogeneous job.
@@ -78,17 +78,6 @@ class JobState(BaseModel):
     def names(self) -> frozenset[str]:
         """All names by which Slurm identifies this job, alone or with others."""
         return frozenset((self.id, self.job, self.number))
-
-    @property
-    def array_task(self) -> str | None:
-        """``3``, or ``4-9`` for waiting tasks; None for a job that is not part of an array."""
-        task = self.id.partition("_")[2].strip("[]").partition("%")[0]
-        return task or None
-
-    def has_task(self, task: int) -> bool:
-        """Whether it is this task of an array, or contains it among the waiting tasks."""
-        ranges = re.findall(r"(\d+)(?:-(\d+))?(?::([1-9]\d*))?", self.array_task or "")
-        return any(task in range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges)
 
 
 def is_job_id(text: str) -> bool:

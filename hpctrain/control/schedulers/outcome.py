@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.value_types import Outcome
-from hpctrain.control.schedulers.find_run import find_run, jobs_of
+from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.submission import scheduler_of
 
@@ -92,23 +91,22 @@ def last_words(directory: RunDirectory, jobs: Sequence[str] = ()) -> LastWords |
     return LastWords(log=logs[-1], line=lines[-1], error=errors[-1] if errors else None)
 
 
-def wait_for_end(directory: RunDirectory, follower: Follower | None, notice: Callable[[str], None]) -> None:
+def wait_for_end(directory: RunDirectory, follower: Follower, notice: Callable[[str], None]) -> None:
     """Return when no job of the run is left, including requeued jobs and follow-ups.
 
     Args:
-        follower: passes on what the run writes; None for an array, because its tasks' output would be mixed.
+        follower: passes on what the run writes.
         notice: gets each change of a job's state.
 
     Raises:
         HpctrainError: the scheduler does not answer for ten minutes.
     """
-    found = find_run(str(directory.path))
     reported: dict[str, str] = {}
     answered = time.monotonic()
     live = True
     while live:
         try:
-            jobs = jobs_of(found, seconds=_ANSWER_SECONDS)
+            jobs = jobs_of(directory, seconds=_ANSWER_SECONDS)
         except HpctrainError:
             if time.monotonic() - answered > _AWAY_SECONDS:
                 raise
@@ -118,24 +116,14 @@ def wait_for_end(directory: RunDirectory, follower: Follower | None, notice: Cal
             _report_changes(jobs, reported, notice)
         deadline = time.monotonic() + (_ASK_SECONDS if live else 0)
         while time.monotonic() < deadline:
-            if follower:
-                follower.advance()
+            follower.advance()
             time.sleep(_LOOK_SECONDS)
-    if follower:
-        follower.advance(last=True)
+    follower.advance(last=True)
 
 
-def exit_code(directories: Iterable[RunDirectory]) -> int:
-    """0 if all runs are done, 4 if the others can be resumed, else 1."""
-    codes = {_CODES.get(status_left(directory) or "", 1) for directory in directories}
-    return next(code for code in (1, 4, 0) if code in codes)
-
-
-def status_left(directory: RunDirectory) -> str | None:
-    """How the run ended; None if its summary is damaged, which must not hide how the other runs ended."""
-    with contextlib.suppress(HpctrainError):
-        return summary_status(directory)
-    return None
+def exit_code(status: Outcome | None) -> int:
+    """The exit code for a run that ended so: 0 if it is done, 4 if it can be resumed, else 1."""
+    return _CODES.get(status or "", 1)
 
 
 def _report_changes(jobs: Iterable[JobState], reported: dict[str, str], notice: Callable[[str], None]) -> None:

@@ -57,29 +57,26 @@ class Order:
     """What is to be submitted.
 
     Attributes:
-        trainings: of each task of an array by its number; of any other run, under None. They differ in their work only.
-        options: of the command line that were given, such as ``--array``.
+        options: of the command line that were given, such as ``--mount``.
         image: the container's, as it was given.
         run_dir: None for a new directory named by the work and the time.
         stage: files and folders that each node gets a copy of before the ranks start.
-        stage_environment: a Python environment that each node gets a copy of.
         verify: a few steps are compared with those of one process before the run begins.
     """
 
     cluster: Cluster
     request: JobRequest
-    trainings: Mapping[int | None, TrainingRequest]
+    training: TrainingRequest
     options: Collection[str] = ()
     image: str | None = None
     run_dir: Path | None = None
     stage: Sequence[Path] = ()
-    stage_environment: Path | None = None
     verify: bool = False
 
-    def plans(self, frameworks: frozenset[Framework] | None = None) -> dict[int | None, Plan]:
-        """The plan of each run, which has no hosts yet."""
+    def plan(self, frameworks: frozenset[Framework] | None = None) -> Plan:
+        """The plan of the run, which has no hosts yet."""
         known = installed_frameworks() if frameworks is None else frameworks
-        return {task: unplaced_plan(self.request.training(asked), known) for task, asked in self.trainings.items()}
+        return unplaced_plan(self.request.training(self.training), known)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import (
     RunDirectory,
-    array_task,
     default_directory,
     new_directory,
     read_model,
@@ -45,14 +44,18 @@ class Submission(FrozenModel):
 
 
 def submission_of(directory: RunDirectory) -> Submission | None:
-    """How a run was submitted, or the array of a task's directory; None for a run that was not.
+    """How a run was submitted; None for a run that was not.
 
     Raises:
         HpctrainError: the file is damaged.
     """
-    if array_task(directory) is not None:
-        directory = RunDirectory(directory.path.parent)
     return read_model(directory.submission, Submission) if directory.submission.exists() else None
+
+
+def submitted_jobs(directory: RunDirectory) -> tuple[str, ...]:
+    """The numbers of the jobs that were submitted together; empty for a run that was not submitted."""
+    submission = submission_of(directory)
+    return submission.jobs if submission else ()
 
 
 def scheduler_of(directory: RunDirectory) -> Scheduler:
@@ -61,30 +64,25 @@ def scheduler_of(directory: RunDirectory) -> Scheduler:
     return scheduler(submission.scheduler if submission else DEFAULT)
 
 
-def run_path(order: Order, plans: Mapping[int | None, Plan]) -> Path:
+def run_path(order: Order, plan: Plan) -> Path:
     """Where the run's directory goes, with a number after it if there is something and it was not named."""
-    return (order.run_dir or default_directory(next(iter(plans.values())).title)).absolute()
+    return (order.run_dir or default_directory(plan.title)).absolute()
 
 
 @contextlib.contextmanager
-def made_run(order: Order, plans: Mapping[int | None, Plan], files: Mapping[str, str]) -> Iterator[RunDirectory]:
-    """The directory of a new run with its plans and files, which goes again if the block raises.
-
-    Args:
-        plans: of each task of an array by its number; of any other run, under None.
-        files: by name.
+def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[RunDirectory]:
+    """The directory of a new run with its plan and files, by name, which goes again if the block raises.
 
     Raises:
         HpctrainError: the directory holds a run, or cannot be written.
     """
-    path, numbered = run_path(order, plans), order.run_dir is None
+    path, numbered = run_path(order, plan), order.run_dir is None
     made = numbered or not path.exists()
     missing = [folder for folder in path.parents if not folder.exists()]
     directory = new_directory(path) if numbered else RunDirectory(path)
     before = set() if numbered else _prepare(directory)
     try:
-        for task, plan in plans.items():
-            (directory if task is None else RunDirectory(directory.path / f"task-{task}")).create(plan)
+        directory.create(plan)
         _write(directory, files)
         yield directory
     except BaseException:

@@ -51,15 +51,14 @@ class Audience:
         output, errors: get what rank 0 writes to stdout and to stderr as it comes, which may end in the middle of a
             line.
         notice: gets what the user has to know now.
-        failed: gets why the run is not done, and where the run is by now, before any of it is written, which a full
-            disk would refuse.
+        failed: gets why the run is not done before any of it is written, which a full disk would refuse.
     """
 
     show: Callable[[Event], None] = _ignore
     output: Callable[[str], None] = _ignore
     errors: Callable[[str], None] = _ignore
     notice: Callable[[str], None] = _ignore
-    failed: Callable[[Failure, RunDirectory], None] = _ignore
+    failed: Callable[[Failure], None] = _ignore
 
 
 @dataclass(frozen=True, kw_only=True)

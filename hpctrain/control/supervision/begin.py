@@ -205,9 +205,9 @@ def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, out
         with output.follow(run.plan, directory, interrupts) as audience:
             execution = Execution(held=held, interrupts=interrupts, audience=audience, summarise=output.summarise)
             failure, summary = execution.run(run)
-        directory_now = held.now()
-    if directory_now:
-        output.ended(run.plan, directory_now, failure, summary)
+        gone = held.gone()
+    if not gone:
+        output.ended(run.plan, directory, failure, summary)
     return failure.exit_code if failure else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hpctrain.common.checkpoints.find import set_aside
@@ -12,17 +12,17 @@ from hpctrain.common.cluster.host_list import fold_hosts
 from hpctrain.common.cluster.machine import same_host
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, write_json
-from hpctrain.common.run.events import Event, EventWriter
-from hpctrain.common.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StallEvent, StartEvent, StepEvent
+from hpctrain.common.run.events import Event, EventWriter, attempts
+from hpctrain.common.run.events.kinds import DamagedEvent, EndEvent, FaultEvent, StartEvent, StepEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers.launcher_choice import choose_launcher, needs_proof
 from hpctrain.control.resuming.attempts import (
-    WORK_SECONDS,
     Attempt,
     attempt_from_here,
     is_done,
+    made_progress,
     replace_plan,
     run_events,
     script_sha256,
@@ -32,8 +32,10 @@ from hpctrain.control.supervision.audience import LiveRun, ReadyRun, Summary
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.host_questions import silent_hosts
 from hpctrain.control.supervision.interrupts import Interrupted
-from hpctrain.control.supervision.run import lost_directory
+from hpctrain.control.supervision.running_job import directory_gone
 from hpctrain.control.supervision.start import available_launcher, run_attempt
+
+_LONGEST_SECONDS = 60.0
 
 Summarise = Callable[[RunDirectory, Plan, str], Summary]
 
@@ -65,7 +67,7 @@ class Execution(LiveRun):
             script = script_sha256(run.plan)
             failure = self._attempt(run, supervisor)
             # After a directory was moved or deleted, the user has to say what comes next.
-            if failure is None or self.interrupts.received or self.held.fate():
+            if failure is None or self.interrupts.received or self.held.gone():
                 break
             further = self._after_failure(supervisor, run, failure)
             if isinstance(further, Failure):
@@ -73,22 +75,22 @@ class Execution(LiveRun):
                 break
             with EventWriter(self.directory.events) as events:
                 events.emit(FaultEvent(**failure.cause))
-            run = further.run
+            run = further
             replace_plan(self.directory, run.plan)
             if script_sha256(run.plan) != script:
                 self.audience.notice(f"warning: {run.plan.title} is not what it was in the last attempt")
         if failure:
-            self.audience.failed(failure, self.held.now() or self.directory)
+            self.audience.failed(failure)
         return failure, self._record_end(run.plan, failure)
 
-    def _after_failure(self, supervisor: Supervisor, run: ReadyRun, failure: Failure) -> Restart | Failure:
+    def _after_failure(self, supervisor: Supervisor, run: ReadyRun, failure: Failure) -> ReadyRun | Failure:
         """Wait for the restart after a failed attempt, or return the failure that ends the run."""
         try:
             with self.interrupts.raised():
                 further = supervisor.next_step(failure, run)
         except Interrupted:
             further = None
-        if isinstance(further, Failure) or (further and self.interrupts.wait(further.seconds)):
+        if isinstance(further, Failure) or (further and self.interrupts.wait(wait_seconds(further.attempt.restart))):
             return further
         message = f"{failure.message}; interrupted by {self.interrupts.received[0].name} before it was started again"
         again = run.plan.restarts and not failure.refused
@@ -99,12 +101,7 @@ class Execution(LiveRun):
 
         def show(event: Event) -> None:
             supervisor.record(event)
-            try:
-                self.audience.show(event)
-            except HpctrainError:
-                # Progress that is kept in files fails where the directory was moved, which is reported elsewhere.
-                if not self.held.fate():
-                    raise
+            self.audience.show(event)
 
         try:
             with self.interrupts.raised():
@@ -112,14 +109,12 @@ class Execution(LiveRun):
         except HpctrainError as error:
             self._record_error(run, error, RESUMABLE)
             raise error.but(exit_code=RESUMABLE) from error
-        if fate := self.held.fate():
-            return lost_directory(self.held, fate)
         try:
             self._record_begin(run.attempt)
             failure = run_attempt(run, replace(self, audience=replace(self.audience, show=show)))
         except Exception as error:
-            if isinstance(error, HpctrainError) and (fate := self.held.fate()):
-                return lost_directory(self.held, fate)
+            if isinstance(error, HpctrainError) and self.held.gone():
+                return directory_gone(self)
             fault = HpctrainError(
                 "HT-launcher-internal-error",
                 "hpctrain failed: {type}: {reason}",
@@ -170,9 +165,9 @@ class Execution(LiveRun):
 
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""
-        directory = self.held.now()
-        if directory is None:
-            # A deleted directory is not made again; the user has been told why the run failed.
+        directory = self.directory
+        if self.held.gone():
+            # It is not made again, and another in its place is not written to. The user has been told why it failed.
             return {"status": failure.status if failure else "done", "ranks": plan.ranks, "metrics": {}}
         with EventWriter(directory.events) as events:
             if failure and not failure.stopped:
@@ -194,14 +189,6 @@ class Execution(LiveRun):
             return {"status": status, "ranks": plan.ranks, "metrics": {}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restart:
-    """The next attempt, and the wait before it."""
-
-    run: ReadyRun
-    seconds: float
-
-
 class Supervisor:
     """Decides what follows each attempt of a run that is not done.
 
@@ -212,75 +199,59 @@ class Supervisor:
 
     def __init__(self, run: ReadyRun, directory: RunDirectory, notice: Callable[[str], None]) -> None:
         self._plan, self._machine, self._directory, self._notice = run.plan, run.machine, directory, notice
-        # How far a script's saved state reaches is not known, so its progress is the number of long attempts.
-        self._step = run.attempt.iteration or int(run.plan.script is not None)
-        self._before = Reach(checkpoint=run.attempt.iteration, step=self._step)
-        # When this attempt did its last known step, and since when its ranks have waited for one that hangs.
-        self._last_step: float | None = None
-        self._stalled: float | None = None
-        self._begin = time.monotonic()
+        # Whether this attempt has done a step, and whether any has.
+        self._stepped = False
+        self._worked = bool(run.attempt.iteration)
 
     def record(self, event: Event) -> None:
         """Record the progress of an attempt."""
         if isinstance(event, StartEvent):
-            self._last_step = self._stalled = None
-            self._begin = time.monotonic()
+            self._stepped = False
         elif isinstance(event, StepEvent):
-            self._last_step = time.monotonic()
-            if self._plan.recipe:
-                self._step = max(self._step, event.iteration)
-        elif isinstance(event, StallEvent):
-            self._stalled = time.monotonic() - event.seconds
+            self._stepped = self._worked = True
 
-    def next_step(self, failure: Failure, run: ReadyRun) -> Restart | Failure:
-        """The restart after an attempt that ended without an interrupt, or the failure that ends the run."""
+    def next_step(self, failure: Failure, run: ReadyRun) -> ReadyRun | Failure:
+        """The run that follows an attempt which ended without an interrupt, or the failure that ends it."""
         try:
-            further = attempt_from_here(self._directory, run_events(self._directory))
+            events = run_events(self._directory)
+            further = attempt_from_here(self._directory, events)
         except HpctrainError as error:
             message = f"{failure.message}; the run cannot be resumed: {error.message}"
             return replace(failure, message=message, hint=error.hint, exit_code=1)
-        try:
-            return (self._restart(failure, run, further) if further else None) or failure
-        except HpctrainError as error:
-            self._notice(f"the run cannot continue by itself: {error.message}")
+        if further is None:
             return failure
-
-    def _worked_for_long(self) -> bool:
-        """Whether an attempt of a script counts as progress. Time spent hanging does not count."""
-        return (self._last_step or self._stalled or time.monotonic()) - self._begin > WORK_SECONDS
-
-    def _restart(self, failure: Failure, run: ReadyRun, further: Attempt) -> Restart | None:
-        if self._plan.script and self._worked_for_long():
-            self._step += 1
-        before, self._before = self._before, Reach(checkpoint=further.iteration, step=self._step)
+        script, past = self._plan.script is not None, attempts(events)
+        # The events of a run can be lost while it goes on.
+        progress = bool(past) and made_progress(past[-1], further, script=script, until=time.time())
         number = next_restart(
             failure,
-            before,
-            self._before,
             # A script is restarted because the user asked for it.
-            stepped=self._last_step is not None or self._plan.script is not None,
-            idle=run.attempt.restart,
+            stepped=self._stepped or script,
+            worked=self._worked or script,
+            idle=0 if progress else run.attempt.restart,
             limit=self._plan.restarts,
             hosts=len(self._plan.hosts),
         )
         if number is None:
-            return None
+            return failure
+        try:
+            return self._restart(failure, run, replace(further, restart=number))
+        except HpctrainError as error:
+            self._notice(f"the run cannot continue by itself: {error.message}")
+            return failure
+
+    def _restart(self, failure: Failure, run: ReadyRun, attempt: Attempt) -> ReadyRun:
         silent = silent_hosts(self._plan, run.launcher, self._machine, lost=failure.lost_hosts)
         # A lost host that answers is used in one further attempt.
-        gone = (*silent, *(failure.lost_hosts if number > 1 else ()))
+        gone = (*silent, *(failure.lost_hosts if attempt.restart > 1 else ()))
         plan, warnings = plan_without(self._plan, gone, self._machine)
         launcher = available_launcher(plan, self._machine)
-        restart = Restart(
-            run=replace(run, plan=plan, launcher=launcher, attempt=replace(further, restart=number)),
-            seconds=wait_seconds(number),
-        )
-        self._announce(failure, restart, silent)
+        self._announce(failure, plan, attempt, silent)
         for warning in warnings:
             self._notice(f"warning: {warning}")
-        return restart
+        return replace(run, plan=plan, launcher=launcher, attempt=attempt)
 
-    def _announce(self, failure: Failure, restart: Restart, silent: tuple[str, ...]) -> None:
-        plan, attempt = restart.run.plan, restart.run.attempt
+    def _announce(self, failure: Failure, plan: Plan, attempt: Attempt, silent: Sequence[str]) -> None:
         hosts = fold_hosts([host.host for host in plan.hosts])
         others = [host for host in silent if not any(same_host(host, lost) for lost in failure.lost_hosts)]
         resumed = f"resuming from step {attempt.iteration}" if self._plan.recipe else "starting it again"
@@ -288,51 +259,28 @@ class Supervisor:
         self._notice(
             f"{failure.message}{unanswered}; {resumed} with {plan.ranks} of "
             f"{max(self._plan.ranks, plan.ranks)} ranks on {hosts} "
-            f"in {restart.seconds:g} s (restart {attempt.restart} of {self._plan.restarts})"
+            f"in {wait_seconds(attempt.restart):g} s (restart {attempt.restart} of {self._plan.restarts})"
         )
 
 
-_LONGEST_SECONDS = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reach:
-    """The progress of a run.
-
-    Attributes:
-        checkpoint: iteration of its newest whole checkpoint, 0 where it has none.
-        step: the furthest step of any attempt.
-    """
-
-    checkpoint: int = 0
-    step: int = 0
-
-    def is_beyond(self, other: Reach) -> bool:
-        """Whether the run got further. Steps count only until the first checkpoint: after that they are repeated."""
-        return self.checkpoint > other.checkpoint or (self.checkpoint == 0 and self.step > other.step)
-
-
-def next_restart(
-    failure: Failure, before: Reach, after: Reach, *, stepped: bool, idle: int, limit: int, hosts: int = 1
-) -> int | None:
+def next_restart(failure: Failure, *, stepped: bool, worked: bool, idle: int, limit: int, hosts: int = 1) -> int | None:
     """The number of the next restart among those without progress: 1, 2, …; None if the run ends.
 
     Args:
         failure: what ended an attempt that no signal interrupted.
-        before, after: how far the run was when the attempt began, and is now.
-        idle: the number that the attempt itself had, 0 for one that a user or a job began.
-        limit: the most restarts without progress.
+        stepped, worked: whether this attempt has done a step, and whether any has.
+        idle: the number of restarts without progress so far.
+        limit: the most of them.
         hosts: the number of hosts that it ran on.
     """
     if failure.stopped or failure.refused or failure.exit_code == 2:
         return None
     # An attempt that fails before its first step would fail again, unless a host was lost, the cause is temporary, or a
     # rank was killed in a run that has worked before or that has several hosts.
-    killed = failure.exit_code == RESUMABLE and (after.step or after.checkpoint or hosts > 1)
+    killed = failure.exit_code == RESUMABLE and (worked or hosts > 1)
     if not (stepped or killed or failure.lost_hosts or failure.passing):
         return None
-    number = 1 if after.is_beyond(before) else idle + 1
-    return number if number <= limit else None
+    return idle + 1 if idle < limit else None
 
 
 def wait_seconds(number: int) -> float:

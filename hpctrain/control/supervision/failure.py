@@ -93,18 +93,17 @@ class Failure:
 
     def __str__(self) -> str:
         source = f"the end of {self.log}" if self.log else "printed outside the logs"
-        return self._text([f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else [])
+        lines = [f"  {source}:", *(f"    {line}" for line in self.lines)] if self.lines else []
+        return "\n".join([self.message, *lines, *([f"  {self.hint}"] if self.hint else [])])
 
     def without_log_of(self, shown: int) -> str:
         """The text, with its code in front, for a reader who has seen all output of rank ``shown``: of its log only the
         name.
         """
         kind = "stopped" if self.status == "resumable" else "error"
-        text = self._text([f"  its log: {self.log}"]) if self.log and self.rank == shown else str(self)
-        return f"{kind}[{self.code}]: {text}"
-
-    def _text(self, lines: Sequence[str]) -> str:
-        return "\n".join([self.message, *lines, *([f"  {self.hint}"] if self.hint else [])])
+        seen = self.log and self.rank == shown
+        known = replace(self, message=f"{self.message}\n  its log: {self.log}", lines=()) if seen else self
+        return f"{kind}[{self.code}]: {known}"
 
 
 def find_failure(

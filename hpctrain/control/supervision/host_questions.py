@@ -13,19 +13,19 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 import hpctrain
 from hpctrain.common.cluster.interfaces import Interface
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.command import Launcher, Torchrun
 from hpctrain.control.launchers.command_line import JOB_SETTINGS, TRAIN
@@ -42,11 +42,8 @@ _SSH_OPTIONS = (
 _SRUN = ("srun", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--quiet")
 # How long a host may take that is only asked whether it answers.
 _SECONDS = 10.0
-# Includes the look-up of the host's name and the start of its login shell.
-_REACH_SECONDS = 15.0
 # Loading Python from a shared file system can be slow the first time.
 _ANSWER_SECONDS = 90.0
-_POLL_SECONDS = 0.2
 _AT_ONCE = 64
 # ssh's exit status if it has an error of its own, such as a connection that was lost.
 _SSH_FAILED = 255
@@ -82,8 +79,7 @@ print({_MARK!r} + json.dumps(answer))
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(FrozenModel):
     """The answer of one host.
 
     Attributes:
@@ -103,7 +99,7 @@ class Answer:
     program: bool = False
     error: str = ""
     version: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = Field(default_factory=dict)
     interfaces: tuple[Interface, ...] | None = None
     cut_off: bool = False
     busy: tuple[int, ...] = ()
@@ -123,7 +119,7 @@ def ask_hosts(
         paths: absolute paths that all of them have to see.
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
     """
-    ended = threading.Event()
+    running: list[subprocess.Popen[bytes]] = []
 
     def ask(host: str) -> Answer:
         # This host is not asked for busy ranks: they are seen without a question, and its launcher may be among them.
@@ -132,16 +128,18 @@ def ask_hosts(
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
+        running.append(process)
         try:
-            streams = _read_streams(process, _script(plan, paths, words).encode(), ended)
-            return _parse_answer(*streams, paths, ended=process.returncode != _SSH_FAILED)
+            output, errors = process.communicate(_script(plan, paths, words).encode(), timeout=_ANSWER_SECONDS)
+        except subprocess.TimeoutExpired as late:
+            output, errors = late.output or b"", f"no answer within {_ANSWER_SECONDS:g} s".encode()
         finally:
-            # With the programs that ssh started, which would keep its output open.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             with contextlib.suppress(OSError), process:
                 # Leaving the context waits for the process and closes its pipes.
                 pass
+        ended = process.returncode != _SSH_FAILED
+        return _parse_answer(output.decode(errors="replace"), errors.decode(errors="replace"), paths, ended=ended)
 
     with contextlib.ExitStack() as opened:
         # The kernel itself answers connections that nobody accepts.
@@ -153,8 +151,16 @@ def ask_hosts(
         except BaseException:
             # Mostly a signal to this process, after which the answers are not needed.
             pool.shutdown(wait=False, cancel_futures=True)
-            ended.set()
+            for process in running:
+                if process.returncode is None:
+                    _kill(process)
             raise
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with the programs that ssh started, which would keep its output open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _listener(address: str) -> socket.socket:
@@ -235,18 +241,6 @@ def is_here(host: str, addresses: Sequence[str], own: Container[str]) -> bool:
     return any(address in own or ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
-def resolves_to_loopback(host: str, addresses: Sequence[str]) -> bool:
-    """Whether another host's name resolves to the loopback, so that its ranks would start on this host."""
-    if same_host(host, socket.gethostname()) or host.startswith("localhost") or host in addresses:
-        return False
-    if not any(ipaddress.ip_address(address).is_loopback for address in addresses):
-        return False
-    # In /etc/hosts the aliases stand in the same line as the name of this machine.
-    with contextlib.suppress(OSError, UnicodeError):
-        host = socket.gethostbyname_ex(host)[0]
-    return not same_host(host, socket.gethostname())
-
-
 def _script(plan: Plan, paths: Sequence[Path], words: Sequence[str]) -> str:
     """The question as a script for a POSIX shell, which reads it from stdin, so that no login shell has to parse it."""
     container = plan.start.container
@@ -266,20 +260,6 @@ def _script(plan: Plan, paths: Sequence[Path], words: Sequence[str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _read_streams(process: subprocess.Popen[bytes], script: bytes, ended: threading.Event) -> tuple[str, str]:
-    """Both streams of a host's answer, as far as they came in time."""
-    begin, text = time.monotonic(), script
-    while True:
-        try:
-            output, errors = process.communicate(text or None, timeout=_POLL_SECONDS)
-            return output.decode(errors="replace"), errors.decode(errors="replace")
-        except subprocess.TimeoutExpired as late:
-            text, heard = b"", late.output or b""
-        limit = _ANSWER_SECONDS if f"{_MARK}reached".encode() in heard else _REACH_SECONDS
-        if ended.is_set() or time.monotonic() - begin > limit:
-            return heard.decode(errors="replace"), f"no answer within {limit:g} s"
-
-
 def _parse_answer(output: str, errors: str, paths: Sequence[Path], *, ended: bool) -> Answer:
     """The answer in a host's output; not ``reached`` if its connection was lost before the program ``ended``."""
     words = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
@@ -288,18 +268,10 @@ def _parse_answer(output: str, errors: str, paths: Sequence[Path], *, ended: boo
     # A host that was lost may have sent half a line.
     with contextlib.suppress(ValueError):
         reported = next((json.loads(word) for word in words if word.startswith("{")), reported)
-    interfaces = (
-        Interface(**{**one, "addresses": tuple(one["addresses"]), "networks": tuple(one["networks"])})
-        for one in reported.get("interfaces", ())
-    )
     return Answer(
         reached="reached" in words and (ended or bool(reported)),
         missing=tuple(str(path) for number, path in enumerate(paths) if f"sees-{number}" not in words),
         program="program" in words,
         error=printed[-1] if printed else "",
-        version=reported.get("version"),
-        versions=reported.get("versions", {}),
-        interfaces=tuple(interfaces) if "interfaces" in reported else None,
-        cut_off=bool(reported.get("cut_off")),
-        busy=tuple(reported.get("busy", ())),
+        **reported,
     )

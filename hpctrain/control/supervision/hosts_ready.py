@@ -31,7 +31,6 @@ from hpctrain.control.supervision.host_questions import (
     is_here,
     other_agent,
     own_addresses,
-    resolves_to_loopback,
 )
 
 _REFUSED = re.compile(r"(?i)permission denied|host key|authentication|too many")
@@ -115,15 +114,6 @@ def _answers(plan: Plan, launcher: Launcher | None, folder: Path, environment: M
     interfaces = list(read_interfaces())
     own = {address for one in interfaces for address in one.addresses}
     here = {host: is_here(host, found, own) for host, found in addresses.items()}
-    if on_loopback := [host for host, found in addresses.items() if resolves_to_loopback(host, found)]:
-        names, address = fold_hosts(on_loopback), addresses[on_loopback[0]][0]
-        raise HpctrainError(
-            "HT-host-name-on-loopback",
-            "{hosts}: the name has the address {address} here, so its ranks would start on this host",
-            f"give {names} an address of its own in /etc/hosts; `getent hosts {on_loopback[0]}` shows it",
-            hosts=names,
-            address=address,
-        )
     if all(here.values()) or shutil.which("ssh") is None:
         return {}
     elsewhere = "name a folder that all hosts share with --run-dir"
@@ -157,7 +147,6 @@ def _require_no_fault(faults: Mapping[str, HpctrainError]) -> None:
         "{lines}",
         "\n  ".join(dict.fromkeys(fault.hint for fault in alike.values())),
         exit_code=max(fault.exit_code for fault in alike.values()),
-        hosts=tuple(faults),
         lines="\n".join(f"{hosts} {fault.message}" for hosts, fault in named),
         faults=[{"code": fault.code, "values": {"hosts": hosts, **fault.values}} for hosts, fault in named],
     )

@@ -20,11 +20,11 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.stopping import RESUMABLE, ask
 from hpctrain.control.launchers.command import Torchrun
 from hpctrain.control.launchers.launcher_choice import command_for, first_launcher
+from hpctrain.control.launchers.processes import end_processes
 from hpctrain.control.resuming.attempts import is_done
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.hosts_ready import PODS_SECONDS
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.running_job import end_processes
 
 _POLL_SECONDS = 0.5
 # The first pod gives its own ranks the same time.

@@ -1,24 +1,26 @@
-"""The processes of one attempt: who of them is alive, how long the rest may take, and their end."""
+"""One attempt of a run: starts its ranks, follows them, ends them in every case, and says why they are not done."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import psutil
-
-from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.records import RankRecord, read_records, works_in
-from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.run.records import RankRecord, ranks_listen, read_records
+from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, ask, is_cancelled
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
+from hpctrain.control.launchers.command import Command
+from hpctrain.control.launchers.processes import end_processes
+from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.audience import LiveRun
-from hpctrain.control.supervision.failure import LOG_LINES, Failure
+from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
 from hpctrain.control.supervision.follow import Follower
 
 _POLL_SECONDS = 0.1
@@ -29,50 +31,98 @@ _POLLS_A_LOOK = 10
 _FAILURE_GRACE_SECONDS = 15.0
 # After its last record a rank still runs its exit handlers, and a launcher leaves MPI with all ranks or never.
 _FINALIZE_SECONDS = 60.0
-_TERMINATE_SECONDS = 10.0
-_AGAIN_SECONDS = 1.0
-_KILL_SECONDS = 5.0
+_INTERRUPTED_SECONDS = 5.0
 # The end of the launcher's own output is where it names the rank that died.
 _OUTPUT_BYTES = 65536
 
 
-class RunningJob:
-    """The processes of one attempt, in a session of their own.
+def run_ranks(command: Command, run: LiveRun, plan: Plan, start: StartEvent) -> Failure | None:
+    """Run a command to its end; none of its processes is alive when this returns.
 
-    Attributes:
-        directory: of the run, by its descriptor while the processes run, which a rename does not change.
-        lost: what became of the directory, once it is not where it was.
-        first_dead: the rank that was seen dead, without an error recorded, while others lived that cannot go on without
-            it.
-        never_met: the failure of ranks that have waited for too long until all were there.
+    Args:
+        run: its directory holds the plan.
+
+    Returns:
+        None if every rank that was not lost on the way is done, else the first cause that is known.
+
+    Raises:
+        HpctrainError: the program cannot be started.
+    """
+    with EventWriter(run.directory.events) as events:
+        follower = Follower(run.held.work, run.audience, run.directory)
+        events.emit(start)
+    job = RunningJob(command, run, plan, follower)
+    try:
+        job.follow()
+    finally:
+        job.stop()
+    follower.advance(last=True)
+    return job.failure()
+
+
+class RunningJob:
+    """The ranks of one attempt and their launcher, in a session of their own.
+
+    Raises:
+        HpctrainError: the program cannot be started.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], run: LiveRun, plan: Plan) -> None:
-        self.process = process
-        self.directory = run.held.work
-        self.lost: str | None = None
-        self.first_dead: int | None = None
-        self.never_met: Failure | None = None
-        self._held, self._interrupts, self._notice = run.held, run.interrupts, run.audience.notice
-        self._ranks, self._fault_tolerant = plan.processes, plan.fault_tolerant
+    def __init__(self, command: Command, run: LiveRun, plan: Plan, follower: Follower) -> None:
+        self._run, self._plan, self._follower = run, plan, follower
+        self._interrupts, self._notice = run.interrupts, run.audience.notice
+        # By its descriptor while the processes run, which a rename does not change.
+        self._directory = run.held.work
+        # Whether the ranks were ended before they had stopped by themselves, may stop by themselves, and save state.
+        self._cut = self._may_stop = self._listen = False
+        self._gone = False
+        # The rank that was seen dead, without an error recorded, while others lived that cannot go on without it.
+        self._first_dead: int | None = None
         # How long ranks may wait until all are there. A script may do anything before, so only recipes have a limit.
         self._meet_seconds = TIMEOUT.read() if plan.recipe and plan.processes > 1 else None
-        self._output = b""
-        # Of each rank the process that proved to be its own, and the others that its record has named.
-        self._own: dict[int, int] = {}
-        self._foreign: set[tuple[int, int]] = set()
+        self._never_met: Failure | None = None
         # How many ranks have begun, and since when it was no more.
         self._begun, self._since = 0, time.monotonic()
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
+        # The launcher's exit status, where it ended by itself, and the end of its own output.
+        self._ended: int | None = None
+        self._printed = b""
+        # Started last, so that nothing that fails leaves it behind.
+        self._process = command.start()
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
 
-    @property
-    def exit_status(self) -> int:
-        """The launcher's exit status, or that of SIGKILL if it does not end even then, perhaps waiting for a disk."""
-        status = self.process.poll()
-        return -signal.SIGKILL if status is None else status
+    def follow(self) -> None:
+        """Follow the ranks until they have ended, or have had their time to stop."""
+        interrupts, seconds = self._interrupts, self._plan.stop.seconds
+        waiting = f"waiting up to {seconds:g} s for the ranks to end their step and save their state"
+        self._cut = self._wait(lambda: bool(interrupts.received))
+        if self._gone and not interrupts.received:
+            # The ranks see that by themselves.
+            self._notice(f"{self._run.held.error().message}: {waiting}")
+            deadline = time.monotonic() + seconds
+            self._cut = self._wait(lambda: bool(interrupts.received) or time.monotonic() > deadline)
+        self._ended = self._process.poll()
+        if self._cut and interrupts.received:
+            by = interrupts.received[0]
+            self._listen = self._plan.recipe is not None or ranks_listen(self._directory)
+            # A script that does not listen gets Ctrl-C as a KeyboardInterrupt, as in a program of its own.
+            self._may_stop = self._listen or by in interrupts.asking or by == signal.SIGINT
+            if self._may_stop and self._ask(by.name):
+                self._notice(f"{by.name}: {waiting}; the second SIGINT or SIGTERM ends them at once")
+                deadline = time.monotonic() + seconds
+                self._cut = self._wait(lambda: interrupts.second_signal or time.monotonic() > deadline)
 
-    def wait(self, follower: Follower, enough: Callable[[], bool]) -> bool:
+    def _ask(self, reason: str) -> bool:
+        """Ask the ranks to save their state and leave; returns whether they could be asked."""
+        try:
+            ask(self._directory.stop, reason)
+        except HpctrainError as error:
+            why = self._run.held.in_words(error).message
+            self._notice(f"warning: {reason}: the ranks cannot be asked to stop: {why}")
+            return False
+        return True
+
+    def _wait(self, enough: Callable[[], bool]) -> bool:
         """Follow until the launcher ends, until it hangs after its ranks have ended, or until ``enough`` is true.
 
         Returns:
@@ -80,15 +130,15 @@ class RunningJob:
         """
         deadline: float | None = None
         for turn in itertools.count():
-            if self.process.poll() is not None:
+            if self._process.poll() is not None:
                 return False
             if enough():
                 return deadline is None
-            follower.advance()
-            self.output()
-            if deadline is None and turn % max(_POLLS_A_LOOK, self._ranks // 10) == 0:
-                if not self.lost and (fate := self._held.lost()):
-                    self.lost = fate
+            self._follower.advance()
+            self._output()
+            if deadline is None and turn % max(_POLLS_A_LOOK, self._plan.processes // 10) == 0:
+                if not self._gone and self._run.held.lost():
+                    self._gone = True
                     return True
                 grace = self._grace()
                 deadline = None if grace is None else time.monotonic() + grace
@@ -97,52 +147,31 @@ class RunningJob:
             time.sleep(_POLL_SECONDS)
         raise AssertionError
 
-    def output(self) -> str:
+    def _output(self) -> str:
         """The end of the launcher's own output so far."""
-        assert self.process.stdout is not None
-        while part := self.process.stdout.read():
-            self._output = (self._output + part)[-_OUTPUT_BYTES:]
-        return self._output.decode(errors="replace")
+        while part := self._stdout.read():
+            self._printed = (self._printed + part)[-_OUTPUT_BYTES:]
+        return self._printed.decode(errors="replace")
 
     def _grace(self) -> float | None:
         """How long the launcher has to end by itself; None while its ranks work."""
-        records = [record for record in read_records(self.directory).values() if not self._is_foreign(record)]
+        records = [*read_records(self._directory).values()]
         if any(record.status == "failed" for record in records):
             return _FAILURE_GRACE_SECONDS
         self._check_start(records)
-        if self.never_met:
+        if self._never_met:
             return 0.0
-        if len(records) == self._ranks and not any(record.status == "running" for record in records):
-            return _KILL_SECONDS if self._interrupts.received else _FINALIZE_SECONDS
+        if len(records) == self._plan.processes and not any(record.status == "running" for record in records):
+            return _INTERRUPTED_SECONDS if self._interrupts.received else _FINALIZE_SECONDS
         dead = [record.rank for record in records if record.vanished]
         alive = [record.rank for record in records if record.status == "running" and record.rank not in dead]
-        if self._fault_tolerant and alive:
+        if self._plan.fault_tolerant and alive:
             # The ranks that are left report how the run ends.
             return None
         # Where all are dead the launcher has ended the job, and which rank died first is not known.
         if dead and len(dead) < len(records):
-            self.first_dead = dead[0]
+            self._first_dead = dead[0]
         return _FAILURE_GRACE_SECONDS if dead else None
-
-    def _is_foreign(self, record: RankRecord) -> bool:
-        """Whether a record names a process of this host that is not the rank's; said once."""
-        rank, named = record.rank, (record.rank, record.pid)
-        # A process that ends closes the directory before it is gone, so the proof is kept.
-        if rank not in self._own and record.status == "running" and (process := record.process()):
-            if works_in(process, self._held.work.path):
-                self._own[rank] = record.pid
-            else:
-                self._notice_foreign(record)
-        return named in self._foreign or self._own.get(rank, record.pid) != record.pid
-
-    def _notice_foreign(self, record: RankRecord) -> None:
-        named = record.rank, record.pid
-        if named not in self._foreign:
-            self._foreign.add(named)
-            self._notice(
-                f"warning: {self._held.named.rank(record.rank)} names process {record.pid}, which is not one of this "
-                f"run's: nothing is concluded from what it says of rank {record.rank}"
-            )
 
     def _check_start(self, records: Sequence[RankRecord]) -> None:
         """Find ranks that have waited too long for the others to begin, as MPI's own start has no limit."""
@@ -152,12 +181,12 @@ class RunningJob:
             self._begun, self._since = len(records), time.monotonic()
         elif time.monotonic() - self._since > self._meet_seconds:
             known = {record.rank for record in records}
-            missing = [str(rank) for rank in range(self._ranks) if rank not in known]
+            missing = [str(rank) for rank in range(self._plan.processes) if rank not in known]
             late = f"rank {', '.join(missing)} did not begin" if missing else "the ranks did not find each other"
-            self.never_met = Failure(
+            self._never_met = Failure(
                 code="HT-ranks-did-not-meet",
                 message=f"{late} within {self._meet_seconds:g} s",
-                lines=tuple(line for line in self.output().splitlines() if line.strip())[-LOG_LINES:],
+                lines=tuple(line for line in self._output().splitlines() if line.strip())[-LOG_LINES:],
                 exit_code=RESUMABLE,
                 passing=True,
                 hint=TIMEOUT_HINT,
@@ -166,78 +195,74 @@ class RunningJob:
     def stop(self) -> None:
         """End every process that is alive; a further interrupt shortens the time that they have."""
         interrupted = len(self._interrupts.received)
-        end_processes(
-            self.process, self.directory, lambda: len(self._interrupts.received) > interrupted, poll=self.output
+        hurry = lambda: len(self._interrupts.received) > interrupted  # noqa: E731
+        end_processes(self._process, self._directory, hurry, poll=self._output)
+        self._gone = self._gone or self._run.held.gone()
+
+    def failure(self) -> Failure | None:
+        """Why the ranks are not done: by their records and the launcher's output, and by what is known beside them."""
+        directory = self._directory if self._gone else self._run.directory
+        status = self._process.poll()
+        failure = find_failure(
+            directory,
+            self._plan.processes,
+            output=self._output(),
+            # It may not end even after SIGKILL, perhaps waiting for a disk.
+            exit_status=-signal.SIGKILL if status is None else status,
+            first_dead=self._first_dead,
+            fault_tolerant=self._plan.fault_tolerant,
         )
-        # What follows is told to the user, with names where the files are now.
-        self.lost = self.lost or self._held.fate()
-        self.directory = self._held.now() or self._held.named
+        if self._never_met and not (failure and failure.lost_hosts):
+            failure = self._never_met
+        if failure is None:
+            return None
+        if self._gone:
+            return directory_gone(self._run, saved=failure.stopped)
+        records = read_records(directory).values()
+        known = failure.hint or failure.stopped or failure.lost_hosts
+        if not known and all(record.status != "failed" for record in records):
+            # Neither a rank nor the launcher has recorded a cause.
+            failure = self._with_shortages(failure, met=any(record.joined for record in records))
+        if self._interrupts.received:
+            return self._interrupted(failure)
+        if failure.stopped and self._ended is not None and self._ended < 0 and self._ended != -signal.SIGTERM:
+            # The ranks take the loss of their launcher for a request to stop.
+            by = f"signal {-self._ended} ({signal_name(-self._ended)})"
+            message = f"the program that started the ranks was killed by {by}; they saved their state"
+            return replace(failure, code="HT-launcher-killed", message=message, stopped=False)
+        return failure
+
+    def _with_shortages(self, failure: Failure, *, met: bool) -> Failure:
+        """The failure with what this host lacks, which comes first where no rank had met the others.
+
+        MPI itself reports a shortage as an internal error, or not at all.
+        """
+        lacking = list(shortages(run=self._run.directory.path))
+        if not lacking:
+            return failure
+        faults = "; ".join(shortage.fault for shortage in lacking)
+        remedies = "\n  ".join(shortage.remedy for shortage in lacking)
+        if self._plan.processes == 1 or met:
+            return replace(failure, hint=f"{faults}\n  {remedies}")
+        return replace(failure, code="HT-host-shortage", message=f"{faults}; {failure.message}", hint=remedies)
+
+    def _interrupted(self, failure: Failure) -> Failure:
+        """The outcome of an interrupted run. The ranks' own account comes first: they may have hung after saving."""
+        signalled = f"interrupted by {self._interrupts.received[0].name}"
+        by = CANCELLED if is_cancelled(self._run.directory.stop) else signalled
+        if failure.stopped:
+            ended = "all ranks saved their state and left" if self._listen else "all ranks have left"
+            return replace(failure, code="HT-run-interrupted", message=f"{by}; {ended}")
+        if self._cut:
+            # Asking for restarts declares the script resumable.
+            exit_code = RESUMABLE if self._may_stop or self._plan.restarts else 1
+            message = f"{by}; every process was ended"
+            return Failure(code="HT-run-interrupted", message=message, exit_code=exit_code)
+        return failure
 
 
-def end_processes(
-    launcher: subprocess.Popen[bytes],
-    directory: RunDirectory,
-    hurry: Callable[[], bool] = lambda: False,
-    poll: Callable[[], object] = lambda: None,
-) -> None:
-    """End a launcher and all that it started: with SIGTERM first, and after a time, or in a hurry, with SIGKILL.
-
-    Args:
-        directory: its records name ranks that may have outlived the launcher.
-        poll: is called again and again while they end.
-    """
-    members = _members(launcher, directory)
-    _signal(launcher, members, signal.SIGTERM)
-    begin = time.monotonic()
-    deadline, again = begin + _TERMINATE_SECONDS, begin + _AGAIN_SECONDS
-    while time.monotonic() < deadline and not hurry():
-        poll()
-        _, members = psutil.wait_procs(members, timeout=_POLL_SECONDS)
-        if not members and launcher.poll() is not None:
-            break
-        if time.monotonic() > again:
-            # A rank takes the first SIGTERM as a request to end its step. Only ranks get a second one: at the second,
-            # Open MPI's launcher abandons its ranks.
-            again = deadline
-            _send_all(members, signal.SIGTERM)
-    # Again from the start: a launcher may have been starting ranks when it got the signal.
-    members = [*members, *_members(launcher, directory)]
-    _signal(launcher, members, signal.SIGKILL)
-    psutil.wait_procs(members, timeout=_KILL_SECONDS)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        launcher.wait(timeout=_KILL_SECONDS)
-
-
-def _members(launcher: subprocess.Popen[bytes], directory: RunDirectory) -> list[psutil.Process]:
-    """The launcher's descendants, the members of its session, and the ranks, which may have outlived it."""
-    # A damaged record must not spare the other processes, and a forged one must not end any.
-    recorded = (record.own_process(directory) for record in read_records(directory).values())
-    members = {process for process in recorded if process}
-    with contextlib.suppress(psutil.NoSuchProcess):
-        members.update(psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else ())
-    # The process number of an ended launcher is not reused while a process of its session lives.
-    if launcher.poll() is None or not psutil.pid_exists(launcher.pid):
-        members.update(process for process in psutil.process_iter() if _session(process) == launcher.pid)
-    return [process for process in members if process.pid != launcher.pid]
-
-
-def _signal(launcher: subprocess.Popen[bytes], members: Sequence[psutil.Process], number: signal.Signals) -> None:
-    if launcher.poll() is None:
-        os.killpg(launcher.pid, number)
-    _send_all(members, number)
-
-
-def _send_all(members: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for member in members:
-        # A script can have started what runs as another user, as sudo does: that ends by itself, or not at all.
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            member.send_signal(number)
-
-
-def _session(process: psutil.Process) -> int | None:
-    """The session of a process that runs; None where it has ended."""
-    try:
-        session = os.getsid(process.pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else session
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        return None
+def directory_gone(run: LiveRun, *, saved: bool = False) -> Failure:
+    """The failure of a run whose directory was moved or deleted; ``saved``: after all ranks saved their state."""
+    error = run.held.error()
+    message = f"{error.message}; all ranks saved their state and left" if saved else error.message
+    return Failure(code=error.code, message=message, hint=error.hint, exit_code=error.exit_code)

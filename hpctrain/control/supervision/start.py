@@ -15,8 +15,7 @@ from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_TIMEOUT, TIMEOUT
 from hpctrain.control.horovod.check import require
-from hpctrain.control.launchers.command import Launcher, Torchrun
-from hpctrain.control.launchers.command_line import torchrun_port
+from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import (
     command_for,
     first_launcher,
@@ -28,7 +27,7 @@ from hpctrain.control.supervision.audience import Audience, LiveRun, ReadyRun
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.hosts_ready import ready_hosts
 from hpctrain.control.supervision.interrupts import Interrupts
-from hpctrain.control.supervision.run import run_ranks
+from hpctrain.control.supervision.running_job import run_ranks
 
 
 def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
@@ -40,7 +39,7 @@ def available_launcher(plan: Plan, machine: Machine) -> Launcher | None:
             are to train on or a variable that is to be passed on is missing.
     """
     require_choices(plan)
-    require_image(plan)
+    require_image(plan.start.container)
     _require_program(plan, machine)
     _require_passed(plan)
     _require_data(plan, machine)
@@ -153,10 +152,5 @@ def run_attempt(ready: ReadyRun, run: LiveRun) -> Failure | None:
     plan, launcher, attempt = ready.plan, ready.launcher, ready.attempt
     command = command_for(plan, run.directory, ready.machine, launcher, attempt=attempt.number)
     command.write_files()
-    if isinstance(launcher, Torchrun) and len(plan.hosts) > 1:
-        where = f"{plan.hosts[0].host}:{torchrun_port(plan, run.directory.path.absolute(), launcher)}"
-        run.audience.notice(
-            f"the torchruns of all hosts meet at {where}; MASTER_PORT names another port, the same on each"
-        )
     start = attempt.start(plan, launcher.name if launcher else "none")
     return run_ranks(command, run, plan, start)

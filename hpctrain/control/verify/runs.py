@@ -71,7 +71,7 @@ class _Quiet:
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
         self.interrupts = interrupts
 
-        def failed(failure: Failure, place: RunDirectory) -> None:
+        def failed(failure: Failure) -> None:
             self.failure = failure
 
         yield Audience(failed=failed)

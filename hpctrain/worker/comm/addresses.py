@@ -98,7 +98,7 @@ def listener_at(name: str, port: int, hosts: int) -> socket.socket | None:
         raise HpctrainError(
             "HT-fabric-port-taken",
             "cannot listen on port {port} of {host}: {reason}",
-            "choose a free one for all hosts with the variable MASTER_PORT",
+            "it follows from the path of the run's directory: choose another one with --run-dir",
             exit_code=1,
             port=port,
             host=name,

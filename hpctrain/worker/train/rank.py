@@ -85,14 +85,9 @@ def run_rank(path: Path) -> int:
     rank = launcher.rank if launcher else 0
     # Held for as long as this process lives, so that it is known to belong to the run.
     held = HeldDirectory(RunDirectory(path))
-    if held.now() is None:
+    if held.gone():
         # Write nothing into a folder that may have taken its place.
-        raise HpctrainError(
-            "HT-run-directory-gone",
-            "{path} has no plan.json: it was moved or deleted before this rank began",
-            exit_code=1,
-            path=path,
-        )
+        raise held.error()
     directory = held.work
     stopping.this_process.watch(directory.stop, held.lost)
     forks.watch()

@@ -21,7 +21,7 @@ env \
   --max-restarts=0 \
   --rdzv-backend=one-address \
   --rdzv-conf=rank=1 \
-  --rdzv-endpoint=n3:29500 \
+  --rdzv-endpoint=n3:20286 \
   --rdzv-id=attempt-1 \
   --no-python \
   /venv/bin/python -P -m hpctrain.worker.train '/home/me/it'"'"'s a run'

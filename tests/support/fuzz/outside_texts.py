@@ -161,7 +161,6 @@ def _events(content: bytes, folder: Path) -> None:
         record=Record.read(directory),
         jobs=(),
         job_ids=(),
-        task=None,
         summary=None,
         alive=None,
     )
@@ -229,7 +228,7 @@ def _run_texts() -> Iterable[bytes]:
 
 def _slurm(content: bytes, _: Path) -> None:
     """What Slurm's programs print; three answers, one after the other, with form feeds between them."""
-    from hpctrain.control.schedulers.slurm.discover import Answers, profile_from, profile_yaml
+    from hpctrain.control.schedulers.slurm.discover import profile_from, profile_yaml
     from hpctrain.control.schedulers.slurm.queue import read_sacct, read_squeue
     from hpctrain.report.status import _waits_for
 
@@ -237,10 +236,9 @@ def _slurm(content: bytes, _: Path) -> None:
     for jobs in (read_squeue, read_sacct):
         with contextlib.suppress(HpctrainError):
             for job in jobs(text):
-                job.has_task(3)
                 _waits_for(job)
     config, partitions, nodes = (text.split("\f") + [""] * 3)[:3]
-    found = profile_from(Answers(nodes=nodes, config=config, partitions=partitions), None, date(2026, 11, 21))
+    found = profile_from(config, partitions, nodes, partition=None, today=date(2026, 11, 21))
     profile_yaml(found.profile)
 
 

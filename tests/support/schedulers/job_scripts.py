@@ -33,15 +33,8 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
     given: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
     settings = {key: given.pop(key) for key in ("container", "staging", "verify") if key in given}
     if (directory := given["run_directory"]).exists():
-        made = JobSettings(
-            array=request.array is not None,
-            requeue=request.requeue,
-            signal=request.signal,
-            **settings,
-        )
+        made = JobSettings(requeue=request.requeue, signal=request.signal, **settings)
         (directory / SETTINGS).write_text(made.model_dump_json())
-        for task in request.tasks:
-            (directory / f"task-{task}").mkdir(exist_ok=True)
     return job_script(request, profile, **given)
 
 
@@ -49,7 +42,6 @@ CASES = {
     "one-node": script(GPUS, more={"virtual_environment": Path("/home/me/my venv")}),
     "four-nodes": script(GPUS, nodes=4, tasks_per_node=8, cpus_per_task=8, time="2-00"),
     "cpu-only": script(PLAIN, nodes=2, time="30", more={"virtual_environment": Path("/home/me/venv")}),
-    "array": script(PLAIN, array="0-9%2", time="10"),
     "fault-tolerant": script(PLAIN, nodes=4, more={"no_kill": True}),
     "no-requeue": script(PLAIN.model_copy(update={"requeue": False})),
 }

@@ -25,7 +25,6 @@ from hpctrain.control.schedulers.kubernetes.kubernetes_scheduler import prepare_
 from hpctrain.control.schedulers.kubernetes.manifests import manifest_text
 from hpctrain.control.schedulers.profile import ClaimMount, ClusterProfile, KubernetesProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Order
-from support.ports import free_port
 
 _BIN = Path(sys.executable).parent
 _ROOT = Path(__file__).parents[3]
@@ -90,7 +89,7 @@ class LocalJob:
         order = Order(
             cluster=Cluster(profile=profile),
             request=job_request(profile, "digits", {"nodes": pods}),
-            trainings={None: training},
+            training=training,
             options={"--job-name"},
             run_dir=self.run,
         )
@@ -106,7 +105,6 @@ class LocalJob:
         program, *arguments = container["command"]
         mounted = [word.replace("/etc/hpctrain/plan.json", str(plan)) for word in arguments]
         self._command = [str(_BIN / program), *mounted]
-        self._port = free_port()
         self.logs = [folder / f"pod-{pod}.log" for pod in range(pods)]
 
     def start(self, pod: int) -> Pod:
@@ -118,7 +116,6 @@ class LocalJob:
             "JOB_COMPLETION_INDEX": str(pod),
             "HPCTRAIN_POD": "digits",
             "HPCTRAIN_POD_CPUS": "1",
-            "MASTER_PORT": str(self._port),
             # A pod's own name has its address there.
             "GLOO_SOCKET_IFNAME": "lo",
         }

@@ -50,10 +50,7 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
         ),
         *(
             (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
-            for *wrong, code in (
-                ("--set", "seed=%a", "HT-option-needs-another"),
-                ("--verify", "HT-ranks-too-few"),
-            )
+            for *wrong, code in (("--verify", "HT-ranks-too-few"),)
         ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
         (["run", "digits", "--", "--lr", "3"], "HT-option-not-usable-here"),

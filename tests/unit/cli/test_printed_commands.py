@@ -51,9 +51,9 @@ def check_values(given: dict[str, Any]) -> None:
     recipe = given.get("work") or given.get("recipe")
     # What a prediction searches for.
     mesh = given.get("mesh") if given.get("mesh") != "auto" else None
-    # A name, not a file of the reader's; and values, not what each task of an array puts in.
+    # A name, not a file of the reader's; and values, not a variable of a loop.
     if recipe and not recipe.endswith((".py", ".yaml", ".json")):
-        changes = [change for change in given.get("overrides") or () if "%a" not in change]
+        changes = [change for change in given.get("overrides") or () if "$" not in change]
         load_recipe(recipe, [*changes, *mesh_overrides(mesh)])
     elif mesh:
         for each in [mesh] if isinstance(mesh, str) else mesh:

@@ -40,17 +40,6 @@ def finished(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-@pytest.fixture
-def array(tmp_path: Path) -> RunDirectory:
-    """Of the four tasks of an array the first two have begun."""
-    directory = RunDirectory(tmp_path / "array")
-    for task in range(1, 5):
-        events = [started(job=f"12_{task}", time=0.0), *run_events(task)] if task < 3 else None
-        write_run(directory.path / f"task-{task}", recipe_plan(), events)
-    write_submission(directory, "12")
-    return directory
-
-
 def started(**changes: Any) -> dict[str, Any]:
     return {
         "time": time.time(),
@@ -91,34 +80,10 @@ def test_status_as_json(finished: RunDirectory, capsys: pytest.CaptureFixture[st
     assert status["remaining_s"] is None and status["resume"] is None
 
 
-def test_status_of_an_array(
-    array: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_misuse(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    queue = [
-        row("12_1", "RUNNING", array.path, number="13", nodes="n1"),
-        row("12_2", "COMPLETED", array.path, number="14", nodes="n1"),
-        row("12_[3-4]", "PENDING", array.path, reason="JobArrayTaskLimit"),
-        row("99", "RUNNING", "/elsewhere", nodes="n2"),
-    ]
-    install(tmp_path, monkeypatch, squeue=prints("".join(queue)))
-    for target in (str(array.path), "12"):
-        assert main(["status", target]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[1].split()[:5] == ["1", "running", "4", "of", "12"]
-        assert lines[2].split()[:5] == ["2", "stopped", "8", "of", "12"]
-        assert [line.split()[:2] for line in lines[3:]] == [["3", "waiting"], ["4", "waiting"]]
-        assert "12_[3-4]" in lines[3] and lines[3].split()[-1] == "JobArrayTaskLimit"
-    assert main(["status", "12_1", "--json"]) == 0
-    task = json.loads(capsys.readouterr().out)
-    assert (task["task"], task["state"], [job["id"] for job in task["jobs"]]) == (1, "running", ["12_1"])
-    # Its events name it as Slurm does.
-    assert task["job_ids"] == ["12_1"]
-    assert main(["status", "12_2", "--json"]) == 0
-    resume = json.loads(capsys.readouterr().out)["resume"]
-    assert resume == f"sbatch --chdir={array.path} --array=2 {array.path}/job.sh"
-
-
-def test_misuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path, monkeypatch, squeue=UNKNOWN_JOB, sacct=NO_ACCOUNTING)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -177,14 +142,6 @@ def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> Non
     assert printed == ["job-9.log", "first", "job-10.log", "second"]
 
 
-def test_logs_of_one_task_of_an_array(array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    array.logs.mkdir()
-    for task in (1, 11):
-        (array.logs / f"job-12_{task}.log").write_text(f"task {task}\n")
-    assert main(["logs", str(array.path / "task-1"), "--job"]) == 0
-    assert capsys.readouterr().out == "task 1\n"
-
-
 @pytest.mark.long
 def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
     launcher = process_in(tmp_path / "run")
@@ -215,14 +172,13 @@ def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
         launcher.wait()
 
 
-def test_logs_misuse(finished: RunDirectory, array: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_misuse(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(finished.path)
     said = {
         (run, "--rank", "2"): "HT-option-bad-value",
         (run, "--rank", "one"): "--rank one",
         (run, "--rank", ""): "empty range",
         (run, "--rank", "1", "--job"): "leave out one of them",
-        (str(array.path),): "name one task of it",
     }
     for arguments, words in said.items():
         assert main(["logs", *arguments]) == 2
@@ -289,7 +245,7 @@ def test_other_jobs_in_a_run_directory_are_not_the_runs(
 
     squeue = f"[ -e {tmp_path}/ended ] && {queue('CANCELLED')} || {queue('RUNNING')}"
     calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
-    assert main(["cancel", str(directory.path)]) == 0
+    assert main(["cancel", "12"]) == 0
     assert ["scancel", "12", "15"] in [line.split() for line in calls.read_text().splitlines()]
     check_text("cancel-jobs", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
 
@@ -448,25 +404,3 @@ def test_cancel_stops_ranks_of_a_launcher_on_another_host(
     assert directory.stop.read_text() == "cancelled\n"
     assert ("resumable" in said.out) == leaves
     assert [("gpu9" in said.err), (f"'{directory.path}'" in said.err), ("kill 77" in said.err)] == [not leaves] * 3
-
-
-@pytest.mark.parametrize(("target", "numbers"), [("array", "12"), ("12", "12"), ("12_2", "12_2"), ("12_4", "12_4")])
-def test_cancel_jobs(
-    target: str,
-    numbers: str,
-    array: RunDirectory,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    live = row("12_2", "RUNNING", array.path, number="14", nodes="n1") + row("12_[3-4]", "PENDING", array.path)
-    ended = row("12_2", "CANCELLED", array.path, number="14", nodes="n1") + row("12_[3-4]", "CANCELLED", array.path)
-    squeue = f"[ -e {tmp_path}/ended ] && {prints(ended)} || {prints(live)}"
-    calls = install(tmp_path, monkeypatch, squeue=squeue, scancel=f"touch {tmp_path}/ended")
-    monkeypatch.chdir(tmp_path)
-    assert main(["cancel", target]) == 0
-    assert "job 12_" in capsys.readouterr().out
-    assert f"scancel {numbers}\n" in calls.read_text()
-    assert main(["cancel", target]) == 0
-    assert "job 12_" not in capsys.readouterr().out
-    assert calls.read_text().count("scancel") == 1

@@ -125,7 +125,6 @@ def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "said"),
     [
         (["--partition", "gpu"], "HT-option-not-usable-here"),
-        (["--array", "0-3", "--set", "seed=%a"], "HT-option-not-usable-here"),
         (["--wait"], "HT-option-not-usable-here"),
         (["--launcher", "mpirun"], "HT-option-not-usable-here"),
         (["--fabric", "f.txt"], "HT-option-not-usable-here"),

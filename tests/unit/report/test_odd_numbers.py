@@ -20,7 +20,7 @@ from hpctrain.report.faults import consecutive, event_line, spike_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import Means
 from hpctrain.report.record import Record, StepTotals
-from hpctrain.report.status import RunStatus, read_status
+from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise_record
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, typed
@@ -108,7 +108,7 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
 
 def test_status(directory: RunDirectory) -> None:
     found, _ = read_status(find_run(str(directory.path)))
-    assert isinstance(found, RunStatus) and found.survived == (DAMAGED_LINE,)
+    assert found.survived == (DAMAGED_LINE,)
 
 
 def test_steps_of_next_to_no_time_have_no_speed() -> None:

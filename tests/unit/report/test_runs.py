@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
-from hpctrain.common.run.directory import RUNS, RunDirectory, write_json
+from hpctrain.common.run.directory import RUNS, write_json
 from hpctrain.control.schedulers.find_run import last_run
 from hpctrain.report.runs import RunRow, list_runs, runs_text
 from support.refusals import codes, refused
@@ -90,10 +90,7 @@ def test_the_last_run_needs_no_name(runs: Path, capsys: pytest.CaptureFixture[st
     assert main(["report", "./last"]) == 0
     assert Path("last/report.html").exists() and not (runs / "done" / "report.html").exists()
     shutil.rmtree(runs / "done")
-    (runs / "array").mkdir()
-    newest.rename(runs / "array" / "task-1")
-    write_submission(RunDirectory(runs / "array"), "12")
-    assert last_run() == Path("hpctrain-runs/array")
+    assert last_run() == Path("hpctrain-runs/half")
 
 
 def test_where_there_is_no_run_there_is_no_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +150,14 @@ def test_a_damaged_run_hides_no_other(runs: Path) -> None:
 
 
 def test_slurm_is_asked_once_and_only_where_there_was_a_job(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = RunDirectory(runs / "array")
-    for task in (1, 2):
-        write_run(array.path / f"task-{task}", recipe_plan(), None)
-    queue = row("12_2", "RUNNING", array.path, number="14", nodes="n1")
-    calls = install(runs.parent, monkeypatch, squeue=prints(queue))
+    waiting, running = (write_run(runs / f"job-{number}", recipe_plan(), None) for number in (1, 2))
+    calls = install(runs.parent, monkeypatch, squeue=prints(row("14", "RUNNING", running.path, nodes="n1")))
     assert list_runs(runs)[1] is None
     assert calls.read_text() == ""
-    write_submission(array, "12")
+    write_submission(waiting, "13")
+    write_submission(running, "14")
     states = {each.name: each.state for each in list_runs(runs)[0]}
-    assert (states["array/task-1"], states["array/task-2"]) == ("not started", "running")
+    assert (states["job-1"], states["job-2"]) == ("stopped", "running")
     assert len(calls.read_text().splitlines()) == 1
 
 

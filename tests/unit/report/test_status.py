@@ -78,7 +78,6 @@ def known(tmp_path: Path, events: list[Line], **changes: Any) -> RunStatus:
         "record": Record.read(directory),
         "jobs": [job()],
         "job_ids": ("12",),
-        "task": None,
         "summary": None,
         "alive": False,
     }
@@ -241,7 +240,7 @@ def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus
     directory = write_run(tmp_path, recipe_plan(), [start(**values)])
     with HeldDirectory(directory) if held else contextlib.nullcontext():
         status, problem = read_status(find_run(str(directory.path)))
-    assert isinstance(status, RunStatus) and problem is None
+    assert problem is None
     return status
 
 
@@ -266,7 +265,6 @@ def test_another_users_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for owner in (os.getuid(), nobody):
             os.chown(directory.path, owner, -1)
             status, _ = read_status(find_run(str(directory.path)))
-            assert isinstance(status, RunStatus)
             states.append(status.state)
         launcher.kill()
     # What is alive is not the run's in the first case, and may be in the second.
@@ -285,7 +283,6 @@ def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.
 
     def state() -> str:
         status, _ = read_status(find_run(str(directory.path)))
-        assert isinstance(status, RunStatus)
         return status.state
 
     assert state() == "stopped"
@@ -299,7 +296,7 @@ def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytes
     directory.ranks.mkdir(exist_ok=True)
     directory.rank(1).write_text("")
     status, _ = read_status(find_run(str(directory.path)))
-    assert isinstance(status, RunStatus) and status.state == "stopped"
+    assert status.state == "stopped"
     (line,) = status.unread
     assert line.startswith(f"{directory.rank(1)}: ")
     # Nothing is known of that rank, which may be alive.
@@ -320,4 +317,4 @@ def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     directory = write_run(tmp_path / "run", recipe_plan(), [start(host="another")])
     status, problem = read_status(find_run(str(directory.path)))
     assert problem and problem.startswith("squeue ")
-    assert isinstance(status, RunStatus) and status.state == "running" and status.job_ids == ("12",)
+    assert status.state == "running" and status.job_ids == ("12",)

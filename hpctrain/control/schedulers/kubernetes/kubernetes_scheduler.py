@@ -51,8 +51,8 @@ _JOB = re.compile(r"job[a-z0-9.]*/([a-z0-9-]+)")
 _NOT_HERE = frozenset(
     f"--{name}"
     for name in (
-        *("account", "array", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
-        *("partition", "qos", "sbatch", "stage", "stage-environment", "topology", "verify", "wait"),
+        *("account", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
+        *("partition", "qos", "sbatch", "stage", "topology", "verify", "wait"),
     )
 )
 
@@ -110,8 +110,7 @@ def prepare_pods(order: Order) -> PodRun:
             option=option,
         )
     profile, request = order.cluster.profile, order.request
-    (training,) = order.trainings.values()
-    kubernetes = profile.kubernetes
+    training, kubernetes = order.training, profile.kubernetes
     assert kubernetes is not None and training.work is not None
     title = training.work.name if isinstance(training.work, Recipe) else training.work.path.name
     called = object_name(request.name if "--job-name" in order.options else default_directory(title).name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -19,7 +18,7 @@ from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.stopping import CANCELLED, RESUMABLE, reason_in
+from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
 from hpctrain.control.schedulers.slurm.node_files import Staging, look_at_image, remove_staged, stage
 
 SETTINGS = "job.json"
@@ -35,7 +34,6 @@ class JobSettings(FrozenModel):
         cpus_per_task: what srun asks for each rank: since Slurm 22.05 it does not take it from the job.
     """
 
-    array: bool = False
     requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
     signal: str
     cpus_per_task: int | None = None
@@ -65,11 +63,10 @@ def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> 
 
 class _Batch:
     def __init__(self, directory: Path, settings: JobSettings, told: str | None, say: Callable[[str], None]) -> None:
-        self._directory, self._settings, self._asked, self._say = directory, settings, told, say
-        task = os.environ["SLURM_ARRAY_TASK_ID"] if settings.array else None
-        self._run = RunDirectory(directory / f"task-{task}" if task else directory)
-        self._job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}" if task else os.environ.get("SLURM_JOB_ID", "")
-        self._again = [f"--chdir={directory}", *([f"--array={task}"] if task else []), str(directory / "job.sh")]
+        self._settings, self._asked, self._say = settings, told, say
+        self._run = RunDirectory(directory)
+        self._job = os.environ.get("SLURM_JOB_ID", "")
+        self._again = [f"--chdir={directory}", str(self._run.script)]
         self._child: subprocess.Popen[bytes] | None = None
         self._begun = self._ended = False
 
@@ -107,12 +104,10 @@ class _Batch:
                 remove_staged(settings.staging)
 
     def _verify_and_run(self) -> int:
-        staging, run, verified = self._settings.staging, self._run, self._run.path / "verify"
-        staged = staging.python if staging else None
-        python = ("--python", str(staged)) if staged else ()
+        run, verified = self._run, self._run.path / "verify"
         if self._settings.verify and not self._stops() and not (verified / "equal").exists():
             shutil.rmtree(verified, ignore_errors=True)
-            status = self._follow("verify", "--plan", str(run.plan), "--run-dir", str(verified), *python)
+            status = self._follow("verify", "--plan", str(run.plan), "--run-dir", str(verified))
             if status == 0:
                 (verified / "equal").touch()
             elif not self._stops():
@@ -120,7 +115,7 @@ class _Batch:
         if self._stops():
             return RESUMABLE
         # It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint.
-        status = self._follow("run", "--resume", "--run-dir", str(run.path), *python)
+        status = self._follow("run", "--resume", "--run-dir", str(run.path))
         # One that a signal ended was told before it could listen: nothing had begun.
         killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._settings.signal}")}
         self._begun = not (self._stops() and status in killed)
@@ -138,7 +133,7 @@ class _Batch:
 
     def go_on(self) -> None:
         """See to it that another job, or this one again, goes on with a run that is not finished."""
-        if self._asked == "TERM" or self._cancelled():
+        if self._asked == "TERM" or is_cancelled(self._run.stop):
             # A cancelled job must not come back, and a preempted one does so by itself.
             self._how(f"job {self._job} was told to end before it was finished. To go on")
         elif not self._begun:
@@ -152,12 +147,6 @@ class _Batch:
     def _how(self, why: str) -> None:
         self._say(f"hpctrain: {why}:")
         self._say(f"  {shlex.join(['sbatch', *self._again])}")
-
-    def _cancelled(self) -> bool:
-        """Whether ``hpctrain cancel`` left its word."""
-        with contextlib.suppress(OSError):
-            return reason_in(self._run.stop) == CANCELLED
-        return False
 
     def _requeued(self) -> bool:
         self._say(f"hpctrain: job {self._job} is not finished and goes back to the queue")

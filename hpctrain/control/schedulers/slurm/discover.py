@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -52,16 +52,6 @@ class NodeKind:
         return f"{gpus}, {self.cores} cores{threads}, {self.memory} MB"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """The output of ``scontrol``, and of ``sinfo`` in place of ``nodes`` where a site keeps these to itself."""
-
-    config: str
-    partitions: str
-    nodes: str
-    sinfo: str = ""
-
-
 def discover(partition: str | None) -> Cluster:
     """The profile of the cluster that this machine submits to.
 
@@ -78,29 +68,29 @@ def discover(partition: str | None) -> Cluster:
             "there is no Slurm here: scontrol is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
-    answers = Answers(
-        config=_scontrol(*_CONFIG),
-        partitions=_scontrol(*_PARTITIONS),
-        nodes=program_output("scontrol", *_NODES, seconds=_SECONDS),
-    )
-    if not answers.nodes:
-        answers = replace(answers, sinfo=program_output("sinfo", *_SINFO, seconds=_SECONDS))
-    return profile_from(answers, partition, date.today())
+    config, partitions = _scontrol(*_CONFIG), _scontrol(*_PARTITIONS)
+    nodes = program_output("scontrol", *_NODES, seconds=_SECONDS)
+    sinfo = "" if nodes else program_output("sinfo", *_SINFO, seconds=_SECONDS)
+    if not nodes and not sinfo:
+        # Once more, for its reason.
+        nodes = _scontrol(*_NODES)
+    return profile_from(config, partitions, nodes, sinfo, partition=partition, today=date.today())
 
 
-def profile_from(answers: Answers, partition: str | None, today: date) -> Cluster:
-    """The profile that the answers describe.
+def profile_from(
+    config: str, partitions: str, nodes: str, sinfo: str = "", *, partition: str | None, today: date
+) -> Cluster:
+    """The profile that the texts of ``scontrol show`` describe, and ``sinfo`` where a site keeps nodes to itself.
 
     Raises:
         HpctrainError: as in :func:`discover`.
     """
-    config = read_config(answers.config)
-    partitions = {keys["PartitionName"]: keys for keys in _lines(answers.partitions) if keys.get("PartitionName")}
-    named = [_choose(partitions, name) for name in (partition.split(",") if partition else [None])]
+    settings = read_config(config)
+    known = {keys["PartitionName"]: keys for keys in _lines(partitions) if keys.get("PartitionName")}
+    named = [_choose(known, name) for name in (partition.split(",") if partition else [None])]
     chosen = named[0]
     name = chosen["PartitionName"]
-    nodes = _lines(answers.nodes) or list(_of_sinfo(answers.sinfo, chosen))
-    kinds, broken = count_nodes(nodes, chosen)
+    kinds, broken = count_nodes(_lines(nodes) or _of_sinfo(sinfo, chosen), chosen)
     if not kinds:
         raise HpctrainError(
             "HT-slurm-partition-not-usable",
@@ -109,9 +99,9 @@ def profile_from(answers: Answers, partition: str | None, today: date) -> Cluste
             partition=name,
             broken=broken,
         )
-    version = config.get("SLURM_VERSION", "of unknown version")
+    version = settings.get("SLURM_VERSION", "of unknown version")
     profile = validate(
-        _values(config, chosen, kinds.most_common(1)[0][0])
+        _values(settings, chosen, kinds.most_common(1)[0][0])
         | {"partition": ",".join(keys["PartitionName"] for keys in named)}
         | {"source": f"scontrol of Slurm {version} on {today.isoformat()}", "remark": "discovered"},
         ClusterProfile,
@@ -141,7 +131,7 @@ def read_config(text: str) -> Settings:
     return {key: value.strip() for key, value in pairs}
 
 
-def _of_sinfo(text: str, partition: Settings) -> Iterator[Settings]:
+def _of_sinfo(text: str, partition: Settings) -> list[Settings]:
     """What ``scontrol show node`` would say of a partition's nodes, as far as ``sinfo`` says it.
 
     It counts the CPUs that the site keeps from jobs too. Of equal nodes, the partition's sums are without them.
@@ -151,8 +141,8 @@ def _of_sinfo(text: str, partition: Settings) -> Iterator[Settings]:
     sums = dict(field.partition("=")[::2] for field in partition.get("TRES", "").split(","))
     cpus, nodes = _number(sums, "cpu"), _number(sums, "node")
     if cpus and nodes and len({line["CPUTot"] for line in here}) == 1:
-        here = [line | {"CPUEfctv": str(cpus // nodes)} for line in here]
-    yield from here
+        return [line | {"CPUEfctv": str(cpus // nodes)} for line in here]
+    return here
 
 
 def count_nodes(nodes: Iterable[Settings], partition: Settings) -> tuple[Counter[NodeKind], int]:

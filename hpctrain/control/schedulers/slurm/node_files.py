@@ -18,7 +18,6 @@ from hpctrain.common.stderr import tell
 from hpctrain.control.schedulers.profile import ClusterProfile
 
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
-_ENVIRONMENT = "environment"
 
 
 class StagedPaths(FrozenModel):
@@ -34,12 +33,10 @@ class Staging(FrozenModel):
 
     Attributes:
         folder: of the job on each node, with variables that the job has.
-        environment: of Python, that the ranks then use.
     """
 
     folder: str
-    copies: tuple[StagedPaths, ...] = ()
-    environment: StagedPaths | None = None
+    copies: tuple[StagedPaths, ...]
 
     @property
     def path(self) -> Path:
@@ -57,26 +54,20 @@ class Staging(FrozenModel):
             )
         return Path(path)
 
-    @property
-    def python(self) -> Path | None:
-        """The Python of the environment, on the nodes of this job."""
-        return self.path / _ENVIRONMENT / "bin" / "python" if self.environment else None
-
 
 def plan_staging(
-    profile: ClusterProfile, sources: Sequence[Path], environment: Path | None, container: Container | None = None
+    profile: ClusterProfile, sources: Sequence[Path], container: Container | None = None
 ) -> Staging | None:
     """The staging of a job on a cluster; None if there is nothing to stage.
 
     Args:
         sources: folders and files, archives of tar among them.
-        environment: a virtual environment's folder, or an archive of one, as conda-pack and venv-pack make it.
 
     Raises:
         HpctrainError: the cluster has no such storage, a source is not there, two have one name, or the container would
             not have them.
     """
-    if not sources and environment is None:
+    if not sources:
         return None
     if profile.node_storage is None:
         raise HpctrainError(
@@ -87,8 +78,8 @@ def plan_staging(
         )
     copies: dict[str, StagedPaths] = {}
     for source in sources:
-        copy = _staged("--stage", source)
-        if copy.name in copies or copy.name == _ENVIRONMENT:
+        copy = _staged(source)
+        if copy.name in copies:
             raise HpctrainError(
                 "HT-stage-source-not-usable",
                 "--stage {source}: there would be two {name!r} in the job's folder",
@@ -97,39 +88,25 @@ def plan_staging(
                 name=copy.name,
             )
         copies[copy.name] = copy
-    staged = _staged_environment(environment) if environment else None
-    if container and (staged or container.runtime == "pyxis"):
+    if container and container.runtime == "pyxis":
         raise HpctrainError(
             "HT-options-exclude-each-other",
             "--stage and --container exclude each other here: what is staged would not be in the container",
-            "mount the source itself with --mount; an environment belongs in the image",
+            "mount the source itself with --mount",
         )
     # Each job has a folder of its own, which no other files can be in and which the job can remove.
     folder = f"{profile.node_storage.rstrip('/')}/hpctrain-$SLURM_JOB_ID"
-    return Staging(folder=folder, copies=tuple(copies.values()), environment=staged)
+    return Staging(folder=folder, copies=tuple(copies.values()))
 
 
-def _staged_environment(source: Path) -> StagedPaths:
-    staged = _staged("--stage-environment", source).model_copy(update={"name": _ENVIRONMENT})
-    if staged.kind == "copy" and not (Path(staged.source) / "bin" / "python").exists():
-        raise HpctrainError(
-            "HT-stage-source-not-usable",
-            "--stage-environment {environment}: neither a folder with bin/python nor an archive of one",
-            "venv-pack or conda-pack makes an archive",
-            environment=source,
-        )
-    return staged
-
-
-def _staged(option: str, source: Path) -> StagedPaths:
+def _staged(source: Path) -> StagedPaths:
     # A link is followed, but the copy keeps the link's name.
     path, name = source.resolve(), Path(os.path.abspath(source)).name  # noqa: PTH100 - absolute() keeps ".."
     if not path.exists():
         raise HpctrainError(
             "HT-stage-source-not-usable",
-            "{option} {source}: there is no such file or folder",
+            "--stage {source}: there is no such file or folder",
             f"looked for {path}",
-            option=option,
             source=source,
         )
     for ending in _TAR:
@@ -153,7 +130,7 @@ def stage(staging: Staging, container: Container | None) -> dict[str, str]:
             "node_storage in the profile must be a place that each node has for itself; {folder} is none",
             folder=folder,
         )
-    for copy in (*staging.copies, *filter(None, [staging.environment])):
+    for copy in staging.copies:
         if not _copy(copy, folder / copy.name):
             raise HpctrainError(
                 "HT-job-staging-failed", "{source} was not copied to each node", exit_code=1, source=copy.source
@@ -173,16 +150,7 @@ def remove_staged(staging: Staging) -> None:
 def _copy(copy: StagedPaths, to: Path) -> bool:
     if copy.kind == "copy":
         return _on_each_node("cp", "-a", "--", copy.source, to)
-    if not (_on_each_node("mkdir", "--", to) and _on_each_node(*unpacking(copy.source, to))):
-        return False
-    # What conda-pack puts into an archive, to be run where it was unpacked. This node is one of the job's.
-    program = to / "bin" / "conda-unpack"
-    return copy.name != _ENVIRONMENT or not program.exists() or _on_each_node(to / "bin" / "python", program)
-
-
-def unpacking(archive: str, to: Path) -> tuple[str, ...]:
-    """The command that unpacks an archive into a folder."""
-    return ("tar", "-xf", archive, "-C", str(to))
+    return _on_each_node("mkdir", "--", to) and _on_each_node("tar", "-xf", copy.source, "-C", to)
 
 
 def _on_each_node(*command: str | Path) -> bool:

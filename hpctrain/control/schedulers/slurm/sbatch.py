@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.machine import as_if_installed, installed_frameworks
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
@@ -23,7 +22,7 @@ from hpctrain.common.files.printable import encodable
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.launchers.launcher_choice import require_choices
+from hpctrain.control.launchers.launcher_choice import require_choices, require_image
 from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
 from hpctrain.control.schedulers.scheduler import Order
@@ -43,13 +42,12 @@ class PreparedJob:
     """Everything that a submission consists of.
 
     Attributes:
-        plans: of each task of an array by its number; of any other run, under None.
         render: the absolute path of a run directory to the text of the job script.
         files: further ones for the run directory, by name.
         notices: texts for the user, before submission.
     """
 
-    plans: Mapping[int | None, Plan]
+    plan: Plan
     render: Callable[[Path], str]
     files: Mapping[str, str]
     notices: tuple[str, ...]
@@ -62,63 +60,51 @@ def prepare(order: Order) -> PreparedJob:
         HpctrainError: something that is not there, or does not go together.
     """
     profile, request = order.cluster.profile, order.request
-    first = next(iter(order.trainings.values()))
-    container, look_only = first.start.container, first.dry_run
-    if container:
-        _check_container(container, first.start.launcher)
-    settings = JobSettings(
-        array=request.array is not None,
-        requeue=request.requeue,
-        signal=request.signal,
-        cpus_per_task=request.cpus_per_task,
-        verify=order.verify,
-        container=container,
-        staging=plan_staging(profile, order.stage, order.stage_environment, container),
-    )
-    frameworks, missing = installed_frameworks(), tuple[str, ...]()
-    if look_only and container is None:
-        frameworks, missing = as_if_installed(frameworks)
-    plans = order.plans(frameworks)
-    for plan in plans.values():
-        require_choices(plan)
-        if order.verify and plan.ranks == 1:
-            raise HpctrainError(
-                "HT-ranks-too-few",
-                "--verify: a job of one rank is one process already",
-                "ask for more ranks, as with --nodes 2, or leave --verify out",
-            )
-        if not look_only:
-            require_trackers(plan.trackers, {**os.environ, **profile.environment})
-    no_kill = any(plan.fault_tolerant for plan in plans.values())
-    script = partial(
-        job_script, request, profile, folder=Path.cwd(), virtual_environment=_virtual_environment(), no_kill=no_kill
-    )
-    warnings = [*filter(None, [request.warning]), *(f"warning: {text}" for text in missing)]
-    return PreparedJob(
-        plans=plans,
-        render=lambda directory: script(run_directory=directory),
-        files={**order.cluster.files, SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
-        notices=(*order.cluster.findings, *warnings),
-    )
-
-
-def _check_container(container: Container, launcher: str) -> None:
-    image = container.image
-    if container.runtime == "pyxis" and launcher == "mpirun":
+    start, look_only = order.training.start, order.training.dry_run
+    container = start.container
+    if container and container.runtime == "pyxis" and start.launcher == "mpirun":
         raise HpctrainError(
             "HT-launcher-not-usable-here",
             "pyxis is a plugin of srun: mpirun cannot start its containers",
             "--launcher srun-pmix",
         )
-    # Pyxis also accepts a name without a registry.
-    named = container.runtime == "pyxis" and not image.startswith((".", "/")) and not image.endswith((".sif", ".sqsh"))
-    if not (named or "://" in image or "#" in image or Path(image).exists()):
+    require_image(container)
+    settings = JobSettings(
+        requeue=request.requeue,
+        signal=request.signal,
+        cpus_per_task=request.cpus_per_task,
+        verify=order.verify,
+        container=container,
+        staging=plan_staging(profile, order.stage, container),
+    )
+    frameworks, missing = installed_frameworks(), tuple[str, ...]()
+    if look_only and container is None:
+        frameworks, missing = as_if_installed(frameworks)
+    plan = order.plan(frameworks)
+    require_choices(plan)
+    if order.verify and plan.ranks == 1:
         raise HpctrainError(
-            "HT-container-image-missing",
-            "--container {image}: there is no such file, and it is not an address",
-            f"looked for {Path(image).absolute()}; an address is like docker://python:3.12",
-            image=image,
+            "HT-ranks-too-few",
+            "--verify: a job of one rank is one process already",
+            "ask for more ranks, as with --nodes 2, or leave --verify out",
         )
+    if not look_only:
+        require_trackers(plan.trackers, {**os.environ, **profile.environment})
+    script = partial(
+        job_script,
+        request,
+        profile,
+        folder=Path.cwd(),
+        virtual_environment=_virtual_environment(),
+        no_kill=plan.fault_tolerant,
+    )
+    warnings = [*filter(None, [request.warning]), *(f"warning: {text}" for text in missing)]
+    return PreparedJob(
+        plan=plan,
+        render=lambda directory: script(run_directory=directory),
+        files={**order.cluster.files, SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
+        notices=(*order.cluster.findings, *warnings),
+    )
 
 
 def _virtual_environment() -> Path | None:
@@ -133,9 +119,9 @@ def submit_job(order: Order, job: PreparedJob) -> tuple[RunDirectory, str]:
     Raises:
         HpctrainError: the directory holds a run or cannot be written, or sbatch refuses; nothing is left behind.
     """
-    require_log_path(run_path(order, job.plans))
+    require_log_path(run_path(order, job.plan))
     number = None
-    with made_run(order, job.plans, job.files) as directory:
+    with made_run(order, job.plan, job.files) as directory:
         try:
             write_whole(directory.script, job.render(directory.path).encode(), private=True)
             # Executable, so that the user can run it within an allocation.
@@ -253,7 +239,6 @@ def job_script(
         folder=folder,
         virtual_environment=virtual_environment,
         no_kill=no_kill,
-        array=request.array is not None,
         requeue=request.requeue,
         signal=request.signal,
         signal_seconds=request.signal_seconds,
@@ -299,7 +284,6 @@ def directives(request: JobRequest) -> tuple[str, ...]:
         request.gpu_option: gpus,
         "mem": request.memory,
         "time": request.time,
-        "array": request.array,
     }
     lines = [directive(option, value) for option, value in requested.items() if value is not None]
     if request.exclusive:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory, array_task
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
@@ -38,7 +38,7 @@ class Slurm(Scheduler):
         job = prepare(order)
         for line in job.notices:
             say(line)
-        directory = run_path(order, job.plans)
+        directory = run_path(order, job.plan)
         require_log_path(directory)
         script = job.render(directory)
         first, _, rest = script.partition("\n")
@@ -69,12 +69,9 @@ class Slurm(Scheduler):
             )
 
     def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
-        task = array_task(directory)
-        folder = directory.logs if task is None else RunDirectory(directory.path.parent).logs
-        if logs := [path for number in jobs if (path := folder / f"job-{number}.log").exists()]:
+        if logs := [path for number in jobs if (path := directory.logs / f"job-{number}.log").exists()]:
             return logs
-        files = folder.glob("job-*.log" if task is None else f"job-*_{task}.log")
-        return sorted(files, key=lambda path: (len(path.name), path.name))
+        return sorted(directory.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.

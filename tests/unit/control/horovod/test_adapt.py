@@ -46,15 +46,3 @@ def test_a_text_that_is_not_found_is_an_error(source: Path, lost: adapt.Adaptati
     with refused("HT-horovod-build-failed", file=lost.file, reason=lost.reason) as error:
         adapt.adapt(source, ("torch", "tensorflow"))
     assert error.value.exit_code == 1
-
-
-def test_a_file_that_is_not_there_is_an_error(source: Path) -> None:
-    (source / "horovod/torch/CMakeLists.txt").unlink()
-    with refused("HT-horovod-build-failed", file="horovod/torch/CMakeLists.txt"):
-        adapt.adapt(source, ("torch",))
-
-
-def test_the_version_changes_with_the_adaptations(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = adapt.version()
-    monkeypatch.setattr(adapt, "ADAPTATIONS", adapt.ADAPTATIONS[:-1])
-    assert adapt.version() != before

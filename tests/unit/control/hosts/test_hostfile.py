@@ -29,12 +29,6 @@ def test_what_is_written_is_read(slots: dict[str, int]) -> None:
     assert parse_hostfile(slurm_hostfile(placed), "f") == (dict.fromkeys(slots) if alone else slots)
 
 
-@given(SLOTS)
-def test_a_list_with_slots(slots: dict[str, int]) -> None:
-    text = ",".join(f"{name}:{count}" for name, count in slots.items())
-    assert list(expand_slots(text, "--hosts").items()) == list(slots.items())
-
-
 @pytest.mark.parametrize(
     ("text", "slots"),
     [
@@ -76,11 +70,6 @@ def test_a_file_as_people_write_it() -> None:
     assert parse_hostfile(text, "f") == {"n1": 8, "n2": 4, "n3": 2, "n4": 2, "login": None}
 
 
-def test_tasks_that_go_round_the_hosts() -> None:
-    text = "n1\nn2\nn1\nn2\nn3\n"
-    assert parse_hostfile(text, "f") == {"n1": 2, "n2": 2, "n3": 1}
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -117,7 +106,8 @@ def test_a_line_that_is_no_list_of_hosts() -> None:
         ("n1 slots=8 max-slots=8\nn2 slots=8 max_slots=8\n", {"n1": 8, "n2": 8}),
         ("n1 max-slots=8\n", {"n1": 8}),
         ("n1 max_slots = 8 slots=4\n", {"n1": 4}),
-        ("n1\nn1\n", {"n1": 2}),
+        # Tasks that go round the hosts.
+        ("n1\nn2\nn1\nn2\nn3\n", {"n1": 2, "n2": 2, "n3": 1}),
         ("n1 slots=2\nn1\n", {"n1": 3}),
         ("n1:2\nn1:2\nn2:2\n", {"n1": 4, "n2": 2}),
         ("n1:2\nn2:2\nn1:2\n", {"n1": 4, "n2": 2}),

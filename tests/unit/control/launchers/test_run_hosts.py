@@ -130,11 +130,6 @@ def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
     check_text("hosts-not-in-slurm-topology", "\n".join(warnings))
 
 
-def test_tables_without_cables() -> None:
-    with refused("HT-option-needs-another", routes="nope"):
-        arrange(HostOptions(routes=Path("nope")), "here", None, {})
-
-
 def test_tables_beside_a_tree_of_names(tmp_path: Path) -> None:
     fabric, routes = tmp_path / "topology.conf", tmp_path / "leaf1.txt"
     fabric.write_text(TREE)
@@ -143,14 +138,20 @@ def test_tables_beside_a_tree_of_names(tmp_path: Path) -> None:
         arrange(HostOptions(hosts="n[1-4]", fabric=fabric, routes=routes), "here", None, {})
 
 
-def test_an_empty_option_is_given() -> None:
-    for options, code in (
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        # An empty option is given.
         (HostOptions(hosts=""), "HT-hosts-not-a-list"),
         (HostOptions(node=""), "HT-file-unreadable"),
         (HostOptions(interface=""), "HT-interface-not-usable"),
-    ):
-        with refused(code):
-            arrange(options, "here", None, {})
+        (HostOptions(routes=Path("nope")), "HT-option-needs-another"),
+        (HostOptions(hosts="n1", hostfile=Path("hosts")), "HT-options-exclude-each-other"),
+    ],
+)
+def test_options_that_are_refused(options: HostOptions, code: str) -> None:
+    with refused(code):
+        arrange(options, "here", None, {})
 
 
 def test_a_flat_fabric_keeps_the_order_and_says_so(programs: Path) -> None:
@@ -180,20 +181,6 @@ def test_the_tasks_of_a_job(programs: Path, ranks: int | None, environment: dict
     assert [host.slots for host in hosts.slots] == slots
 
 
-@pytest.mark.parametrize(
-    ("hosts", "ranks", "assigned"),
-    [
-        ("n1:2,n2:2", 4, [("n1", 2), ("n2", 2)]),
-        ("n1:2,n2:2", 3, [("n1", 2), ("n2", 1)]),
-        ("n1:2,n2:2", 2, [("n1", 2)]),
-        ("n1:1,n2:2", 3, [("n1", 1), ("n2", 2)]),
-    ],
-)
-def test_ranks_fill_the_slots_in_order(hosts: str, ranks: int, assigned: list[tuple[str, int]]) -> None:
-    arranged, _ = arrange(HostOptions(hosts=hosts), "here", ranks, {})
-    assert [(host.host, host.slots) for host in arranged.slots] == assigned
-
-
 def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) -> None:
     hosts, _ = arrange(HostOptions(hosts="n1:3,n2"), "here", None, JOB)
     assert [(host.host, host.slots) for host in hosts.slots] == [("n1", 3), ("n2", 1)]
@@ -201,5 +188,3 @@ def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) 
     path.write_text("n3\nn3\nn2\n")
     hosts, _ = arrange(HostOptions(hostfile=path), "here", None, JOB)
     assert [(host.host, host.slots) for host in hosts.slots] == [("n3", 2), ("n2", 1)]
-    with refused("HT-options-exclude-each-other"):
-        arrange(HostOptions(hosts="n1", hostfile=path), "here", None, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpctrain.control.launchers.shortages import shortages, socket_fault
+from hpctrain.control.launchers.shortages import shortages
 from support.small_disks import small_disk_at
 
 
@@ -24,17 +24,3 @@ def test_folders_that_are_full_small_or_missing_are_named(tmp_path: Path) -> Non
     (said,) = shortages({"TMPDIR": str(tmp_path / "none")}, tmp_path)
     assert str(tmp_path / "none") in said.fault
     assert list(tmp_path.iterdir()) == [small], "nothing is left of the look"
-
-
-def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
-    assert socket_fault(tmp_path) == ""
-    # What multiprocessing adds has 32 bytes.
-    fits = Path("/tmp", "a" * (75 - len("/tmp/")))
-    for folder, fault in ((fits, ""), (fits.with_name(fits.name + "a"), "too long")):
-        folder.mkdir()
-        try:
-            assert fault in socket_fault(folder)
-            assert bool(socket_fault(folder)) == bool(fault)
-            assert list(folder.iterdir()) == []
-        finally:
-            folder.rmdir()

@@ -51,10 +51,6 @@ def test_each_rank_has_its_slot() -> None:
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
-def test_threads_without_a_node_map_share_a_host() -> None:
-    assert make_plan(TrainingRequest(work=load_recipe("digits")), MACHINE, placed(12)).threads_per_rank == 4
-
-
 def test_one_host_has_no_order() -> None:
     assert place_hosts(dict.fromkeys(("n3",)), 2, KnownFabric(FABRIC, "x")).order is None
 

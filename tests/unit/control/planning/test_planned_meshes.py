@@ -105,10 +105,3 @@ def test_tp_over_nodes_is_said(mesh: Mesh) -> None:
     traffic = placed(SCRIPT.model_copy(update={"mesh": mesh})).traffic
     assert traffic is not None
     assert f"tp {mesh.tp} " in (traffic.warning or "")
-
-
-def test_one_host_needs_no_fabric() -> None:
-    hosts = place_hosts({"n1": None}, 4, None, work=mesh_work(SCRIPT, 4))
-    assert hosts.traffic is not None
-    assert hosts.traffic.warning is None
-    assert [axis.levels for axis in hosts.traffic.laid.axes] == [(4,), (4,)]

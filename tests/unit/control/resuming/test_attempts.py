@@ -124,6 +124,16 @@ def test_a_run_that_gets_no_further_is_refused_with_its_fault(directory: RunDire
     assert go_on(directory, 0) == Attempt(number=6, iteration=11)
 
 
+def test_restarts_of_a_launcher_are_none_of_the_resumes_that_are_counted(directory: RunDirectory) -> None:
+    for _ in range(2):
+        for restart in range(4):
+            happened(directory, start(restart=restart), FAULT)
+        happened(directory, RESUMABLE)
+    assert go_on(directory, 2, script=True) is not None
+    with refused("HT-run-no-progress", attempts=8, iteration=None):
+        go_on(directory, 1, script=True)
+
+
 def test_a_launcher_that_died_counts_too(directory: RunDirectory) -> None:
     happened(directory, start(), start())
     with refused("HT-run-no-progress", attempts=2, iteration=0):

@@ -13,7 +13,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.profile import ClusterProfile, load_profile
 from hpctrain.control.schedulers.scheduler import Cluster
 from hpctrain.control.schedulers.slurm.discover import (
-    Answers,
     discover,
     profile_from,
     profile_yaml,
@@ -28,7 +27,7 @@ TODAY = date(2026, 11, 21)
 
 
 def found(nodes: str = A100, partitions: str = GPU, config: str = CONFIG, asked: str | None = None) -> Cluster:
-    return profile_from(Answers(nodes=nodes, config=config, partitions=partitions), asked, TODAY)
+    return profile_from(config, partitions, nodes, partition=asked, today=TODAY)
 
 
 def test_a_cluster_of_equal_nodes(tmp_path: Path) -> None:
@@ -144,8 +143,8 @@ def test_cpus_of_a_socket_that_a_job_cannot_have() -> None:
 def test_where_scontrol_shows_no_node_sinfo_is_read(lines: str, limits: dict[str, str], cores: int) -> None:
     broken = "|".join(["gpu", "down*", "5", *lines.split("|")[3:7], "gpu:1"])
     sinfo = f"{lines}\n{broken}\nother|idle|9|8|1|8|9|(null)\nnoise\n"
-    answers = Answers(config=CONFIG, partitions=partition("gpu", Default="YES", **limits), nodes="", sinfo=sinfo)
-    discovered = profile_from(answers, None, TODAY)
+    partitions = partition("gpu", Default="YES", **limits)
+    discovered = profile_from(CONFIG, partitions, "", sinfo, partition=None, today=TODAY)
     assert (discovered.profile.node.cores, discovered.profile.node.gpus) == (cores, 8)
     assert any("5 more are down" in line for line in discovered.findings)
 

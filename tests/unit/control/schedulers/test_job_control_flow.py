@@ -142,30 +142,22 @@ def test_hpctrain_learns_of_what_the_shell_alone_is_told(programs: Programs, tmp
     assert programs.calls("scontrol") == []
 
 
-def test_where_jobs_do_not_go_back_another_one_follows_at_once(programs: Programs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("requeue", "scontrol"), [(False, None), (True, 1), (True, 127)])
+def test_where_a_job_cannot_go_back_another_one_follows(
+    requeue: bool, scontrol: int | None, programs: Programs, tmp_path: Path
+) -> None:
     programs.add("hpctrain", "sys.exit(4)")
-    text = job(tmp_path, PLAIN.model_copy(update={"requeue": False}))
+    if scontrol:
+        # 127 is what a shell says of a program that is not there.
+        programs.add("scontrol", f"sys.exit({scontrol})")
+    text = job(tmp_path, PLAIN.model_copy(update={"requeue": requeue}))
     code, output = end(programs, text, SBATCH_PARTITION="other", SBATCH_TIMELIMIT="1")
     assert code == 4
     assert "job 8" in output
-    assert programs.calls("scontrol") == []
+    assert bool(programs.calls("scontrol")) == requeue
     (call,) = programs.calls("sbatch")
     assert call.arguments == ["--parsable", "--dependency=afterany:7", f"--chdir={tmp_path}", f"{tmp_path}/job.sh"]
     assert not [name for name in call.environment if name.startswith("SBATCH_")]
-
-
-@pytest.mark.parametrize("present", [True, False])
-def test_where_a_job_cannot_go_back_another_one_follows(present: bool, programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain", "sys.exit(4)")
-    (programs.folder / "scontrol").unlink()
-    # 127 is what a shell says of a program that is not there.
-    programs.add("scontrol", f"sys.exit({1 if present else 127})")
-    code, output = end(programs, job(tmp_path))
-    assert code == 4
-    assert [call.arguments for call in programs.calls("sbatch")] == [
-        ["--parsable", "--dependency=afterany:7", f"--chdir={tmp_path}", f"{tmp_path}/job.sh"]
-    ]
-    assert "job 8" in output
 
 
 def test_where_nothing_works_it_says_what_to_do(programs: Programs, tmp_path: Path) -> None:
@@ -180,20 +172,6 @@ def test_where_nothing_works_it_says_what_to_do(programs: Programs, tmp_path: Pa
     assert command.startswith("  sbatch ")
     words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], check=True, capture_output=True, text=True)
     assert words.stdout.splitlines() == ["sbatch", f"--chdir={directory}", f"{directory}/job.sh"]
-
-
-def test_a_task_of_an_array_is_requeued_alone(programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain", "sys.exit(4)")
-    ids = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
-    code, _ = end(programs, job(tmp_path, array="0-4"), **ids)
-    assert code == 4
-    assert programs.calls("hpctrain")[0].arguments[-1] == f"{tmp_path}/task-3"
-    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "5_3"]]
-    programs.add("scontrol", "sys.exit(1)")
-    end(programs, job(tmp_path, array="0-4"), **ids)
-    (call,) = programs.calls("sbatch")
-    # After the task alone: the others may run for long.
-    assert call.arguments[1:4] == ["--dependency=afterany:5_3", f"--chdir={tmp_path}", "--array=3"]
 
 
 def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp_path: Path) -> None:

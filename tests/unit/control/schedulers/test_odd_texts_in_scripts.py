@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -68,11 +67,3 @@ def test_a_directive_is_one_comment_for_bash(value: str) -> None:
     line = directive("job-name", value)
     assert "\n" not in line
     assert line.startswith("#SBATCH --job-name=")
-
-
-@settings(max_examples=20, deadline=None)
-@given(value=LINE)
-def test_bash_executes_nothing_of_a_directive(value: str) -> None:
-    text = f"{directive('job-name', value)}\necho end\n"
-    done = subprocess.run(["bash"], input=text, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("end\n", "")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.cluster.programs import run_program
 from hpctrain.control.schedulers.jobs import JobState, is_job_id
 from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
 from support.refusals import refused
@@ -23,7 +22,7 @@ def test_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = row("12", "RUNNING", ODD, start="1795249391", used="1-02:03:04", limit="UNLIMITED", nodes="n[1-2]")
     install(tmp_path, monkeypatch, squeue=prints(text))
     job = job_state("12")
-    assert job and job.live and not job.waits and job.array_task is None
+    assert job and job.live and not job.waits
     assert (job.id, job.state, job.reason, job.nodes) == ("12", "RUNNING", "", "n[1-2]")
     assert (job.start, job.seconds, job.limit_seconds) == (1795249391.0, 93784, None)
     assert job.directory == Path(ODD)
@@ -36,15 +35,14 @@ def test_how_jobs_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     first, second = job_states(["3", "2"])
     assert (first.id, first.exit_code, first.signal, first.live) == ("2", 7, 0, False)
     assert (second.id, second.exit_code, second.signal, second.restarts) == ("3_2", 0, 9, 2)
-    assert (second.job, second.number, second.array_task) == ("3", "8", "2")
+    assert (second.job, second.number) == ("3", "8")
 
 
 def test_tasks_that_wait_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = row("3_[2,4-9%2]", "PENDING", "/tmp", reason="JobArrayTaskLimit", start="1795260180")
     install(tmp_path, monkeypatch, squeue=prints(text))
     job = job_state("3")
-    assert job and job.waits and job.array_task == "2,4-9"
-    assert [task for task in range(12) if job.has_task(task)] == [2, 4, 5, 6, 7, 8, 9]
+    assert job and job.waits and job.job == "3"
 
 
 def test_heterogeneous_jobs_and_arrays_of_a_user_in_the_order_of_their_numbers(
@@ -101,7 +99,3 @@ def test_the_users_own_formats_do_not_count(tmp_path: Path, monkeypatch: pytest.
 def test_job_numbers() -> None:
     assert all(map(is_job_id, ["1", "12_3", "4294967295"]))
     assert not any(map(is_job_id, ["", "0", "12_", "12_[1-3]", "./12", "-1", "12;rm", "1e3", "²"]))
-
-
-def test_a_program_gets_its_arguments_unquoted() -> None:
-    assert run_program("printf", "%s", "$(id); 'x'").stdout == "$(id); 'x'"

@@ -33,7 +33,7 @@ class Background(Scheduler):
         return Description(text=f"hpctrain run, {order.request.ranks} ranks\n")
 
     def submit(self, order: Order, say: Say) -> Submitted:
-        with made_run(order, order.plans(), {}) as directory:
+        with made_run(order, order.plan(), {}) as directory:
             command = [sys.executable, "-m", "hpctrain", "run", "--resume", "--run-dir", str(directory.path)]
             with (directory.logs / "job.log").open("wb") as log:
                 job = str(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True).pid)

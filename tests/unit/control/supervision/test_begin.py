@@ -87,13 +87,6 @@ def test_a_run_is_begun_and_a_second_resume_finds_it_done() -> None:
     assert json.loads(Path("run/summary.json").read_text())["status"] == "done"
 
 
-def test_a_run_that_fails_says_so_and_its_code_is_the_ranks() -> None:
-    heard = Heard()
-    assert begin_or_resume(asked(script("raise SystemExit(3)")), heard, resume=False) == 1
-    (failure,) = heard.failures
-    assert failure is not None and failure.status == "failed"
-
-
 def test_an_error_of_the_launchers_own_is_on_record_as_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any, **settings: Any) -> None:
         raise RuntimeError("a defect")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.cluster.machine import Machine, usable_processors
+from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
@@ -137,8 +137,3 @@ def test_names_are_waited_for() -> None:
         await_names(["127.0.0.1", "digits-1.invalid"], notice=said.append, seconds=0.2, poll=0.05)
     assert raised.value.exit_code == 4
     assert len(said) == 1 and " digits-1.invalid, " in said[0] and " 0.2 s" in said[0]
-
-
-def test_processors_are_those_that_the_manifest_asks_for() -> None:
-    assert usable_processors({"HPCTRAIN_POD_CPUS": "7"}) == 7
-    assert usable_processors({"HPCTRAIN_POD_CPUS": ""}) == usable_processors({}) == len(os.sched_getaffinity(0))

@@ -24,13 +24,13 @@ from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script, Stop
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.control.launchers import processes
 from hpctrain.control.launchers.command import Command
 from hpctrain.control.supervision import running_job
 from hpctrain.control.supervision.audience import Audience, LiveRun
 from hpctrain.control.supervision.failure import Failure
-from hpctrain.control.supervision.follow import Tail
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
-from hpctrain.control.supervision.run import run_ranks
+from hpctrain.control.supervision.running_job import run_ranks
 from support.refusals import refused
 from support.script_runs import script_run
 
@@ -123,22 +123,10 @@ record(0, "done")
     assert shown == ["start", "mark", "end"]
 
 
-def test_tail_gives_each_line_once(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    tail = Tail(path)
-    assert tail.lines() == []
-    given = []
-    text = "é\nüö\n\nß\n".encode()
-    for end in range(len(text) + 1):
-        path.write_bytes(text[:end])
-        given += tail.lines()
-    assert given == text.splitlines()
-
-
 @pytest.mark.slow
 def test_ranks_that_outlive_their_launcher_are_ended(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the launcher was killed: its ranks are nobody's children any more, and they ignore SIGTERM."""
-    monkeypatch.setattr(running_job, "_TERMINATE_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "_TERMINATE_SECONDS", 0.5)
     failed(
         directory,
         """
@@ -157,90 +145,56 @@ os._exit(0)
     assert [record.process() for record in records.values()] == [None, None]
 
 
-# A rank as hpctrain's: it looks in the directory that it holds for the file that asks it to stop.
-_HOLDS = """
-record(0, "running", listens=True)
-while not os.path.exists(f"/proc/self/fd/{held}/stop") and time.time() < began + 100: time.sleep(0.01)
-open(f"/proc/self/fd/{held}/checkpoint", "w").close()
-record(0, "resumable")
-"""
-
-
-def test_a_directory_that_is_moved_is_stopped_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_ranks_leave_a_directory_that_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
+    """They see it by themselves."""
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
-    move = "began = time.time()\nos.rename('../run', '../moved')\nos.mkdir('../run')"
-    failure = failed(made, f"{move}\n{_HOLDS}")
-    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
-    assert str(tmp_path / "moved") in failure.message
+    failure = failed(
+        made,
+        f"""
+record(0, "running", listens=True)
+os.rename("../run", "../moved")
+if {replaced}: os.mkdir("../run")
+time.sleep(2.5)
+open(f"/proc/self/fd/{{held}}/checkpoint", "w").close()
+record(0, "resumable")
+""",
+    )
+    assert (failure.code, failure.exit_code) == ("HT-run-directory-gone", 1) and "saved" in failure.message
     assert (tmp_path / "moved" / "checkpoint").exists()
-    assert not any(made.path.iterdir())
+    assert not replaced or not any(made.path.iterdir())
 
 
-@pytest.mark.parametrize("replaced", [False, True])
 def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that are no descendants of the launcher, and in another session, as those of a daemon."""
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
     failure = failed(
         made,
-        f"""
+        """
 rank = "import os, time; held = os.open('.', os.O_RDONLY); print(flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()
 record(0, "running", child.pid)
 os.rename("../run", "../moved")
-if {replaced}: os.mkdir("../run")
 os._exit(0)
 """,
     )
-    assert failure.exit_code == RESUMABLE
+    assert failure.code == "HT-run-directory-gone"
     (record,) = read_records(RunDirectory(tmp_path / "moved")).values()
     assert record.process() is None
-
-
-def test_an_interrupt_just_after_a_move_still_asks_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = script_run(tmp_path / "run", ranks=1)
-    monkeypatch.chdir(made.path)
-    program = _HOLDS.replace("while", "os.rename('../run', '../moved'); os.kill(os.getppid(), signal.SIGINT)\nwhile", 1)
-    failure = failed(made, f"began = time.time()\n{program}")
-    assert (failure.stopped, failure.exit_code) == (True, RESUMABLE)
-    assert (tmp_path / "moved" / "checkpoint").exists()
 
 
 def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = script_run(tmp_path / "run")
     monkeypatch.chdir(made.path)
-    said: list[str] = []
     deletes = "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)"
-    failure = failed(made, deletes, stop_seconds=0.2, notice=said.append)
-    assert (failure.stopped, failure.exit_code) == (False, 1)
+    failure = failed(made, deletes, stop_seconds=0.2)
+    assert (failure.code, failure.stopped, failure.exit_code) == ("HT-run-directory-gone", False, 1)
     assert not made.path.exists()
-    assert str(made.path / "stop") in "".join(said) and "/proc/" not in "".join(said)
-
-
-def test_a_record_that_names_another_process_is_passed_over(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also once that has ended; the launcher says so once."""
-    monkeypatch.setattr(running_job, "_FAILURE_GRACE_SECONDS", 0.0)
-    said: list[str] = []
-    program = """
-record(0, "running")
-child = subprocess.Popen(["sleep", "600"])
-record(1, "running", child.pid)
-time.sleep(2.5)
-child.kill(); child.wait()
-time.sleep(2.5)
-record(0, "done")
-os.remove("ranks/rank-1.json")
-"""
-    failure, _, _ = start(directory, program, notice=said.append)
-    assert failure is None
-    (line,) = said
-    assert "rank-1.json names process " in line
 
 
 def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None:

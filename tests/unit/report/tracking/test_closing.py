@@ -39,7 +39,7 @@ def test_a_stopped_run_has_its_curves_where_the_ranks_left_time(
         with Terminal().follow(plan, finished, interrupts) as audience:
             for event in typed_run():
                 audience.show(event)
-            audience.failed(Failure(code="HT-run-interrupted", message="interrupted", exit_code=4), finished)
+            audience.failed(Failure(code="HT-run-interrupted", message="interrupted", exit_code=4))
     assert list(finished.tensorboard.iterdir())
     assert "--tracking" not in capsys.readouterr().err
 

@@ -85,34 +85,6 @@ def test_a_job_waits_for_the_jobs_that_the_user_names(programs: Programs) -> Non
 
 
 @needs.pytorch
-def test_each_task_of_an_array_has_its_own_plan(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit("digits", "--cluster", "generic", "--array", "1,3%1", "--set", "seed=1%a") == 0
-    directory = Path(capsys.readouterr().out.splitlines()[0])
-    seeds = {}
-    for path in directory.glob("task-*"):
-        plan = Plan.model_validate_json((path / "plan.json").read_bytes())
-        assert plan.recipe
-        seeds[path.name] = plan.recipe.seed
-    assert seeds == {"task-1": 11, "task-3": 13}
-    assert not (directory / "plan.json").exists()
-    assert "#SBATCH --array=1,3%1" in (directory / "job.sh").read_text()
-
-
-def test_arguments_of_a_script_in_an_array(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").touch()
-    assert submit("train.py", "--cluster", "generic", "--array", "2", "--", "--seed", "%a", "it's; $x") == 0
-    directory = Path(capsys.readouterr().out.splitlines()[0])
-    plan = Plan.model_validate_json((directory / "task-2" / "plan.json").read_bytes())
-    assert plan.script and plan.script.arguments == ("--seed", "2", "it's; $x")
-
-
-def test_an_array_of_the_same_training_is_refused(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit("digits", "--cluster", "generic", "--array", "0-3", "--set", "epochs=3") == 2
-    assert "%a" in capsys.readouterr().err
-    assert not RUNS.exists()
-
-
-@needs.pytorch
 def test_what_sbatch_refuses_leaves_nothing_behind(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     programs.add("sbatch", "sys.exit('sbatch: error: Invalid qos')")
     assert submit("digits", "--cluster", "generic") == 2
@@ -199,15 +171,6 @@ def test_variables_of_the_user_do_not_change_what_is_asked(
     assert "SBATCH_PARTITION" not in call.environment and "PATH" in call.environment
 
 
-@pytest.mark.parametrize(("limit", "warned"), [("2", True), ("2:00:00", False)])
-@needs.pytorch
-def test_a_time_limit_that_leaves_no_time_is_warned_of(
-    limit: str, warned: bool, programs: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert submit("digits", "--cluster", "generic", "--time", limit) == 0
-    assert ("warning: --time" in capsys.readouterr().err) == warned
-
-
 @needs.pytorch
 def test_a_dry_run_needs_no_slurm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -273,7 +236,7 @@ def test_what_a_link_leads_to_is_staged_under_the_links_name(tmp_path: Path) -> 
     (tmp_path / "archive").symlink_to("real-v3.tar")
     (tmp_path / "data").symlink_to("v2")
     profile = ClusterProfile(name="c", source="s", node_storage="/tmp")
-    staging = plan_staging(profile, [tmp_path / "archive", tmp_path / "data", tmp_path / "v2" / ".."], None)
+    staging = plan_staging(profile, [tmp_path / "archive", tmp_path / "data", tmp_path / "v2" / ".."])
     assert staging
     assert [(copy.source, copy.name, copy.kind) for copy in staging.copies] == [
         (f"{tmp_path.resolve()}/real-v3.tar", "archive", "tar"),
