@@ -157,7 +157,7 @@ def train(case: Case) -> Run:
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "events.jsonl") as events:
         checkpoints = Checkpoints(Path(folder) / "checkpoints", comm, events)
         trainer = TorchTrainer(recipe, comm)
-        Loop(recipe, comm, trainer, train, test, events, checkpoints=checkpoints, dumps=Path(folder) / "dumps").run()
+        Loop(recipe, comm, trainer, train, test, events, checkpoints=checkpoints).run()
         epochs = [event for event in read_events(Path(folder) / "events.jsonl") if isinstance(event, EpochEvent)]
     accuracies = [epoch.test_accuracy for epoch in epochs if epoch.test_accuracy is not None]
     assert len(accuracies) == len(epochs)

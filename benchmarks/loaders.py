@@ -1,27 +1,48 @@
 """Compares hpctrain's loader with PyTorch's DataLoader and webdataset, both with Pillow, and with decoding alone.
 
 ``python benchmarks/loaders.py --workers 1 2 --rounds 10``: as ``hpctrain bench loader``, on the same photographs.
-Prints a row of JSON for each loader and number of processes.
+Prints a row of JSON for each loader and number of processes. The limit is simplejpeg, which decodes whole photographs
+from memory in as many processes, with the settings of memory that hpctrain's processes have.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import json
 import math
-from collections.abc import Sequence
+import multiprocessing
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from hpctrain.report.benchmarks import loader_rows
-from hpctrain.worker.bench.loader_rates import Epoch, Files, compare
+from hpctrain.report.benchmarks import ratio
+from hpctrain.worker.bench.loader_rates import (
+    BATCH,
+    MADE,
+    SHARD_SAMPLES,
+    Epoch,
+    hpctrain_loader,
+    images_of_pass,
+    photographs,
+    time_epochs,
+    write_folders,
+    write_shards,
+)
+from hpctrain.worker.data.workers import keep_freed_memory
 
+Files = Sequence[tuple[Path, int]]
+_OURS, _LIMIT = "hpctrain", "decoding alone"
 _random = np.random.default_rng()
 
 
@@ -64,13 +85,13 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
             return random_crop_by_pillow(photograph.convert("RGB"), self._size), label
 
 
-def torch_folder(files: Files, _: Sequence[Path], size: int, workers: int, batch: int) -> Epoch:
+def torch_folder(files: Files, size: int, workers: int) -> Epoch:
     """PyTorch's DataLoader over a folder of files, its processes kept between epochs."""
-    loader = DataLoader(Folder(files, size), batch, num_workers=workers, persistent_workers=True)
+    loader = DataLoader(Folder(files, size), BATCH, num_workers=workers, persistent_workers=True)
     return lambda _: (len(labels) for _, labels in loader)
 
 
-def webdataset(_: Files, shards: Sequence[Path], size: int, workers: int, batch: int) -> Epoch:
+def webdataset(shards: Sequence[Path], size: int, workers: int) -> Epoch:
     """webdataset's pipeline, each process with its part of the shards."""
     import webdataset as wds
 
@@ -83,10 +104,34 @@ def webdataset(_: Files, shards: Sequence[Path], size: int, workers: int, batch:
         wds.split_by_worker,
         wds.tarfile_to_samples(),
         wds.map(decoded),
-        wds.batched(batch),
+        wds.batched(BATCH),
     )
     loader = wds.WebLoader(pipeline, batch_size=None, num_workers=workers, persistent_workers=True)
     return lambda _: (len(labels) for _, labels in loader)
+
+
+@functools.cache
+def content_of(path: Path) -> bytes:
+    """The bytes of a file, which stay in this process's memory."""
+    return path.read_bytes()
+
+
+def decode(paths: Sequence[Path]) -> int:
+    """Decode whole photographs; returns their number."""
+    for path in paths:
+        simplejpeg.decode_jpeg(content_of(path))
+    return len(paths)
+
+
+def decoding_alone(files: Files, workers: int, stack: ExitStack) -> Epoch:
+    """Only simplejpeg, in processes that do nothing else."""
+    pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(workers, keep_freed_memory))
+    shares = [[path for path, _ in files[start::workers]] for start in range(workers)]
+
+    def epoch(_: int) -> Iterator[int]:
+        yield sum(pool.map(decode, shares, chunksize=1))
+
+    return epoch
 
 
 def main() -> None:
@@ -95,9 +140,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--image-size", type=int, default=224)
     options = parser.parse_args()
-    others = {"torch, Pillow": torch_folder, "webdataset, Pillow": webdataset}
-    measured = compare(options.rounds, options.image_size, "", options.workers, others)
-    for row in loader_rows(measured["seconds"], measured["processor"], measured["stages"]):
+    epochs: dict[tuple[int, str], Epoch] = {}
+    with tempfile.TemporaryDirectory(prefix="hpctrain-photographs-") as name, ExitStack() as stack:
+        folder, size = Path(name), options.image_size
+        files = write_folders(folder / "files", photographs(MADE))
+        write_shards(folder / "shards", folder / "files", SHARD_SAMPLES)
+        tars = sorted((folder / "shards").glob("train-*.tar"))
+        for workers in options.workers:
+            times = images_of_pass(MADE, workers) // MADE
+            epochs[workers, _OURS] = hpctrain_loader(folder / "shards", size, workers, stack)
+            epochs[workers, "torch, Pillow"] = torch_folder(files * times, size, workers)
+            epochs[workers, "webdataset, Pillow"] = webdataset(tars * times, size, workers)
+            epochs[workers, _LIMIT] = decoding_alone(files * times, workers, stack)
+        seconds = time_epochs(epochs, options.rounds)
+    for workers, loader in epochs:
+        own = {name: times for (number, name), times in seconds.items() if number == workers}
+        row = {
+            "workers": workers,
+            "variant": loader,
+            "samples_per_s": 1 / statistics.median(own[loader]),
+            "share_of_limit": ratio(own, _LIMIT, loader),
+            "hpctrain_to_it": ratio(own, loader, _OURS),
+        }
         print(json.dumps(row))
 
 

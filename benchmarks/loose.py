@@ -130,7 +130,7 @@ def _train(comm: Any, task: Task, method: str, seed: int, seconds: float, folder
     path = folder / f"{method}-{seed}.jsonl"
     with EventWriter(path if comm.rank == 0 else None) as events:
         checkpoints = Checkpoints(folder / f"{method}-{seed}", comm, events)
-        loop = kind(recipe, comm, trainer, train, test, events, checkpoints=checkpoints, dumps=folder)
+        loop = kind(recipe, comm, trainer, train, test, events, checkpoints=checkpoints)
         loop.run()
     steps = tuple(comm.allgather_object(trainer.updates))
     comm.barrier()

@@ -10,7 +10,6 @@ import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, with_groups
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.files.printable import json_text
 from hpctrain.report.output import answer, tell, terminal
 
@@ -31,7 +30,7 @@ Ranks = Annotated[int | None, typer.Option("-np", metavar="N", min=1, help="Numb
 # Below this load average, a measurement counts as undisturbed.
 _QUIET = 0.5
 # What JSON says about a measurement beside its rows.
-_ABOUT = ("ranks", "hosts", "cores", "oversubscribed", "images", "bytes_each", "bytes", "load", "left_out")
+_ABOUT = ("ranks", "hosts", "cores", "oversubscribed", "load", "left_out")
 
 
 def _print(measured: Mapping[str, Any], record: Mapping[str, Any], table: object, *, as_json: bool) -> None:
@@ -191,16 +190,13 @@ def loader(
         Path | None, typer.Option(metavar="DIR", help="Shards; by default photographs made for the benchmark.")
     ] = None,
     workers: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=1, help="Processes per loader (1 and 2); repeatable.")
+        list[int] | None, typer.Option(metavar="N", min=1, help="Processes (1 and 2); repeatable.")
     ] = None,
     image_size: Annotated[int, typer.Option(min=32, help="Side length of the images that they make.")] = 224,
-    rounds: Annotated[int, typer.Option(min=1, help="Passes of each loader over the photographs.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Passes over the photographs.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Compare images per second of hpctrain's loader and of simplejpeg decoding whole photographs in the same number of
-    processes, which is the limit. Runs are interleaved. The processor's time of an image, which other programs disturb
-    less, is that of hpctrain's processes without the rank.
-    """
+    """Images per second of hpctrain's loader, by the number of its processes, for `predict --calibration`."""
     from hpctrain.control.programs.bench import measure
     from hpctrain.report.benchmarks import loader_rows, loader_table
 
@@ -214,39 +210,7 @@ def loader(
         )
     folder = str(data.absolute()) if data else ""
     measured = measure("loader_rates", 1, str(rounds), str(image_size), folder, *map(str, numbers), backend="single")
-    rows = loader_rows(measured["seconds"], measured["processor"], measured["stages"])
-    title = f"{measured['images']} photographs of {measured['bytes_each'] / 1e3:.0f} kB to {image_size} pixels"
+    rows = loader_rows(measured["seconds"])
+    title = f"photographs to {image_size} pixels"
     record = {"image_size": image_size, "rounds": rounds, "rows": rows}
     _print(measured, record, loader_table(rows, title), as_json=as_json)
-
-
-@app.command()
-def checkpoint(
-    ranks: Annotated[int, typer.Option("-np", metavar="N", min=1, help="Number of ranks.")] = 2,
-    model: Annotated[
-        Literal["resnet18", "resnet50", "resnet101"], typer.Option(help="Network; with momentum 94, 204 and 356 MB.")
-    ] = "resnet50",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each variant.")] = 10,
-    folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Folder to write to; its disk is measured.")
-    ] = Path(),
-    as_json: AsJson = False,
-) -> None:
-    """Time a checkpoint: how long training waits for it, and how long until it is on disk; torch.save of the same state
-    by one rank, without and with fsync; and the same number of bytes written and fsynced to one file, and to one file
-    per rank at once. The faster of the last two is the disk's rate.
-    """
-    from hpctrain.control.programs.bench import measure
-    from hpctrain.report.benchmarks import checkpoint_rows, checkpoint_table
-
-    if not folder.is_dir():
-        raise HpctrainError(
-            "HT-output-not-writable", "--dir: {folder} is no folder", "name an existing folder", folder=folder
-        )
-    with temporary_folder("hpctrain-bench-", folder.absolute(), "name an existing folder") as name:
-        measured = measure("checkpoint_times", ranks, name, model, str(rounds))
-    rows = checkpoint_rows(measured["seconds"], measured["bytes"])
-    size = f"{measured['bytes'] / 1e6:.0f} MB"
-    title = f"a checkpoint of {model} with momentum, {size}, by {ranks} ranks, {rounds} rounds{_crowded(measured)}"
-    record = {"model": model, "rounds": rounds, "rows": rows}
-    _print(measured, record, checkpoint_table(rows, title), as_json=as_json)

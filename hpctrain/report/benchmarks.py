@@ -17,9 +17,6 @@ Seconds = Mapping[str, Sequence[float]]
 COPY = "copy"
 OURS = "mpi"
 LIMIT = "no communication"
-LOADER, DECODING = "hpctrain", "decoding alone"
-SAVE, WAITS = "torch.save", "hpctrain, training waits"
-DISK = ("disk, one file", "disk, a file a rank")
 HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 
 
@@ -49,47 +46,15 @@ def step_rows(seconds: Seconds) -> list[Row]:
     ]
 
 
-def loader_rows(
-    seconds: Mapping[str, Seconds], processor: Mapping[str, Seconds], stages: Mapping[str, Mapping[str, float]]
-) -> list[Row]:
-    """The rows of ``bench loader``, one per number of processes and loader.
+def loader_rows(seconds: Mapping[str, Sequence[float]]) -> list[Row]:
+    """The rows of ``bench loader``, one per number of processes.
 
     Args:
-        seconds: the seconds an image took in each round, by the number of processes, then by loader.
-        processor: the same of the processor's time, which other programs disturb less, of some loaders.
-        stages: of hpctrain's processes, the microseconds of each stage an image, by the number of processes.
+        seconds: the seconds an image took in each round, by the number of processes.
     """
     return [
-        {
-            "workers": int(workers),
-            "variant": name,
-            "samples_per_s": 1 / statistics.median(times),
-            "share_of_limit": ratio(loaders, DECODING, name),
-            "hpctrain_to_it": ratio(loaders, name, LOADER),
-            "processor_us": 1e6 * statistics.median(spent[name]) if name in spent else None,
-            "processor_share_of_limit": ratio(spent, DECODING, name),
-            "stages_us": dict(stages[workers]) if name == LOADER else None,
-        }
-        for workers, loaders in seconds.items()
-        for spent in [processor[workers]]
-        for name, times in loaders.items()
-    ]
-
-
-def checkpoint_rows(seconds: Seconds, nbytes: int) -> list[Row]:
-    """The rows of ``bench checkpoint``, one per measured part; ``nbytes`` is the size of the saved state."""
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    # The disk's rate is that of several files at once where these are faster than one.
-    fastest = min((name for name in DISK if name in medians), key=medians.__getitem__)
-    return [
-        {
-            "variant": name,
-            "median_s": median,
-            "mb_per_s": None if name == WAITS else nbytes / median / 1e6,
-            "ratio_to_torch_save": ratio(seconds, name, SAVE),
-            "share_of_disk": None if name == WAITS else ratio(seconds, fastest, name),
-        }
-        for name, median in medians.items()
+        {"workers": int(workers), "variant": "hpctrain", "samples_per_s": 1 / statistics.median(times)}
+        for workers, times in seconds.items()
     ]
 
 
@@ -167,32 +132,8 @@ def sweep_table(sweep: Sweep) -> Table:
 
 def loader_table(rows: Sequence[Row], title: str) -> Table:
     """The table of :func:`loader_rows`."""
-    ratios = ("share_of_limit", "hpctrain_to_it")
-    cells = [
-        [
-            str(row["workers"]),
-            row["variant"],
-            f"{row['samples_per_s']:.0f}",
-            *(ratio_text(row[name]) for name in ratios),
-        ]
-        for row in rows
-    ]
-    return _table(title, ("processes", "loader", "images/s", "of the limit", "hpctrain to it"), cells)
-
-
-def checkpoint_table(rows: Sequence[Row], title: str) -> Table:
-    """The table of :func:`checkpoint_rows`."""
-    cells = [
-        (
-            row["variant"],
-            time_text(row["median_s"]),
-            "" if row["mb_per_s"] is None else f"{row['mb_per_s']:.0f}",
-            ratio_text(row["ratio_to_torch_save"]),
-            ratio_text(row["share_of_disk"]),
-        )
-        for row in rows
-    ]
-    return _table(title, ("what", "median", "MB/s", "to torch.save", "of the disk"), cells)
+    cells = [(str(row["workers"]), f"{row['samples_per_s']:.0f}") for row in rows]
+    return _table(title, ("processes", "images/s"), cells)
 
 
 def allreduce_table(rows: Sequence[Row], cores: int) -> Table:

@@ -20,12 +20,11 @@ from hpctrain.common.run.events.kinds import (
     EndEvent,
     EpochEvent,
     RunEvent,
-    SpikeEvent,
     StartEvent,
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.faults import event_line, spike_line
+from hpctrain.report.faults import event_line
 from hpctrain.report.output import Lines, Patient, say
 from hpctrain.report.record import StepTotals, iterations
 
@@ -56,8 +55,6 @@ class Console:
         self._done = 0
         self._epoch_steps = StepTotals()
         self._newest: deque[StepEvent] = deque(maxlen=_WINDOW)
-        # The last step with a loss spike: consecutive ones are printed once.
-        self._last_spike = 0
 
     def __enter__(self) -> Self:
         return self
@@ -90,8 +87,6 @@ class Console:
                 self._progress_line(f"checkpoint at step {event.iteration}")
             case StoppedEvent():
                 self._progress_line(event.text)
-            case SpikeEvent():
-                self._spike(event)
             case EndEvent():
                 self.close()
                 took = "" if event.seconds is None else f" after {event.seconds:.1f} s"
@@ -187,11 +182,6 @@ class Console:
             detail = f"loss {_number(event.loss)}  rate {rate}  {self._speed(StepTotals(self._newest))}"
             total = iterations(self._run_event, event.iteration, event.epoch)
             self._bar.update(self._task, completed=event.iteration, total=total, epoch=event.epoch, detail=detail)
-
-    def _spike(self, event: SpikeEvent) -> None:
-        if event.iteration != self._last_spike + 1:
-            self._progress_line(spike_line([event]))
-        self._last_spike = event.iteration
 
     def _epoch(self, event: EpochEvent) -> None:
         epochs = self._run_event.epochs if self._run_event else 0

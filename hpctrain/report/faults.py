@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.events import Event
@@ -13,7 +13,6 @@ from hpctrain.common.run.events.kinds import (
     FaultEvent,
     NonFiniteEvent,
     RecoveredFaultEvent,
-    SpikeEvent,
     StallEvent,
 )
 
@@ -46,25 +45,6 @@ def stall_line(stall: StallEvent) -> str:
     )
 
 
-def spike_line(spikes: Sequence[SpikeEvent]) -> str:
-    """The line of consecutive steps with a loss spike."""
-    first, last = spikes[0], spikes[-1]
-    steps = f"step {first.iteration}" if first is last else f"steps {first.iteration} to {last.iteration}"
-    highest = max(spike.loss for spike in spikes)
-    return f"{steps}: the loss was up to {highest:.4g}, where {first.median:.4g} was the median before"
-
-
-def consecutive(spikes: Iterable[SpikeEvent]) -> list[list[SpikeEvent]]:
-    """Group consecutive steps."""
-    groups: list[list[SpikeEvent]] = []
-    for spike in spikes:
-        if groups and spike.iteration == groups[-1][-1].iteration + 1:
-            groups[-1].append(spike)
-        else:
-            groups.append([spike])
-    return groups
-
-
 def damaged_line(damaged: DamagedEvent) -> str:
     """The line of a damaged checkpoint, with its new name."""
     return f"checkpoint {damaged.path} was damaged and skipped: {damaged.fault}; it is now {damaged.kept_as}"
@@ -75,7 +55,7 @@ _TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, BrokenImagesEvent, NonFinite
 
 
 def event_line(event: Event) -> str | None:
-    """The line of an event; None for kinds without one, and for spikes, which share a line."""
+    """The line of an event; None for kinds without one."""
     match event:
         case DamagedEvent():
             return damaged_line(event)
@@ -91,11 +71,7 @@ def event_line(event: Event) -> str | None:
             images = "1 image" if count == 1 else f"{count} images"
             return f"epoch {epoch}: {images} could not be decoded and took no part: {shortened(', '.join(names))}{more}"
         case NonFiniteEvent():
-            went_on = {
-                "skip": "its update was left out",
-                "roll_back": f"the run goes on after it with the parameters of step {event.to}",
-                "stop": "the run ends",
-            }
+            went_on = {"skip": "its update was left out", "stop": "the run ends"}
             where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
             return f"step {event.iteration} had numbers that are not finite{shortened(where)}: {went_on[event.rule]}"
     return None
@@ -104,5 +80,4 @@ def event_line(event: Event) -> str | None:
 def trouble_lines(events: Sequence[Event]) -> list[str]:
     """The lines of everything except faults, kind by kind."""
     lines = [event_line(event) for kind in _TROUBLE for event in events if isinstance(event, kind)]
-    spikes = consecutive(event for event in events if isinstance(event, SpikeEvent))
-    return [*filter(None, lines), *map(spike_line, spikes)]
+    return [*filter(None, lines)]

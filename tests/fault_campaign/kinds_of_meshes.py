@@ -59,7 +59,6 @@ _DONE: Mapping[str, tuple[Callable[[Scene], Promise], Mapping[str, int]]] = {
     "every checkpoint damaged": (files.all_damaged, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1}),
     "a sample that is not a number, rule stop": (numbers.poison_and_stop, {f"tg {_FSDP}": 1}),
     "a sample that is not a number, rule skip": (numbers.poison_and_skip, {f"tm {_FSDP}": 1}),
-    "a sample that is not a number, rule roll_back": (numbers.poison_and_roll_back, {f"tg {_FSDP}": 1}),
     "a disk too full for a checkpoint": (disks.full_for_checkpoints, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1}),
 }
 for _name, (_act, _where) in _DONE.items():

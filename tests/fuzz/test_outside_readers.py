@@ -30,8 +30,6 @@ _FOUND: dict[str, list[bytes]] = {
         b'{"time": 1, "event": "start", "attempt": 1, "iteration": 0, "hosts": [null]}\n',
         # OverflowError of the time that remains.
         b'{"time": 1, "event": "start", "attempt": 1, "iteration": ' + b"9" * 400 + b"}\n",
-        # TypeError of the lines of odd numbers.
-        b'{"time": 1, "event": "spike", "iteration": 1, "epoch": 1, "loss": null, "median": 1.0}\n',
         # OverflowError of the rules.
         b'{"time": ' + b"9" * 400 + b', "event": "x"}\n',
     ],

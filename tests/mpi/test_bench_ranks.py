@@ -42,14 +42,7 @@ def test_a_step_of_each_variant(hpctrain: Launch):
         assert row["ratio_to_ddp"] > 0
 
 
-def test_bench_loader_counts_the_stages_of_its_own_processes(hpctrain):
+def test_bench_loader_measures_its_processes(hpctrain):
     result = hpctrain("bench", "loader", "--workers", "1", "--rounds", "1", "--image-size", "64", "--json", timeout=600)
-    rows = json.loads(result.stdout)["rows"]
-    assert (rows[0]["workers"], rows[0]["variant"], len(rows)) == (1, "hpctrain", 2)
-    assert rows[-1]["variant"] == "decoding alone" and rows[-1]["share_of_limit"] == 1
-    assert all(0 < row["samples_per_s"] < 1e5 for row in rows)
-    stages = rows[0]["stages_us"]
-    assert stages["decode"] > stages["augment"] > stages["copy"] > 0
-    assert rows[1]["stages_us"] is None
-    assert rows[0]["processor_us"] == pytest.approx(stages["processor"]) and stages["rank's processor"] > 0
-    assert rows[0]["processor_share_of_limit"] == pytest.approx(rows[-1]["processor_us"] / rows[0]["processor_us"])
+    (row,) = json.loads(result.stdout)["rows"]
+    assert (row["workers"], row["variant"]) == (1, "hpctrain") and 0 < row["samples_per_s"] < 1e5

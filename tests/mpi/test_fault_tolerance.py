@@ -52,7 +52,7 @@ def whole_run(program: ModuleType, framework: str, tmp_path: Path) -> tuple[np.n
     train, test = (InMemory(samples=each) for each in program.data())
     with EventWriter(tmp_path / "events.jsonl") as events:
         checkpoints = Checkpoints(tmp_path, comm, events)
-        Loop(settings, comm, trainer, train, test, events, checkpoints=checkpoints, dumps=tmp_path / "dumps").run()
+        Loop(settings, comm, trainer, train, test, events, checkpoints=checkpoints).run()
     return program.parameters(trainer), list(read_events(tmp_path / "events.jsonl"))
 
 

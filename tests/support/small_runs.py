@@ -97,14 +97,13 @@ def run(
             test,
             events,
             checkpoints=saves,
-            dumps=folder / "dumps",
             asked=lambda: "asked" if trainer.updates >= stop_at else None,
         )
         try:
             loop.run(resume_from)
         except HpctrainError as raised:
             error = raised.code
-    kept = ("iteration", "epoch", "loss", "learning_rate", "samples", "first", "order", "rule", "to", "parameters")
+    kept = ("iteration", "epoch", "loss", "learning_rate", "samples", "first", "order", "rule", "parameters")
     told = [
         (event.event, *(repr(getattr(event, name, None)) for name in kept))
         for event in read_events(folder / "events.jsonl")

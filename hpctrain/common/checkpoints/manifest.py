@@ -54,7 +54,6 @@ class SavedProgress(BaseModel):
             where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.
         samples: which ones are trained on (see hpctrain.worker.data.samples.Source.fingerprint).
-        recent: the last finite losses, with which the next ones are compared.
         skipped: how many steps in a row were left out (see hpctrain.worker.train.non_finite).
     """
 
@@ -69,7 +68,6 @@ class SavedProgress(BaseModel):
     seconds: float
     ranks: int = Field(ge=1)
     samples: str
-    recent: tuple[float, ...] = ()
     skipped: int = Field(default=0, ge=0)
 
 

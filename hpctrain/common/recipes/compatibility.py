@@ -21,7 +21,7 @@ _WITHOUT: dict[Axis, str] = {
     "tp": "has no plan by which its layers are divided",
 }
 # Changes of an image that only the processor makes.
-_BY_PROCESSES = ("augmentation", "jitter", "erasing")
+_BY_PROCESSES = ("augmentation", "erasing")
 # Schedules that compute the gradients of weights later than those of inputs.
 _SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 
@@ -135,7 +135,7 @@ def _of_sync(recipe: RecipeKeys) -> Iterator[str]:
     if recipe.precision == "fp16":
         yield f"{alone}, and precision: fp16 scales the loss by what overflowed on any rank; bf16 does not"
     if recipe.numbers.non_finite == "skip":
-        yield f"{alone}, and numbers.non_finite: skip leaves a step out on all of them; stop and roll_back work"
+        yield f"{alone}, and numbers.non_finite: skip leaves a step out on all of them"
     if recipe.model.batch_norm.span == "world":
         yield f"{alone}, and model.batch_norm.span: world joins all ranks in each"
     if sync.mode == "async" and recipe.checkpoints.every_steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -74,14 +74,9 @@ class Checkpointing(Section):
 
 
 class Numbers(Section):
-    """What happens when a loss or gradient is not finite on any rank, and which losses are reported as spikes."""
+    """What happens when a loss or gradient is not finite on any rank."""
 
-    non_finite: Literal["stop", "skip", "roll_back"] = Field(
-        "stop",
-        description="end the run with a dump of the step; leave its update out on all ranks; or go back to the "
-        "parameters of the newest checkpoint and continue after the step's samples",
+    non_finite: Literal["stop", "skip"] = Field(
+        "stop", description="end the run, or leave the step's update out on all ranks"
     )
-    limit: Count = Field(3, description="skipped steps in a row, or returns to the same checkpoint, until the run ends")
-    spike_factor: Annotated[float, Field(gt=1)] | None = Field(
-        4.0, description="a loss of this many times the median of the last 64 is reported; null reports none"
-    )
+    limit: Count = Field(3, description="skipped steps in a row until the run ends")

@@ -159,15 +159,6 @@ class Data(Section):
         return images // _ROUND * _ROUND or images if self.repeats > 1 else images
 
 
-class Jitter(Section):
-    """Random changes of colour, one after the other in random order, then noise along ImageNet's principal colours."""
-
-    brightness: NotNegative = Field(0.0, description="b: mixed with black, by a factor within 1 - b and 1 + b")
-    contrast: NotNegative = Field(0.0, description="the same with the mean grey")
-    saturation: NotNegative = Field(0.0, description="the same with each pixel's grey")
-    lighting: NotNegative = Field(0.0, description="deviation of the noise (Krizhevsky et al. 2012)")
-
-
 class Images(Section):
     """How photographs become the network's input."""
 
@@ -178,7 +169,6 @@ class Images(Section):
     crop_area: tuple[Positive, Positive] = Field((0.08, 1.0), description="share of the photograph's area")
     crop_ratio: tuple[Positive, Positive] = Field((3 / 4, 4 / 3), description="width over height")
     flip: bool = Field(True, description="mirror every second image in training, at random")
-    jitter: Jitter | None = None
     augmentation: Augmentation | None = None
     erasing: Erasing | None = None
     test_resize: Count = Field(

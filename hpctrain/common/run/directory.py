@@ -9,8 +9,6 @@
     RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher
                                  makes the file at a signal, and removes it when it begins an attempt; `hpctrain
                                  cancel` makes it for a job
-    RUN_DIR/dumps/step-N/        rank-R.json each: the samples and gradients of a step that ended the run, see
-                                 hpctrain.worker.train.non_finite
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
@@ -91,7 +89,6 @@ class RunDirectory:
     events: ClassVar = _Within("events.jsonl")
     summary: ClassVar = _Within("summary.json")
     checkpoints: ClassVar = _Within("checkpoints")
-    dumps: ClassVar = _Within("dumps")
     stop: ClassVar = _Within("stop")
     script: ClassVar = _Within("job.sh")
     submission: ClassVar = _Within("submission.json")

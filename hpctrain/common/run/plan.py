@@ -45,7 +45,6 @@ class Slots(FrozenModel):
     places: tuple[Slot, ...] = Field(
         (), description="GPU, adapter and cores of each local rank; empty leaves them to the launcher"
     )
-    adapters: tuple[str, ...] = Field((), description="all that the node map lists, as NCCL and UCX name them")
 
     @model_validator(mode="after")
     def _consistent(self) -> Slots:

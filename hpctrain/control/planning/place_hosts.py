@@ -79,11 +79,8 @@ def place_hosts(
         filled, benefit, traffic = _lay_mesh(used, filled, benefit, fabric, work)
     environment = network_variables(interface=interface, rails=_on_rails(fabric, tuple(filled)))
     places = {count: slots(node_map, count) if node_map else () for count in set(filled.values())}
-    adapters = tuple(device for adapter in node_map.adapters for device in adapter.devices) if node_map else ()
     return PlacedHosts(
-        slots=tuple(
-            Slots(host=name, slots=count, places=places[count], adapters=adapters) for name, count in filled.items()
-        ),
+        slots=tuple(Slots(host=name, slots=count, places=places[count]) for name, count in filled.items()),
         order=benefit,
         traffic=traffic,
         environment=environment,

@@ -1,4 +1,4 @@
-"""Starts the programs of ``hpctrain bench`` on ranks."""
+"""Starts the programs of ``hpctrain bench``, and others, on ranks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.plan import HostOptions, Plan, Script
+from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
@@ -62,9 +63,7 @@ def measure(
     """Run one of hpctrain.worker.bench's programs, started and bound as ``hpctrain run`` does it.
 
     Args:
-        ranks: how many, 1 for the backend ``single``, which needs no MPI. None for as many as the named hosts have
-            slots, or 2 on this machine.
-        hosts: by default this machine, also in a job. The current directory has to be that of all of them.
+        ranks: see :func:`run_on_hosts`; 1 for the backend ``single``, which needs no MPI.
 
     Returns:
         What it wrote, and ``load``: how many processes wanted a core of this host in the minute before; ``ranks`` and
@@ -72,37 +71,60 @@ def measure(
         hosts' cores, every host being like this one.
 
     Raises:
-        HpctrainError: a package that it needs is missing, no launcher, hosts that are not there, no folder for what is
-            measured, or a rank failed.
+        HpctrainError: a package that it needs is missing, or see :func:`run_on_hosts`.
     """
     require("train", "torch", *(["imagenet"] if program == "loader_rates" else []))
-    load = os.getloadavg()[0]
+    load, cores = os.getloadavg()[0], this_machine().cores
     path = Path(hpctrain.__file__).parent / "worker" / "bench" / f"{program}.py"
+
+    def request(out: Path) -> TrainingRequest:
+        work = Script(path=path, arguments=(str(out), *arguments))
+        return TrainingRequest(work=work, backend=backend, host_options=hosts)
+
+    measured, plan = run_on_hosts(request, ranks, hosts)
+    return {
+        **measured,
+        "load": round(load, 2),
+        "ranks": plan.ranks,
+        "hosts": len(plan.hosts),
+        "cores": cores,
+        "oversubscribed": plan.ranks > len(plan.hosts) * cores,
+    }
+
+
+def run_on_hosts(
+    request: Callable[[Path], TrainingRequest], ranks: int | None, hosts: HostOptions, *, further: int = 0
+) -> tuple[dict[str, Any], Plan]:
+    """Run a program of ranks, and read the JSON that rank 0 wrote.
+
+    Args:
+        request: makes the request of a program that writes to a file.
+        ranks: how many; None for as many as the named hosts have slots, or 2 on this machine.
+        hosts: by default this machine, also in a job. The current directory has to be that of all of them.
+        further: how many ranks beside these the first host has.
+
+    Raises:
+        HpctrainError: no launcher, hosts that are not there, no folder for what is written, or a rank failed.
+    """
     machine = this_machine()
-    # Without named hosts a benchmark measures this machine, also within a job.
+    # Without named hosts this machine is meant, also within a job.
     named = hosts.hosts is not None or hosts.hostfile is not None
     if ranks is None and not named:
         ranks = 2
     arranged, warnings = arrange(hosts, machine.host, ranks, os.environ if named else {})
     for warning in warnings:
         _notice(f"warning: {warning}")
+    if further:
+        first, *others = arranged.slots
+        arranged = replace(arranged, slots=(Slots(host=first.host, slots=first.slots + further), *others))
     elsewhere = any(not same_host(host.host, machine.host) for host in arranged.slots)
     with working_folder(shared=elsewhere) as name:
-        folder = Path(name)
-        out = folder / "measured.json"
-        work = Script(path=path, arguments=(str(out), *arguments))
-        request = TrainingRequest(work=work, backend=backend, host_options=hosts)
-        plan = make_plan(request, machine, arranged)
+        folder = Path(name).absolute()
+        out = folder / "written.json"
+        plan = make_plan(request(out), machine, arranged)
         # The launcher is proved without a check of Horovod, which the benchmarks leave out where it is missing.
         launcher = choose_launcher(plan, machine, folder) if plan.needs_launcher else None
-        return {
-            **run_program(plan, folder, machine, launcher, out),
-            "load": round(load, 2),
-            "ranks": plan.ranks,
-            "hosts": len(plan.hosts),
-            "cores": machine.cores,
-            "oversubscribed": plan.ranks > len(plan.hosts) * machine.cores,
-        }
+        return run_program(plan, folder, machine, launcher, out), plan
 
 
 def working_folder(*, shared: bool) -> tempfile.TemporaryDirectory[str]:

@@ -44,22 +44,14 @@ def export(checkpoint: Path, out: Path) -> int:
 def _require_fit(checkpoint: Path, out: Path) -> None:
     framework = _framework(checkpoint)
     suffixes = _SUFFIXES[framework]
-    hint = f"name it {' or '.join(str(out.with_suffix(suffix)) for suffix in suffixes)}"
-    if not any(out.suffix in known for known in _SUFFIXES.values()):
-        raise HpctrainError(
-            "HT-format-unknown",
-            "{out}: a model is written to .pt or .safetensors (PyTorch) or .keras",
-            hint,
-            out=out,
-        )
     if out.suffix not in suffixes:
         raise HpctrainError(
-            "HT-export-other-framework",
-            "{checkpoint} holds a model in {framework}, but {out} is for another framework",
-            hint,
-            checkpoint=checkpoint,
-            framework=framework,
+            "HT-format-unknown",
+            "{out} has no format of {framework}, in which {checkpoint} holds a model",
+            f"name it {' or '.join(str(out.with_suffix(suffix)) for suffix in suffixes)}",
             out=out,
+            framework=framework,
+            checkpoint=checkpoint,
         )
     if out.exists():
         raise HpctrainError(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +30,6 @@ from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
 Broken = tuple[int, str, str]
 
 _MESSAGE_CHARACTERS = 200
-# What is done for an image, in this order: its file and header are read and its crop is drawn, it is decoded, resized
-# and augmented, and its pixels are put where the rank expects them.
-STAGES = ("read", "decode", "augment", "copy")
 # So many files are read, and their crops drawn, before the first of them is decoded: code that runs between decoding
 # has left the processor's caches each time. When so many bytes are held, no more are read: files can be large.
 _TOGETHER, _TOGETHER_BYTES = 16, 1 << 21
@@ -63,6 +59,21 @@ class Cut(NamedTuple):
     random: np.random.Generator | None
 
 
+@dataclass(kw_only=True)
+class LoadedPiece:
+    """Images that are computed together.
+
+    Attributes:
+        indices: sample indices with their repetitions.
+        images: an array, or a tensor on a GPU, of shape (N, height, width, 3).
+        broken: those that could not be decoded.
+    """
+
+    indices: Indices
+    images: Any
+    broken: list[Broken]
+
+
 class DecodingJob(BaseModel):
     """The folder of shards and the settings from which images are made; ``exact`` is of :func:`decoded`."""
 
@@ -84,9 +95,6 @@ class Decoder:
 
     Args:
         shards: the split, whose files stay open until the caller closes it.
-
-    Attributes:
-        nanoseconds: spent so far on each of :data:`STAGES`, from decoding on by images that are not broken.
     """
 
     def __init__(self, job: DecodingJob, shards: Shards) -> None:
@@ -95,7 +103,6 @@ class Decoder:
         self._random = itertools.cycle([_Random(job.seed) for _ in range(_TOGETHER)])
         self._blank = mean_colour(job.images)
         self._index = 0
-        self.nanoseconds: Counter[str] = Counter()
 
     def write(self, indices: Sequence[int], epoch: int, images: Pixels) -> list[Broken]:
         """Fill ``images``, of shape (N, height, width, 3), with those of ``indices``; returns the broken ones.
@@ -146,9 +153,7 @@ class Decoder:
 
     def _make(self, cuts: Iterator[Cut], images: Pixels, broken: list[Broken]) -> bool:
         """Make some of the images; returns whether there were any."""
-        begin = time.perf_counter_ns()
         together = list(_together(cuts))
-        self.nanoseconds["read"] += time.perf_counter_ns() - begin
         for cut in together:
             self._index = cut.sample
             try:
@@ -159,19 +164,13 @@ class Decoder:
 
     def _show(self, cut: Cut, place: Pixels) -> None:
         """Make an image. What is decoded for it is freed at the end: the next may take as much memory."""
-        clock, settings = time.perf_counter_ns, self._job.images
-        begin = clock()
         part = decoded(cut.content, cut.header, cut.crop, cut.width, cut.height, exact=self._job.exact)
-        after = clock()
         if cut.random:
-            image = changed(part, cut.width, settings, cut.random, flip=cut.flip, out=place)
+            image = changed(part, cut.width, self._job.images, cut.random, flip=cut.flip, out=place)
         else:
             image = middle(part, cut.width, cut.height, len(place))
-        made = clock()
         if image is not place:
             place[:] = image
-        for stage, spent in zip(STAGES[1:], (after - begin, made - after, clock() - made), strict=True):
-            self.nanoseconds[stage] += spent
 
 
 def _together(cuts: Iterator[Cut]) -> Iterator[Cut]:

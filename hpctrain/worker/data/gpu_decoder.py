@@ -6,8 +6,6 @@ random numbers; the pixels differ a little, by decoder and filter.
 
 from __future__ import annotations
 
-import importlib.util
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +20,8 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.settings import SHARE_GPUS
 from hpctrain.common.shards.decoding import END, BrokenImageError, decode
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, broken_image
-from hpctrain.worker.data.image_loader import LoadedPiece, Pool
+from hpctrain.worker.data.decoder import Broken, Cut, Decoder, DecodingJob, LoadedPiece, broken_image
+from hpctrain.worker.data.image_loader import Pool
 from hpctrain.worker.data.images import mean_colour
 from hpctrain.worker.data.sampling import Indices
 
@@ -69,8 +67,6 @@ def require_card(comm: Communicator | None) -> torch.device:
         problem = f"this rank trains on no GPU (backend {comm.backend if comm else 'single'})"
         raise cannot_decode(problem, "--backend nccl, where PyTorch sees a GPU for each rank; or ")
     install = "install the torchvision that belongs to this PyTorch, built for CUDA; or "
-    if importlib.util.find_spec("torchvision") is None:
-        raise cannot_decode("torchvision is not installed", install)
     try:
         by_nvjpeg([simplejpeg.encode_jpeg(np.zeros((64, 64, 3), np.uint8))], card)
     except Exception as error:
@@ -82,8 +78,7 @@ class CardPool(Pool):
     """Makes images on a GPU, as tensors there.
 
     A thread makes one piece ahead, on a stream of the GPU's own. Photographs that are no ordinary JPEG files, that are
-    cut short or that nvJPEG cannot decode are decoded by the processor: the same ones are broken. Resizing counts as
-    ``augment``.
+    cut short or that nvJPEG cannot decode are decoded by the processor: the same ones are broken.
 
     Args:
         folder: what ``hpctrain data shard`` wrote.
@@ -95,7 +90,7 @@ class CardPool(Pool):
         self._device, self._decode_all = device, decode_all
         self._on_card = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def _stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
+    def stream(self, decoder: Decoder, split: str, pieces: Iterable[Indices], epoch: int) -> Generator[LoadedPiece]:
         with ThreadPoolExecutor(1, "decoding", initializer=self._choose_card) as thread:
             before = None
             for indices in pieces:
@@ -112,9 +107,7 @@ class CardPool(Pool):
             torch.cuda.set_device(self._device)
 
     def _taken(self, coming: Future[LoadedPiece]) -> LoadedPiece:
-        begin = time.perf_counter_ns()
         piece = coming.result()
-        self.nanoseconds["rank waits"] += time.perf_counter_ns() - begin
         if self._on_card:
             # The memory is the other stream's, which may use it again as soon as this one is done with it.
             piece.images.record_stream(torch.cuda.current_stream(self._device))
@@ -128,15 +121,11 @@ class CardPool(Pool):
         return piece
 
     def _made(self, decoder: Decoder, split: str, indices: Indices, epoch: int) -> LoadedPiece:
-        begin = time.perf_counter_ns()
         shape = (len(indices), *self.job.shape(split, epoch))
         blank = torch.from_numpy(mean_colour(self.job.images)).to(self._device)
         images = blank.expand(shape).clone()
         broken: list[Broken] = []
-        cuts = list(decoder.cuts(indices, epoch, broken))
-        self._count("read", begin)
-        for together in _together(cuts):
-            begin = time.perf_counter_ns()
+        for together in _together(list(decoder.cuts(indices, epoch, broken))):
             if self._on_card:
                 # torchvision decodes on a stream of its own, into memory that this one may still read.
                 self._on_card.synchronize()
@@ -147,16 +136,9 @@ class CardPool(Pool):
                 else:
                     shown.append(cut)
                     photographs.append(photograph)
-            begin = self._count("decode", begin)
             if shown:
                 images[[cut.position for cut in shown]] = resized(photographs, shown, shape[1])
-            self._count("augment", begin)
-        return LoadedPiece(indices=indices, images=images, tasks=0, broken=broken)
-
-    def _count(self, stage: str, begin: int) -> int:
-        now = time.perf_counter_ns()
-        self.nanoseconds[stage] += now - begin
-        return now
+        return LoadedPiece(indices=indices, images=images, broken=broken)
 
     def _photographs(self, cuts: Sequence[Cut]) -> list[torch.Tensor | BrokenImageError]:
         """Each photograph as uint8 of shape (3, height, width), or why it cannot be decoded."""

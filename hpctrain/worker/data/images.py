@@ -11,7 +11,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from hpctrain.common.recipes.sections import Images, Jitter
+from hpctrain.common.recipes.sections import Images
 from hpctrain.common.shards.decoding import BrokenImageError, Header, Pixels, decode_rows
 from hpctrain.worker.data.augment import augment, erase
 
@@ -24,13 +24,6 @@ _MOST_INTERPOLATED = 2.7
 _LEAST_BLURRED = 1.2
 # Longer side over shorter: validation does not resize what lies beyond, which could take any amount of memory.
 _MOST_ELONGATED = 3
-# The shares of red, green and blue in perceived brightness (ITU-R BT.601).
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-# Principal components of ImageNet's colours in 0 to 1, scaled by their deviations (Krizhevsky et al. 2012, section 4.1;
-# the values are those of fb.resnet.torch, datasets/imagenet.lua).
-_COLOURS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * np.array(
-    [0.2175, 0.0188, 0.0045]
-)
 
 # Each process works on one image at a time, since there is one process for each core.
 cv2.setNumThreads(1)
@@ -72,8 +65,6 @@ def changed(
         image = cv2.flip(image, 1, dst=image)
     if images.augmentation:
         image = augment(image, images.augmentation, random)
-    if images.jitter:
-        image = _jitter(image, images.jitter, random)
     return erase(image, images.erasing, mean_colour(images), random) if images.erasing else image
 
 
@@ -186,17 +177,3 @@ def _scaled(crop: Crop, eighths: int) -> Crop:
         round(edge * eighths / 8) for edge in (crop.left, crop.left + crop.width, crop.top, crop.top + crop.height)
     )
     return Crop(left=left, top=top, width=right - left, height=bottom - top)
-
-
-def _jitter(image: Pixels, jitter: Jitter, random: np.random.Generator) -> Pixels:
-    """Mix the image with black (brightness), its mean grey (contrast) and its grey values (saturation); then light."""
-    pixels = image.astype(np.float32)
-    for kind in random.permutation(3):
-        strength = (jitter.brightness, jitter.contrast, jitter.saturation)[kind]
-        share = np.float32(1 + random.uniform(-strength, strength))
-        grey = pixels @ _LUMA
-        other = (np.float32(0), grey.mean(), grey[:, :, None])[kind]
-        pixels = np.clip(pixels * share + other * (1 - share), 0, 255)
-    noise = 255 * (_COLOURS @ random.normal(0, jitter.lighting, 3))
-    changed: Pixels = np.clip(np.rint(pixels + noise.astype(np.float32)), 0, 255).astype(np.uint8)
-    return changed

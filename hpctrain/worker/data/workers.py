@@ -1,88 +1,112 @@
-"""The rank's side of the processes that prepare images.
+"""The processes that prepare images for a rank.
 
-They are separate programs and not forks, since the rank has MPI and threads. The memory that they share with it has no
-name in the file system, so that nothing of it is left when the last of them has ended, however it did.
+They are spawned and not forked, since the rank has MPI and threads. The memory that they share with it has no name in
+the file system, so that nothing of it is left when the last of them has ended, however it did.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
+import math
 import mmap
+import multiprocessing
 import os
-import select
 import signal
-import socket
-import subprocess
-import sys
+import threading
 import time
-from pathlib import Path
+import traceback
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import ClassVar
 
-import hpctrain
+import numpy as np
+
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
-from hpctrain.worker.data.decoder import DecodingJob
-from hpctrain.worker.data.worker import DecodedTask, DecodingTask, receive_result, receive_task, send, worker_failed
+from hpctrain.common.shards.decoding import Pixels
+from hpctrain.common.shards.image_shards import Shards
+from hpctrain.worker.data.decoder import Broken, Decoder, DecodingJob, LoadedPiece
+from hpctrain.worker.data.sampling import Indices
+
+# Images that a process makes, one after the other; its result are those of them that could not be decoded.
+Task = Future[list[Broken]]
 
 # Signals that stop the run. Workers block them, since the rank ends its workers itself after its step.
 _RUN_SIGNALS = [signal.SIGINT, signal.SIGTERM, *(signal.Signals[f"SIG{name}"] for name in STOP_SIGNALS)]
-_POLL_SECONDS = 0.2
+# At most so many images a worker makes between two messages, fewer if a short piece would not keep all workers busy.
+# More would make the end of a stream wait longer.
+_TASK_IMAGES = 32
+# Pieces prepared after the one that is trained on, and the least number of tasks for each worker.
+_PIECES_AHEAD = 3
+_TASKS_AHEAD = 3
+_POLL_SECONDS = 2.0
 _END_SECONDS = 2.0
-# Settings of glibc, in bytes: the largest it takes for the first, and as much again for what lies between.
-KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 26)}
-_OUT_OF_MEMORY = (
-    "usually memory ran out: fewer workers (--set data.workers=N) need less, and so does a smaller --set "
-    "batch.micro_batch=N"
-)
+# Parameters of glibc's mallopt, in bytes: the largest it takes for the first, and as much again for what lies between.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MMAP_BYTES, _TRIM_BYTES = 1 << 25, 1 << 26
 
 
 class Workers:
     """Processes that take tasks as they become free, on the cores that this process may use.
 
     Args:
-        count: the number of processes, at least 1.
-
-    Raises:
-        HpctrainError: they cannot be started.
+        count: the largest number of processes, at least 1.
     """
 
     def __init__(self, job: DecodingJob, count: int) -> None:
+        self._job, self._count = job, count
         self._timeout = TIMEOUT.read()
-        self._ended = False
-        self._waiting = 0
-        self._unsent: collections.deque[DecodingTask] = collections.deque()
         self._memory_file = os.memfd_create("hpctrain-images")
         self._memory: mmap.mmap | None = None
-        self._tasks, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._results, results = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        files = (self._theirs.fileno(), results.fileno(), self._memory_file)
-        self._processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for _ in range(count):
-                self._processes.append(_start(job, files))
-        except OSError as error:
-            self.end()
-            raise worker_failed(f"cannot be started: {error}", "--set data.workers=0") from error
-        finally:
-            results.close()
-
-    @property
-    def count(self) -> int:
-        """The number of processes."""
-        return len(self._processes)
+        self._tasks: set[Task] = set()
+        arguments = (job, os.getpid(), self._memory_file)
+        self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _Worker.begin, arguments)
 
     @property
     def pids(self) -> list[int]:
-        """The process ids."""
-        return [process.pid for process in self._processes]
+        """The ids of the running processes."""
+        return list(self._pool._processes)
 
-    def reserve(self, size: int) -> mmap.mmap:
-        """Memory of at least ``size`` bytes for the workers to write to; what earlier calls gave stays valid.
+    def stream(self, split: str, pieces: Sequence[Indices], epoch: int) -> Generator[LoadedPiece]:
+        """The images of each piece, while later pieces are already being prepared. One stream at a time.
+
+        Args:
+            pieces: sample indices with their repetitions; at least one piece.
+
+        Yields:
+            Pieces in order; a piece's place in the memory is reused when the next is asked for.
 
         Raises:
-            HpctrainError: there is not so much memory.
+            HpctrainError: there is not so much memory, or see :meth:`_begin` and :meth:`_finish`.
         """
+        assert not self._tasks, "another stream, whose images this one would overwrite, is open"
+        shape, longest = self._job.shape(split, epoch), max(map(len, pieces))
+        in_task = min(_TASK_IMAGES, -(-longest // self._count))
+        further = max(_PIECES_AHEAD, -(-_TASKS_AHEAD * self._count * in_task // longest))
+        places, image_bytes = min(len(pieces), 1 + further), math.prod(shape)
+        memory = self._reserve(places * longest * image_bytes)
+        ahead: collections.deque[tuple[LoadedPiece, list[Task]]] = collections.deque()
+        for number in range(len(pieces)):
+            for later in range(number + len(ahead), min(number + places, len(pieces))):
+                indices, offset = pieces[later], later % places * longest * image_bytes
+                images: Pixels = np.ndarray((len(indices), *shape), np.uint8, memory, offset)
+                tasks = [
+                    self._begin(split, epoch, indices[start : start + in_task].tolist(), offset + start * image_bytes)
+                    for start in range(0, len(indices), in_task)
+                ]
+                ahead.append((LoadedPiece(indices=indices, images=images, broken=[]), tasks))
+            piece, tasks = ahead.popleft()
+            for index, task in enumerate(tasks):
+                start = index * in_task
+                piece.broken += [(start + position, key, words) for position, key, words in self._finish(task)]
+            yield piece
+
+    def _reserve(self, size: int) -> mmap.mmap:
+        """Memory of at least ``size`` bytes for the workers to write to; what earlier calls gave stays valid."""
         if self._memory is None or len(self._memory) < size:
             try:
                 os.posix_fallocate(self._memory_file, 0, size)
@@ -98,110 +122,137 @@ class Workers:
                 ) from error
         return self._memory
 
-    def put(self, task: DecodingTask) -> None:
-        """Give a task to the processes."""
-        self._unsent.append(task)
-        self._waiting += 1
-        self._send()
+    def _begin(self, split: str, epoch: int, indices: Sequence[int], offset: int) -> Task:
+        """Have images made.
 
-    def take(self) -> DecodedTask:
-        """The next finished task.
+        Args:
+            indices: sample indices with their repetitions.
+            offset: where the first image begins in the memory, in bytes.
+
+        Raises:
+            HpctrainError: a process cannot be started, or has died.
+        """
+        # A process that is started here inherits what is blocked, so that none of these signals ends it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
+        try:
+            task = self._pool.submit(_Worker.make, split, epoch, indices, offset)
+        except OSError as error:
+            raise _failed(f"cannot be started: {error}", "--set data.workers=0") from error
+        except BrokenProcessPool as error:
+            raise _died() from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._tasks.add(task)
+        return task
+
+    def _finish(self, task: Task) -> list[Broken]:
+        """Wait for a task.
 
         Raises:
             HpctrainError: a process died, hangs, or could not read a shard.
         """
-        limit = time.monotonic() + self._timeout
-        while not self._arrived(limit):
-            if time.monotonic() > limit:
-                raise HpctrainError(
-                    "HT-loader-timed-out",
-                    "waited {seconds:g} s for images of the {count} workers of the loader (processes {processes})",
-                    f"does the storage that holds the shards respond? {TIMEOUT_HINT}",
-                    exit_code=1,
-                    seconds=self._timeout,
-                    count=len(self._processes),
-                    processes=", ".join(map(str, self.pids)),
-                )
-            self._require_alive()
-            self._send()
-        result = receive_result(self._results)
-        if result is None:
-            # All workers have closed their ends, so the first has ended or is about to.
-            self._processes[0].wait(self._timeout)
-            self._require_alive()
-            raise AssertionError("workers without a process")
-        self._waiting -= 1
-        self._send()
-        if result.failure:
-            raise HpctrainError.from_record(result.failure)
-        return result
+        try:
+            broken = task.result(self._timeout)
+        except BrokenProcessPool as error:
+            raise _died() from error
+        except TimeoutError as error:
+            raise HpctrainError(
+                "HT-loader-timed-out",
+                "waited {seconds:g} s for images of the {count} workers of the loader (processes {processes})",
+                f"does the storage that holds the shards respond? {TIMEOUT_HINT}",
+                exit_code=1,
+                seconds=self._timeout,
+                count=self._count,
+                processes=", ".join(map(str, self.pids)),
+            ) from error
+        self._tasks.discard(task)
+        return broken
 
     def drop(self) -> bool:
         """Discard all tasks, in about the time of one; returns whether no worker writes to the memory any more."""
-        self._waiting -= len(self._unsent)
-        self._unsent.clear()
-        with contextlib.suppress(BlockingIOError):
-            while receive_task(self._theirs, socket.MSG_DONTWAIT):
-                self._waiting -= 1
-        limit = time.monotonic() + _END_SECONDS
-        while self._waiting and time.monotonic() < limit:
-            if self._arrived(limit):
-                if receive_result(self._results) is None:
-                    return False
-                self._waiting -= 1
-        return not self._waiting
+        running = [task for task in self._tasks if not task.cancel()]
+        self._tasks.clear()
+        return not wait(running, _END_SECONDS).not_done
 
     def end(self) -> None:
-        """End the processes and free the memory. Idempotent."""
-        if self._ended:
-            return
-        self._ended = True
-        for own in (self._tasks, self._theirs, self._results):
-            own.close()
+        """End the processes and free the memory."""
+        # One that waits for storage which does not answer would be waited for.
+        for process in list(self._pool._processes.values()):
+            process.kill()
+        self._pool.shutdown()
         os.close(self._memory_file)
-        limit = time.monotonic() + _END_SECONDS
-        for process in self._processes:
-            try:
-                process.wait(max(0, limit - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def _arrived(self, limit: float) -> bool:
-        """Whether there is a result; waits for one for the poll interval, or until the limit if that comes first."""
-        left = min(_POLL_SECONDS, max(0, limit - time.monotonic()))
-        return bool(select.select([self._results], [], [], left)[0])
-
-    def _send(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._unsent:
-                send(self._tasks, self._unsent[0], socket.MSG_DONTWAIT)
-                self._unsent.popleft()
-
-    def _require_alive(self) -> None:
-        for process in self._processes:
-            status = process.poll()
-            if status is not None:
-                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                hint = _OUT_OF_MEMORY if status == -signal.SIGKILL else "its last output is in the log of this rank"
-                raise worker_failed(f"(process {process.pid}) {how} while images were waited for", hint)
 
 
-def _start(job: DecodingJob, files: tuple[int, int, int]) -> subprocess.Popen[bytes]:
-    arguments = [*map(str, files), job.model_dump_json()]
-    path = [str(Path(hpctrain.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # One thread in each, since there are as many workers as cores. Freed memory is kept for the next image: glibc would
-    # give it back, and each page that the next image touches is then zeroed by the system again.
-    environment = KEPT_MEMORY | os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
-    # A process inherits its parent's blocked signals, so that none of them ends it during its start.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "hpctrain.worker.data.worker", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=files,
-            env=environment,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _failed(problem: str, hint: str) -> HpctrainError:
+    """The error for a worker that cannot make images, or is gone."""
+    return HpctrainError(
+        "HT-loader-worker-failed", "a worker of the loader {problem}", hint, exit_code=1, problem=problem
+    )
+
+
+def _died() -> HpctrainError:
+    return _failed(
+        "ended while images were waited for",
+        "its last output is in the log of this rank; if there is none, memory ran out: fewer workers (--set "
+        "data.workers=N) need less, and so does a smaller --set batch.micro_batch=N",
+    )
+
+
+class _Worker:
+    """What a process that prepares images holds."""
+
+    this: ClassVar[_Worker]
+
+    def __init__(self, job: DecodingJob, memory: int) -> None:
+        self._job = job
+        self._decoders: dict[str, Decoder] = {}
+        self._file = memory
+        self._memory: mmap.mmap | None = None
+
+    @classmethod
+    def begin(cls, job: DecodingJob, rank: int, memory: int) -> None:
+        """Prepare this process for the tasks of the process ``rank``, whose file ``memory`` it shares."""
+        keep_freed_memory()
+        threading.Thread(target=_end_with, args=(rank,), daemon=True).start()
+        cls.this = cls(job, os.open(f"/proc/{rank}/fd/{memory}", os.O_RDWR))
+
+    @classmethod
+    def make(cls, split: str, epoch: int, indices: Sequence[int], offset: int) -> list[Broken]:
+        """Make the images of a task; returns those that could not be decoded."""
+        try:
+            return cls.this.write(split, epoch, indices, offset)
+        except HpctrainError as error:
+            raise error.but(exit_code=1) from error
+        except Exception as error:
+            traceback.print_exc()
+            words = ": ".join([*getattr(error, "__notes__", []), type(error).__name__, str(error)])
+            raise _failed(f"failed at {words}", "its traceback is in the log of this rank") from None
+
+    def write(self, split: str, epoch: int, indices: Sequence[int], offset: int) -> list[Broken]:
+        """Make images in the memory."""
+        shape = (len(indices), *self._job.shape(split, epoch))
+        images: Pixels = np.ndarray(shape, np.uint8, self._mapped(), offset)
+        if split not in self._decoders:
+            self._decoders[split] = Decoder(self._job, Shards(self._job.folder, split))
+        return self._decoders[split].write(indices, epoch, images)
+
+    def _mapped(self) -> mmap.mmap:
+        size = os.fstat(self._file).st_size
+        if self._memory is None or len(self._memory) < size:
+            self._memory = mmap.mmap(self._file, size)
+        return self._memory
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next image: glibc would give it back, and the system zero each page again."""
+    with contextlib.suppress(AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
+def _end_with(rank: int) -> None:
+    """End this process with its rank, whose pipes a process that the rank forked may hold open."""
+    while os.getppid() == rank:
+        time.sleep(_POLL_SECONDS)
+    os._exit(0)

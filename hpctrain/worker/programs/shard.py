@@ -1,7 +1,7 @@
 """What ``hpctrain data shard`` and ``prepare-text`` run on every rank: rank 0 hands out the work, the others do it.
 
-``python shard.py WORK [OUT]``, the first an :data:`hpctrain.common.shards.shard_work.Work` as JSON. Rank 0 writes OUT:
-``{"manifest": …}``, or ``{"error": …}`` for what the user can correct. Without it that fails the run.
+``python shard.py WORK OUT``, the first an :data:`hpctrain.common.shards.shard_work.Work` as JSON. Rank 0 writes OUT:
+``{"manifest": …}``, or ``{"error": …}`` for what the user can correct.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpctrain.common.run.directory import write_json
 from hpctrain.common.shards.shard_work import Manifest, make, read_work
 
 
-def main(work: str, out: str | None = None) -> None:
+def main(work: str, out: str) -> None:
     from mpi4py import MPI
     from mpi4py.futures import MPICommExecutor
 
@@ -27,14 +27,10 @@ def main(work: str, out: str | None = None) -> None:
         if executor is None:
             return
         try:
-            manifest = _make(work, executor)
+            answer = {"manifest": _make(work, executor).model_dump(mode="json")}
         except HpctrainError as error:
-            if out is None:
-                raise
-            write_json(Path(out), {"error": error.record()})
-        else:
-            if out is not None:
-                write_json(Path(out), {"manifest": manifest.model_dump(mode="json")})
+            answer = {"error": error.record()}
+        write_json(Path(out), answer)
 
 
 def _make(work: str, executor: Any) -> Manifest:

@@ -17,10 +17,9 @@ from hpctrain.common.recipes.sync import Sync
 from hpctrain.common.run.events.kinds import StepEvent
 from hpctrain.worker.comm.parameter_server import ParameterServer
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.data.sampling import Indices, sample_of
+from hpctrain.worker.data.sampling import Indices
 from hpctrain.worker.train.feed import SamplesAhead
 from hpctrain.worker.train.loop import Loop
-from hpctrain.worker.train.non_finite import FinishedStep
 
 Vector = NDArray[np.float32]
 
@@ -199,21 +198,12 @@ class AsynchronousLoop(Loop):
 
     def _compute(self, part: _BatchPart, stream: Iterator[Samples]) -> float:
         own = self._feed.share(part.indices, part.place)
-        self._own = sample_of(own.indices[: own.count])
         pieces = self._feed.parts(part.indices, part.place)
         scale = self._comm.size / len(part.indices)
         rate = self._learning_rate
         samples = self._completed(stream, pieces, own.count)
         loss = self._trainer.step(samples, self._feed.count(part.indices), scale, rate, self._sgd_share, None)
-        self._watch.check(
-            FinishedStep(
-                iteration=self._iteration + 1,
-                epoch=self._epoch + 1,
-                loss=loss,
-                learning_rate=rate,
-                samples=self._own,
-            )
-        )
+        self._watch.check(self._iteration + 1, self._epoch + 1, loss)
         return loss
 
     def _exchange(self, rule: Downpour | Elastic, recorded: _Recorded) -> None:

@@ -19,7 +19,7 @@ from hpctrain.common.recipes.sync import is_local
 from hpctrain.worker import models
 from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.optimizer import TYPES
-from hpctrain.worker.adapters.keras.variables import all_finite, broadcast, counts, guard_of
+from hpctrain.worker.adapters.keras.variables import all_finite, broadcast, guard_of
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.compression import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
@@ -33,7 +33,7 @@ from hpctrain.worker.train.keras_losses import SIGNATURE, KerasLoss, Mixed, cros
 from hpctrain.worker.train.keras_rules import make_optimizer
 from hpctrain.worker.train.local_steps import OuterStep
 from hpctrain.worker.train.state import GUARD_STEPS, LazyState
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, GradientNumbers, Timeline, Trainer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Timeline, Trainer
 
 _POLICY = {"float32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
@@ -62,9 +62,9 @@ class KerasTrainer(Trainer):
         self._guard = guard_of(comm, self.model, every=recipe.guard.every)
         # Both describe the last step whose update was left out.
         self._own_finite = tf.Variable(True)
-        self._counts = tf.Variable(tf.zeros((len(self.model.trainable_variables), 2), tf.int64))
+        self._finite = tf.Variable(tf.ones(len(self.model.trainable_variables), tf.bool))
         self._average: KerasAverage | None = KerasAverage(self.model) if recipe.averaging else None
-        self._outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
+        self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
         self.parameters = sum(int(tf.size(weights.value)) for weights in self.model.trainable_variables)
         self._mean, self._deviation = (
             tf.constant(255 * np.array(each, np.float32)) for each in (recipe.images.mean, recipe.images.deviation)
@@ -143,14 +143,9 @@ class KerasTrainer(Trainer):
         for variable, value in self._before[1]:
             variable.assign(value)
 
-    def gradient_numbers(self) -> list[GradientNumbers]:
-        norms = (float(tf.norm(variable.value)) for variable in self.model.trainable_variables)
-        return [
-            GradientNumbers(name=variable.path, nan=int(nan), inf=int(inf), norm=norm)
-            for variable, (nan, inf), norm in zip(
-                self.model.trainable_variables, self._counts.numpy(), norms, strict=True
-            )
-        ]
+    def not_finite_gradients(self) -> list[str]:
+        pairs = zip(self.model.trainable_variables, self._finite.numpy(), strict=True)
+        return [variable.path for variable, finite in pairs if not finite]
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
@@ -164,7 +159,7 @@ class KerasTrainer(Trainer):
     def state(self) -> LazyState:
         variables = (self._shared() | self._own() | self._averages()).items()
         return LazyState(
-            {GUARD_STEPS: np.array(self.guard.steps)} | (self._outer.state if self._outer else {}),
+            {GUARD_STEPS: np.array(self.guard.steps)} | (self.outer.state if self.outer else {}),
             {name: (_nbytes(variable), partial(_array, variable)) for name, variable in variables},
         )
 
@@ -174,7 +169,7 @@ class KerasTrainer(Trainer):
         averages = self._averages()
         own = self._own() | {name: each for name, each in averages.items() if name.startswith(STATISTICS)}
         shared = self._shared() | {name: each for name, each in averages.items() if name not in own}
-        outer = self._outer.state if self._outer else {}
+        outer = self.outer.state if self.outer else {}
         known = shared.keys() | own.keys() | outer.keys() | {GUARD_STEPS}
         odd = sorted(shared.keys() - state.keys() | state.keys() - known)
         # Earlier checkpoints have the states of generators.
@@ -183,8 +178,8 @@ class KerasTrainer(Trainer):
         for name, variable in (shared | own).items():
             if name in state:
                 variable.assign(state[name])
-        if self._outer:
-            self._outer.restore(state)
+        if self.outer:
+            self.outer.restore(state)
         self.guard.steps = int(state[GUARD_STEPS])
 
     def _forward_state(self) -> list[tuple[keras.Variable, tf.Tensor]]:
@@ -288,7 +283,7 @@ class KerasTrainer(Trainer):
             self._optimizer.apply(means, self.model.trainable_variables)
 
         def leave_out() -> None:
-            self._counts.assign(counts(means))
+            self._finite.assign(tf.stack([all_finite([mean]) for mean in means]))
             # The loss does not show it, because TensorFlow's layers can lose NaNs on the way there.
             self._own_finite.assign(all_finite(gradients))
 

@@ -48,8 +48,8 @@ class LocalSteps:
     def begin(self, epochs: float) -> None:
         """Begin a step after ``epochs`` epochs of the run."""
         alone = self._sync is not None and epochs >= self._sync.after_epochs
-        if alone and not self._trainer.alone:
-            self._trainer.begin_alone()
+        if alone and not self._trainer.alone and self._trainer.outer:
+            self._trainer.outer.begin()
         self._trainer.alone = self._trainer.guard.apart = alone
 
     def end(self, own_loss: float, *, last: bool) -> bool:
@@ -57,8 +57,8 @@ class LocalSteps:
         self._losses.append(own_loss)
         sync = self._sync
         together = not self._trainer.alone or last or sync is None or len(self._losses) >= sync.every
-        if self._trainer.alone and together:
-            self._trainer.average_parameters()
+        if self._trainer.alone and together and self._trainer.outer:
+            self._trainer.outer.step()
             self._trainer.guard.averaged()
         if self._reduces_all:
             self.bytes = _ITEM_BYTES * self._trainer.parameters if together and self._comm.size > 1 else 0

@@ -8,7 +8,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -29,12 +28,12 @@ from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.mixing import MixedSamples
 from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
-from hpctrain.worker.data.sampling import Indices, batch_count, sample_of
+from hpctrain.worker.data.sampling import Indices, batch_count
 from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.feed import Feed, SamplesAhead, evaluate
 from hpctrain.worker.train.local_steps import LocalSteps
-from hpctrain.worker.train.non_finite import FinishedStep, NonFiniteWatch, mean_of_finite
+from hpctrain.worker.train.non_finite import NonFiniteWatch, mean_of_finite
 from hpctrain.worker.train.recovery import Recovery
 from hpctrain.worker.train.trainer import Trainer, TrainingStep, run_event
 
@@ -52,12 +51,10 @@ class Loop:
         comm: the ranks, each of which runs its own loop over the same samples.
         train, test: all samples, the same on every rank.
         checkpoints: where the state is saved: after the last step of each epoch, at a stop, and as the recipe says.
-        dumps: the folder for the records of a step whose numbers end the run.
         asked: gives the reason why this rank was asked to stop, or None.
         recovery: continues without ranks that died; None ends the run when one dies.
         begun_ranks: the number of ranks that the recipe's batch is for, if some were lost; by default all ranks.
         energy: the meters of the hosts; by default new ones.
-        peak_flops: the peak of a rank's GPU in FLOP/s; None where it is not known.
 
     Raises:
         HpctrainError: the batch is so large that an epoch has no step.
@@ -73,12 +70,10 @@ class Loop:
         events: EventWriter,
         *,
         checkpoints: Checkpoints,
-        dumps: Path,
         asked: Callable[[], str | None] = lambda: None,
         recovery: Recovery | None = None,
         begun_ranks: int | None = None,
         energy: RunEnergy | None = None,
-        peak_flops: float | None = None,
     ) -> None:
         self._recipe = recipe
         self._comm = comm
@@ -87,12 +82,11 @@ class Loop:
         self._test = test
         self._events = events
         self._checkpoints = checkpoints
-        self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events, dumps)
+        self._watch = NonFiniteWatch(recipe.numbers, comm, trainer, checkpoints, events)
         self._asked = asked
         self._recovery = recovery
         self._begun_ranks = begun_ranks or comm.size
         self._energy = energy or RunEnergy(comm, events)
-        self._peak_flops = peak_flops
         self._feed = Feed(recipe, comm, len(train))
         self._rate = learning_rate(recipe, len(train))
         self._local = LocalSteps(recipe, comm, trainer)
@@ -110,8 +104,6 @@ class Loop:
         self._seconds = 0.0
         self._run_begin = self._epoch_begin = time.perf_counter()
         self._begun: TrainingStep | None = None
-        # This rank's samples in the step that was begun.
-        self._own: Indices = np.empty(0, np.int64)
         self._ahead = SamplesAhead(iter(()), trainer.place)
         # Broken images of all ranks that an event has reported.
         self._reported: set[str] = set()
@@ -132,9 +124,7 @@ class Loop:
         """
         if resume_from:
             self._restore(resume_from)
-        self._run_event = run_event(
-            self._recipe, self._comm, self._trainer, self._rate.iterations_per_epoch, self._peak_flops
-        )
+        self._run_event = run_event(self._recipe, self._comm, self._trainer, self._rate.iterations_per_epoch)
         self._events.emit(self._run_event)
         self._energy.begin()
         now = time.perf_counter()
@@ -249,7 +239,6 @@ class Loop:
             seconds=self._seconds,
             ranks=self._comm.size,
             samples=self._train.fingerprint,
-            recent=self._watch.recent,
             skipped=self._watch.skipped,
         )
         self._write(progress)
@@ -273,7 +262,7 @@ class Loop:
         self._epoch = progress.epoch - 1
         self._losses, self._sizes = list(progress.losses), list(progress.sizes)
         self._seen = sum(self._sizes)
-        self._watch.resume(progress.recent, progress.skipped)
+        self._watch.skipped = progress.skipped
         self._epoch_seconds, self._seconds = progress.epoch_seconds, progress.seconds
 
     def _step(self, batch: Indices, stream: Iterator[Samples]) -> bool:
@@ -290,7 +279,6 @@ class Loop:
             begin=time.perf_counter(),
             order=zlib.crc32(batch.astype("<i8").tobytes()),
         )
-        self._own = sample_of(own.indices[: own.count])
         count, scale = self._feed.count(batch), data_place(self._comm).ranks / len(batch)
         self._ahead.seconds = 0.0
         parts, rate = self._completed(stream, self._feed.parts(batch), own.count), self._begun.learning_rate
@@ -346,15 +334,7 @@ class Loop:
         )
         if self._iteration == _TRACED_STEP and self._trainer.timeline:
             self._events.emit(OverlapEvent(iteration=self._iteration, timeline=tuple(self._trainer.timeline)))
-        self._watch.check(
-            FinishedStep(
-                iteration=self._iteration,
-                epoch=self._epoch + 1,
-                loss=loss,
-                learning_rate=step.learning_rate,
-                samples=self._own,
-            )
-        )
+        self._watch.check(self._iteration, self._epoch + 1, loss)
 
     @property
     def _batch_size(self) -> int:

@@ -40,9 +40,9 @@ def bind_rank(plan: Plan, rank: int, root: Path = Path("/")) -> None:
     variables = {**host_variables(host.places), **slot_variables(slot)}
     if not all(name in os.environ for name in _RESTRICTIONS if name in variables):
         devices = list(dict.fromkeys(device for place in host.places for device in place.devices))
-        unfit = unfit_adapters(devices, host.adapters, root / ADAPTERS.relative_to("/"))
-        if unfit:
-            _warn(rank, host.host, f"adapters are left to NCCL and UCX: {unfit}")
+        if missing := missing_adapter(devices, root / ADAPTERS.relative_to("/")):
+            text = f"adapters are left to NCCL and UCX: {missing} of the node map is not up here"
+            _warn(rank, host.host, text)
             variables = {name: value for name, value in variables.items() if name not in _RESTRICTIONS}
     for name, value in variables.items():
         os.environ.setdefault(name, value)
@@ -56,29 +56,16 @@ def bind_rank(plan: Plan, rank: int, root: Path = Path("/")) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def unfit_adapters(devices: Sequence[str], listed: Sequence[str], folder: Path) -> str:
-    """Why traffic must not be restricted to these devices; empty if it may.
+def missing_adapter(devices: Sequence[str], folder: Path) -> str:
+    """The first of these ports that is not up here; empty if all are.
 
     Args:
         devices: names as in ``mlx5_0``, or ``mlx5_0:2`` for a port that is not the first.
-        listed: all devices that the node map lists.
         folder: the kernel's folder of RDMA devices.
     """
-    ports = {f"{port.adapter.name}:{port.number}": port for port in all_ports(folder) if port.active}
+    up = {f"{port.adapter.name}:{port.number}" for port in all_ports(folder) if port.active}
     wanted = [device if ":" in device else f"{device}:1" for device in devices]
-    if down := [name for name in wanted if name not in ports]:
-        return f"{down[0]} of the node map is not up here"
-    layers = {ports[name].link_layer for name in wanted}
-    if len(layers) > 1:
-        return f"they are {' and '.join(sorted(layers))} here"
-    known = {name.partition(":")[0] for name in listed}
-    for name, port in ports.items():
-        # RDMA in software has no device, and a virtual function (physfn) belongs to a guest.
-        device = port.adapter / "device"
-        own = device.exists() and not (device / "physfn").exists()
-        if own and port.link_layer in layers and port.adapter.name not in known:
-            return f"{name} is up here, and the node map does not list it"
-    return ""
+    return next((name for name in wanted if name not in up), "")
 
 
 def unfit_cores(places: Sequence[Slot], local: int, root: Path) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hpctrain.common.checkpoints.keep import Policy, scores
-from hpctrain.common.cluster.gpu_models import matmul_flops
 from hpctrain.common.cluster.gpus import usable_gpus
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.schema import Recipe
@@ -71,12 +70,10 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
             test,
             events,
             checkpoints=checkpoints,
-            dumps=directory.dumps,
             asked=lambda: stopping.this_process.asked(look=comm.rank == 0),
             recovery=Recovery(comm, trainer, events, directory) if plan.fault_tolerant else None,
             begun_ranks=plan.begun_ranks,
             energy=energy,
-            peak_flops=matmul_flops(trainer.gpu, recipe.precision),
         )
         reports.iteration = lambda: loop.iteration + 1
         comm.say(_first_phase(trainer, begun))

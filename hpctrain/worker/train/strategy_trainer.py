@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.worker.adapters.keras.variables import all_finite, counts
+from hpctrain.worker.adapters.keras.variables import all_finite
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.tf_distribute import ParameterServerCommunicator
 from hpctrain.worker.data.samples import Samples
@@ -63,7 +63,7 @@ class StrategyTrainer(KerasTrainer):
             self._strategy.run(apply, (gradients,))
 
         def leave_out() -> None:
-            self._counts.assign(counts([self._sum(each) for each in gradients]))
+            self._finite.assign(tf.stack([all_finite([self._sum(each)]) for each in gradients]))
             self._own_finite.assign(False)
 
         tf.cond(finite, update, leave_out)

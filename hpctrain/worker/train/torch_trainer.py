@@ -37,7 +37,7 @@ from hpctrain.worker.train.torch_finetuning import freeze, load_weights
 from hpctrain.worker.train.torch_inputs import TorchInputs, rank_device
 from hpctrain.worker.train.torch_losses import TorchForward, mixed, on_device
 from hpctrain.worker.train.torch_rules import make_optimizer, scale_gradients, total_norm
-from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, GradientNumbers, Timeline, Trainer
+from hpctrain.worker.train.trainer import INITIAL_SCALE, NOTHING, Timeline, Trainer
 
 MODEL, _SCALER, _AVERAGE = "model.", "scaler.", "average."
 
@@ -83,7 +83,7 @@ class TorchTrainer(Trainer):
         self._average: TorchAverage | None = TorchAverage(self.model) if recipe.averaging else None
         self._average_weight: float | None = None
         self._mean_of_ranks: torch.Tensor | None = None
-        self._outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
+        self.outer = OuterStep(self, recipe.sync.outer) if is_local(recipe.sync) else None
 
     def _distribute(self, recipe: Recipe) -> None:
         """Make the model and its optimizer those of all ranks."""
@@ -267,17 +267,9 @@ class TorchTrainer(Trainer):
             if name in values:
                 buffer.copy_(values[name])
 
-    def gradient_numbers(self) -> list[GradientNumbers]:
-        return [
-            GradientNumbers(
-                name=name,
-                nan=int(parameter.grad.isnan().sum()),
-                inf=int(parameter.grad.isinf().sum()),
-                norm=float(torch.linalg.vector_norm(parameter.detach())),
-            )
-            for name, parameter in self._parameters()
-            if parameter.grad is not None
-        ]
+    def not_finite_gradients(self) -> list[str]:
+        gradients = ((name, parameter.grad) for name, parameter in self._parameters())
+        return [name for name, each in gradients if each is not None and int(each.isnan().sum() + each.isinf().sum())]
 
     def average_statistics(self) -> None:
         average_statistics(self.model, self._comm)
@@ -300,7 +292,7 @@ class TorchTrainer(Trainer):
         tensors |= {f"{STATISTICS}{name}": buffer for name, buffer in self._buffers()}
         tensors |= self._averages()
         scaler = {f"{_SCALER}{name}": np.array(value) for name, value in self._scaler.state_dict().items()}
-        steps, outer = {GUARD_STEPS: np.array(self.guard.steps)}, self._outer.state if self._outer else {}
+        steps, outer = {GUARD_STEPS: np.array(self.guard.steps)}, self.outer.state if self.outer else {}
         return LazyState(
             scaler | steps | outer,
             {name: (tensor.nbytes, partial(array_of, tensor)) for name, tensor in tensors.items()},
@@ -322,8 +314,8 @@ class TorchTrainer(Trainer):
         self.model.load_state_dict(
             kept | self._shared(_with_prefix(MODEL, tensors)) | _with_prefix(STATISTICS, tensors)
         )
-        if self._outer:
-            self._outer.restore(state)
+        if self.outer:
+            self.outer.restore(state)
         self._restore_rest(state)
 
     def _restore_rest(self, state: Mapping[str, NDArray[Any]]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.checkpoints.layout import MOMENTS
+from hpctrain.common.cluster.gpu_models import matmul_flops
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.events.kinds import RunEvent
 from hpctrain.common.run.value_types import Moment
@@ -45,21 +46,6 @@ class TrainingStep:
     learning_rate: float
     begin: float
     order: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientNumbers:
-    """Statistics of one parameter's reduced gradient in the last step.
-
-    Attributes:
-        nan, inf: how many of the gradient's elements are NaN and infinite.
-        norm: the 2-norm of the parameter itself.
-    """
-
-    name: str
-    nan: int
-    inf: int
-    norm: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +93,8 @@ class Trainer(Stateful):
         faulty: whether that step's reduced gradients were not finite, unless only because the loss scale was too large.
         own_finite: whether this rank's own loss was finite then, and its own gradients where they are still known.
         alone: with a recipe's ``sync``, whether steps use only this rank's gradients and update only its parameters,
-            until :meth:`average_parameters`.
+            until its ``outer`` step.
+        outer: replaces the parameters by what the recipe's ``sync`` makes of their mean; None without local steps.
         meanwhile: PyTorch's calls it in each step on a GPU, when that has all of the step but the update to compute,
             and before its results are waited for.
     """
@@ -124,7 +111,7 @@ class Trainer(Stateful):
     own_finite = True
     _averaging_seconds = 0.0
     _average: Average | None = None
-    _outer: OuterStep | None = None
+    outer: OuterStep | None = None
     _before = NOTHING
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
@@ -176,16 +163,6 @@ class Trainer(Stateful):
         """The samples, with their images on the way to where they are computed on if that is a GPU."""
         return samples
 
-    def begin_alone(self) -> None:
-        """Say that :attr:`alone` is about to be set, while the parameters are equal on all ranks."""
-        if self._outer:
-            self._outer.begin()
-
-    def average_parameters(self) -> None:
-        """Replace the parameters by what the recipe's ``sync`` makes of their mean over the ranks. Collective."""
-        assert self._outer is not None
-        self._outer.step()
-
     @abstractmethod
     def vector(self) -> NDArray[np.float32]:
         """A copy of all trained parameters, in the same order on all ranks."""
@@ -212,8 +189,8 @@ class Trainer(Stateful):
         """
 
     @abstractmethod
-    def gradient_numbers(self) -> Sequence[GradientNumbers]:
-        """Statistics of the last step's reduced gradients, if they were not clipped; equal on all ranks."""
+    def not_finite_gradients(self) -> Sequence[str]:
+        """The parameters whose reduced gradients in the last step, whose update was left out, were not finite."""
 
     @abstractmethod
     def average_statistics(self) -> None:
@@ -233,14 +210,8 @@ class Trainer(Stateful):
         """
 
 
-def run_event(
-    recipe: Recipe, comm: Communicator, trainer: Trainer, iterations_per_epoch: int, peak_flops: float | None
-) -> RunEvent:
-    """The event of a run. Collective.
-
-    Args:
-        peak_flops: the peak of a rank's GPU in FLOP/s; None where it is not known.
-    """
+def run_event(recipe: Recipe, comm: Communicator, trainer: Trainer, iterations_per_epoch: int) -> RunEvent:
+    """The event of a run. Collective."""
     event = RunEvent(
         recipe=recipe.name,
         framework=trainer.framework,
@@ -256,7 +227,8 @@ def run_event(
     if recipe.data.name != "text":
         return event
     tokens = recipe.model.context
-    text = {"tokens": tokens, "flops": tokens * recipe.model.flops_per_token, "peak_flops": peak_flops}
+    peak = matmul_flops(trainer.gpu, recipe.precision)
+    text = {"tokens": tokens, "flops": tokens * recipe.model.flops_per_token, "peak_flops": peak}
     return event.model_copy(update=text)
 
 

@@ -169,7 +169,6 @@ def train(settings: Recipe, comm: ht.Communicator, trainer, first: int, director
             InMemory(samples=test),
             events,
             checkpoints=Checkpoints(directory.checkpoints, comm, events),
-            dumps=directory.dumps,
             recovery=Recovery(comm, trainer, events, directory),
         )
         trainer.iteration = lambda: loop.iteration

@@ -56,7 +56,7 @@ def faulty(framework: str, comm: Communicator, output: str) -> dict[str, np.ndar
     trainer = new_trainer(framework, settings, comm)
     trainer.alone = trainer.guard.apart = True
     trainer.step([samples[np.arange(5) + comm.rank]], 1, 0.1, 0.05, 1.0)
-    trainer.average_parameters()
+    trainer.outer.step()
     if comm.rank == comm.size - 1:
         spoil(trainer)
     return {"non-finite": found, "differ": told(trainer.guard.averaged)}

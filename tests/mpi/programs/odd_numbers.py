@@ -87,8 +87,7 @@ class Runs:
             EventWriter(folder / "events.jsonl" if comm.rank == 0 else None) as events,
             Checkpoints(folder / "checkpoints", comm, events) as saves,
         ):
-            dumps = folder / "dumps"
-            loop = Loop(settings, comm, trainer, self.train, self.test, events, checkpoints=saves, dumps=dumps)
+            loop = Loop(settings, comm, trainer, self.train, self.test, events, checkpoints=saves)
             try:
                 loop.run()
             except HpctrainError as error:

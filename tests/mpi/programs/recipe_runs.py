@@ -95,7 +95,6 @@ def train(
             test,
             events,
             checkpoints=Checkpoints(Path(folder), comm, events),
-            dumps=Path(f"{folder}-dumps"),
             asked=lambda: "told to" if stop_at is not None and loop.iteration >= stop_at else None,
         )
         begin(loop)

@@ -33,8 +33,6 @@ def test_sizes_are_bytes_in_powers_of_1024_and_ascend():
         (["step", "-np", "3", "-H", "n1,n2"], "HT-ranks-not-divisible"),
         (["loader", "--data", "nowhere"], "HT-shards-not-there"),
         (["loader", "--workers", "0"], "--workers"),
-        (["checkpoint", "--dir", "nowhere"], "HT-output-not-writable"),
-        (["checkpoint", "--model", "convnet"], "resnet50"),
     ],
 )
 def test_wrong_use(arguments, says, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

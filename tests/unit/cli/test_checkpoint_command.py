@@ -102,7 +102,7 @@ def test_what_is_not_exported(run: Path, tmp_path: Path, capsys: pytest.CaptureF
 
     assert refused("m.h5")[0] == 2
     code, said = refused("m.keras")
-    assert (code, codes(said)) == (2, ["HT-export-other-framework"]) and "m.pt" in said
+    assert (code, codes(said)) == (2, ["HT-format-unknown"]) and "m.pt" in said
     (tmp_path / "m.pt").write_text("mine")
     code, said = refused("m.pt")
     assert (code, codes(said)) == (2, ["HT-output-exists"])

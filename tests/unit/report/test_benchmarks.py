@@ -10,8 +10,6 @@ from rich.console import Console
 from hpctrain.report.benchmarks import (
     allreduce_rows,
     allreduce_table,
-    checkpoint_rows,
-    checkpoint_table,
     ratio,
     size_text,
     step_rows,
@@ -101,29 +99,6 @@ def test_tables_fit_a_terminal_of_80_columns():
     text = text_of(step_table(step, "steps"))
     assert "2.00" in text
     assert "0.0012" in text
-
-
-def test_a_checkpoint_beside_torch_save_and_the_faster_rate_of_the_disk():
-    seconds = {
-        "torch.save": [0.2, 0.2, 0.8],
-        "disk, one file": [0.5, 0.5, 1.0],
-        "disk, a file a rank": [0.4, 0.4, 0.4],
-        "hpctrain, training waits": [0.01, 0.01, 0.04],
-        "hpctrain, writing": [0.5, 0.5, 0.5],
-    }
-    rows = {row["variant"]: row for row in checkpoint_rows(seconds, 200_000_000)}
-    waits = rows["hpctrain, training waits"]
-    assert waits["ratio_to_torch_save"] == pytest.approx(0.05)
-    # what training waits for is in memory
-    assert waits["share_of_disk"] is None
-    writing = rows["hpctrain, writing"]
-    assert (writing["mb_per_s"], writing["share_of_disk"]) == (pytest.approx(400), pytest.approx(0.8))
-    alone = {name: times for name, times in seconds.items() if name != "disk, a file a rank"}
-    assert checkpoint_rows(alone, 200_000_000)[-1]["share_of_disk"] == 1.0
-    text = text_of(checkpoint_table(list(rows.values()), "a checkpoint"))
-    assert "…" not in text
-    for shown in ("hpctrain, training waits", "10.0 ms", "0.05", "400", "0.80"):
-        assert shown in text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import numpy as np
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events.kinds import RunEvent, SpikeEvent, StepEvent
+from hpctrain.common.run.events.kinds import RunEvent, StepEvent
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.console import Console
-from hpctrain.report.faults import consecutive, event_line, spike_line
+from hpctrain.report.faults import event_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import Means
 from hpctrain.report.record import Record, StepTotals
@@ -27,16 +26,8 @@ from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, t
 
 
 def non_finite(iteration: int, **values: Any) -> Line:
-    default = {"time": 1.0, "rule": "skip", "ranks": [1], "parameters": 2, "parameter": "head", "to": None}
+    default = {"time": 1.0, "rule": "skip", "ranks": [1], "parameters": 2, "parameter": "head"}
     return {"event": "non_finite", "iteration": iteration, "epoch": 1, **default, **values}
-
-
-def spike(iteration: int, loss: float = 9.0) -> Line:
-    return {"time": 1.0, "event": "spike", "iteration": iteration, "epoch": 1, "loss": loss, "median": 1.5}
-
-
-def high(iteration: int, loss: float = 9.0) -> SpikeEvent:
-    return SpikeEvent(iteration=iteration, epoch=1, loss=loss, median=1.5)
 
 
 DAMAGED = {"event": "damaged", "path": "step-00000004", "fault": "no state.json", "kept_as": "damaged-step-00000004"}
@@ -46,7 +37,7 @@ CHANGED_LINE = "the run went on with other settings: epochs 3 → 5, data.path N
 
 
 def odd_run() -> list[Line]:
-    """Step 2 has no finite loss, nor has the whole second epoch; spikes in steps 5, 6 and 9; it was resumed before."""
+    """Step 2 has no finite loss, nor has the whole second epoch; it was resumed before."""
     events: list[Line] = [DAMAGED, CHANGED]
     for event in run_events():
         if event["event"] == "step" and (event["iteration"] == 2 or event["epoch"] == 2):
@@ -56,7 +47,6 @@ def odd_run() -> list[Line]:
         events.append(event)
         if event["event"] == "step":
             events += [non_finite(2)] if event["iteration"] == 2 else []
-            events += [spike(event["iteration"], event["iteration"])] if event["iteration"] in (5, 6, 9) else []
     return events
 
 
@@ -69,10 +59,8 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_lines() -> None:
-    odd = (non_finite(7), non_finite(7, rule="roll_back", ranks=[], to=4), non_finite(7, rule="stop", ranks=[0, 3]))
-    groups = consecutive([high(3), high(4, 20.0), high(5), high(9)])
-    lines = [*(event_line(typed(each)) for each in odd), *map(spike_line, groups)]
-    check_text("odd-numbers", "\n".join(map(str, lines)))
+    odd = (non_finite(7), non_finite(7, ranks=[]), non_finite(7, rule="stop", ranks=[0, 3]))
+    check_text("odd-numbers", "\n".join(str(event_line(typed(each))) for each in odd))
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -88,8 +76,6 @@ def test_console(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
             console.show(typed({"time": 1.0, **event}))
     text = stream.getvalue()
     assert text.count(str(event_line(typed({"time": 1.0, **non_finite(2)})))) == 1
-    # Of steps in a row the first is told.
-    assert re.findall("([0-9]+): the", text) == ["5", "9"]
     assert "loss not" in text
     assert text.count(DAMAGED_LINE) == 1 and text.count(CHANGED_LINE) == 1
 
@@ -97,8 +83,6 @@ def test_console(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
 def test_page_summary_and_curves(directory: RunDirectory) -> None:
     page = render(directory)
     assert str(event_line(typed(non_finite(2)))) in page
-    told = re.findall("steps? (.*): the", page)
-    assert [re.findall("[0-9]+", steps) for steps in told] == [["5", "6"], ["9"]]
     assert "NaN" not in page
     assert DAMAGED_LINE in page and CHANGED_LINE in page
     record = Record.read(directory)

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpctrain.common.run.value_types import (
     Count,
-    Finite,
     HostEnergy,
     Moment,
     Number,
@@ -201,24 +200,12 @@ class NonFiniteEvent(_OfStep):
 
     event: Literal["non_finite"] = "non_finite"
     epoch: Count = Field(description="from 1")
-    rule: Literal["stop", "skip", "roll_back"] = Field(description="what was done")
+    rule: Literal["stop", "skip"] = Field(description="what was done")
     ranks: tuple[Count, ...] = Field(
         description="whose own loss was not finite, or whose gradients were not, where these are still known"
     )
     parameters: Count = Field(description="how many have a reduced gradient that is not finite")
     parameter: Text | None = Field(default=None, description="the first of them")
-    to: Count | None = Field(
-        description="the iteration of the checkpoint whose parameters the run has from then on; null for none"
-    )
-
-
-class SpikeEvent(_OfStep):
-    """A loss exceeded the median of earlier ones by the recipe's factor."""
-
-    event: Literal["spike"] = "spike"
-    epoch: Count = Field(description="from 1")
-    loss: Finite = Field(description="the mean over the samples of all ranks")
-    median: Finite = Field(description="of the last 64 finite losses")
 
 
 _SPEEDS = ("samples_per_s", "tokens_per_s", "flops_utilisation")
@@ -376,7 +363,6 @@ KnownEvent = (
     | StepEvent
     | LogEvent
     | NonFiniteEvent
-    | SpikeEvent
     | EpochEvent
     | BrokenImagesEvent
     | CheckpointEvent

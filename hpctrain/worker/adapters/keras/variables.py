@@ -137,9 +137,3 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         lambda: tf.constant(True),
         lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]),
     )
-
-
-def counts(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """How many NaNs and how many infinities each tensor has: int64 of the shape (tensors, 2)."""
-    kinds = (tf.math.is_nan, tf.math.is_inf)
-    return tf.stack([tf.stack([tf.math.count_nonzero(kind(tensor)) for kind in kinds]) for tensor in tensors])

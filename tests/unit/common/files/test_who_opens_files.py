@@ -36,9 +36,7 @@ _ALLOWED = {
     },
     "of this very command, in a temporary folder of its own": {
         "worker.bench.allreduce",
-        "worker.bench.checkpoint_times",
         "worker.bench.loader_rates",
-        "worker.bench.raw_decode",
         "worker.bench.step",
         "worker.bench.sweep",
         "control.doctor.diagnosis",
@@ -58,6 +56,7 @@ _ALLOWED = {
         "common.run.stopping",
     },
     "the user's own terminal, or what the user's command reads": {"worker.train.rank"},
+    "the memory of the rank that started this process": {"worker.data.workers"},
     "the null device": {
         "cli.program",
         "cli.verify",

@@ -68,11 +68,11 @@ def test_a_file_server_that_does_not_answer_has_moved_nothing(
 
 
 def test_words_have_the_name(directory: RunDirectory, held: HeldDirectory) -> None:
-    hint = "see /proc/self/fd/9/dumps/step-1"
+    hint = "see /proc/self/fd/9/checkpoints/step-1"
     error = held.in_words(HpctrainError("HT-of-test", "at {path}", hint, path=held.work.events))
     assert error.message == f"at {directory.events}"
     assert error.values == {"path": str(directory.events)}
-    assert error.hint == f"see {directory.dumps}/step-1", "of another rank, too"
+    assert error.hint == f"see {directory.checkpoints}/step-1", "of another rank, too"
 
 
 def test_a_relative_path_is_meant_from_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,14 +53,6 @@ def test_the_end_of_a_failed_rank_is_shown_once(
     assert f"{line} 0" in capsys.readouterr().err
 
 
-def test_the_loaders_packages_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(bench, "require", lambda *extras: asked.extend(extras))
-    monkeypatch.setattr(bench, "run_program", lambda *arguments: {})
-    bench.measure("loader_rates", 1, backend="single")
-    assert "imagenet" in asked
-
-
 def test_in_a_job_a_benchmark_is_of_this_machine_unless_hosts_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")

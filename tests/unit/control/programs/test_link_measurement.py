@@ -17,15 +17,6 @@ from support.refusals import refused
 HOSTS = PlacedHosts(slots=(Slots(host="a", slots=1), Slots(host="b", slots=1)))
 
 
-def test_a_missing_current_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    with refused("HT-file-unwritable", reason="No such file or directory"):
-        measure_links(HOSTS, 1, 1000)
-
-
 def test_a_read_only_current_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -16,7 +16,7 @@ pytest.importorskip("mpi4py.MPI", reason="needs an MPI library", exc_type=(Impor
 import torch
 from mpi4py import MPI
 
-from hpctrain.worker.bench.allreduce import TimedReduction, by_mpi, check, repeats_of, rounds_of
+from hpctrain.worker.bench.allreduce import TimedReduction, by_mpi, check
 from hpctrain.worker.bench.in_turn import TimedGroup, time_in_turn
 
 
@@ -42,13 +42,6 @@ def test_groups_never_run_beside_each_other_and_each_alternative_comes_first():
     assert text.split() == [*("aabbabbaabbaab", "start", "ccccccc", "stop"), *("start", "cccc", "stop", "aabbbaab")]
 
 
-def test_repeated_calls_count_as_one_on_the_clock():
-    calls: list[int] = []
-    seconds = time_in_turn(MPI.COMM_SELF, [TimedGroup(calls={"a": lambda: calls.append(1)})], rounds=1, repeats=50)
-    assert len(calls) == 52
-    assert len(seconds["a"]) == 1
-
-
 def test_a_wrong_mean_is_refused():
     reduction = by_mpi(MPI.COMM_SELF)(1000)
     check("MPI_Allreduce", reduction, MPI.COMM_SELF)
@@ -56,9 +49,3 @@ def test_a_wrong_mean_is_refused():
     with refused("HT-reduction-wrong-result", name="broken", bytes=4000):
         check("broken", off, MPI.COMM_SELF)
     assert reduction.buffer.dtype == torch.float32
-
-
-def test_large_sizes_have_fewer_rounds_and_small_ones_more_calls_a_round():
-    assert [rounds_of(size, 20) for size in (1024, 16 << 20, 32 << 20, 256 << 20)] == [20, 20, 10, 7]
-    assert rounds_of(256 << 20, 2) == 2
-    assert [repeats_of(size) for size in (1024, 1 << 18, 1 << 20, 256 << 20)] == [32, 4, 1, 1]

@@ -123,20 +123,3 @@ def test_a_slow_host_among_few_is_named_on_a_busy_machine(ranks: int, monkeypatc
 )
 def test_a_slow_link_makes_fewer_messages_do(seconds: float, messages: int, repeats: int) -> None:
     assert links.affordable_messages(seconds) == (messages, repeats)
-
-
-def measurements(*bandwidths: float) -> list[dict[str, float]]:
-    return [{"bandwidth": bandwidth} for bandwidth in bandwidths]
-
-
-def test_what_is_measured_again() -> None:
-    fast = measurements(1.0, 0.5, 0.95)
-    assert links.unsure_rounds({(0, 0): fast}) == []
-    assert links.unsure_rounds({(0, 0): fast[:2]}) == [0]
-    # Its best was an exception.
-    assert links.unsure_rounds({(0, 0): measurements(1.0, 0.5, 0.5, 0.5)}) == [0]
-    # Slow beside the others: it takes five that are alike, since bad luck differs.
-    assert links.unsure_rounds({(0, 0): fast, (1, 0): measurements(*[0.1] * 4)}) == [1]
-    assert links.unsure_rounds({(0, 0): fast, (1, 0): measurements(*[0.1] * 5)}) == []
-    assert links.unsure_rounds({(0, 0): fast, (1, 0): measurements(0.3, 0.2, 0.3, 0.3, 0.3)}) == [1]
-    assert links.unsure_rounds({(0, 0): fast, (1, 0): measurements(0.3, 0.2, 0.3, 0.3, 0.3, 0.29)}) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +9,10 @@ import pytest
 
 from hpctrain.common.recipes.augmentation import Averaging
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
+from support.digits_recipes import digits_recipe
 from support.small_resnets import small_resnets
+from support.trainers import new_trainer
 
 torch = pytest.importorskip("torch")
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
@@ -25,30 +25,12 @@ def _small() -> Iterator[None]:
 
 
 def recipe(model: str = "resnet18") -> Recipe:
-    values = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": model},
-        "data": {"name": "imagenet" if model == "resnet18" else "digits"},
-        "batch": {"size": 4},
-        "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
-        "averaging": {"decay": 0.7},
-        "epochs": 1,
-    }
-    return Recipe.model_validate_json(json.dumps(values))
+    data = {"name": "imagenet" if model == "resnet18" else "digits"}
+    return digits_recipe(model={"name": model}, data=data, batch={"size": 4}, averaging={"decay": 0.7})
 
 
 def started(framework: str, model: str = "resnet18"):
-    if framework == "torch":
-        from hpctrain.worker.train.torch_trainer import TorchTrainer
-
-        return TorchTrainer(recipe(model), SingleCommunicator("test"))
-    keras = pytest.importorskip("keras")
-    keras.utils.clear_session()
-    from hpctrain.worker.train.keras_trainer import KerasTrainer
-
-    return KerasTrainer(recipe(model), SingleCommunicator("test"))
+    return new_trainer(framework, recipe(model))
 
 
 def batch(seed: int, count: int = 4, model: str = "resnet18") -> Samples:

@@ -136,18 +136,3 @@ def test_a_layout_that_differs_in_name_alone_is_none():
         found = laid_out(gradient, weight)
         assert (found is gradient) == (side == 1)
         assert torch.equal(found, gradient) and found.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.thorough
-def test_a_compiled_network_trains_as_one_that_is_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    torch.compiler.reset()
-    trainers = [
-        kind(digits_recipe(compile=mode, **CASES["lars"]), COMM)
-        for kind, mode in ((Contiguous, "off"), (ChannelsLast, "on"))
-    ]
-    assert trainers[1].compiled and strided(trainers[1])
-    for trainer in trainers:
-        train(trainer)
-    assert_near(*trainers)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
+from support.digits_recipes import digits_recipe
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -48,18 +47,8 @@ class Reads(TorchDispatchMode):
 
 
 def reads(patch: pytest.MonkeyPatch, optimizer: str, precision: str, parts: int) -> int:
-    values = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "digits_cnn"},
-        "data": {"name": "digits"},
-        "batch": {"size": 8},
-        "precision": precision,
-        "optimizer": {"name": optimizer, "learning_rate": 0.01, **OPTIMIZERS[optimizer]},
-        "epochs": 1,
-    }
-    trainer = TorchTrainer(Recipe.model_validate_json(json.dumps(values)), SingleCommunicator("test"))
+    rule = {"name": optimizer, "learning_rate": 0.01, **OPTIMIZERS[optimizer]}
+    trainer = TorchTrainer(digits_recipe(precision=precision, optimizer=rule), SingleCommunicator("test"))
     random = np.random.default_rng(0)
     samples = [
         Samples(images=random.random((2, 8, 8, 1), np.float32), labels=random.integers(0, 10, 2)) for _ in range(parts)
@@ -75,7 +64,7 @@ def reads(patch: pytest.MonkeyPatch, optimizer: str, precision: str, parts: int)
 
 @pytest.mark.parametrize(
     ("optimizer", "precision"),
-    [*((each, "float32") for each in OPTIMIZERS), *((each, "fp16") for each in ("sgd", "lamb", "rmsprop_to_sgd"))],
+    [*((each, "float32") for each in OPTIMIZERS), ("sgd", "fp16")],
 )
 def test_a_step_reads_its_losses_and_the_norm_of_its_gradients_at_once(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, precision: str

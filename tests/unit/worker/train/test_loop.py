@@ -102,7 +102,6 @@ def run(tmp_path, recipe, *, comm=None, train=10, test=7, resume_from=0, asked=l
             source(test),
             events,
             checkpoints=checkpoints,
-            dumps=tmp_path / "dumps",
             asked=lambda: asked(trainer),
         ).run(resume_from)
     return trainer, list(read_events(path))
@@ -144,14 +143,6 @@ def test_energy_is_recorded_at_checkpoints_at_the_end_and_when_it_is_due(tmp_pat
     assert found == {1e6: [3, 6, 6], 0.0: [1, 2, 3, 3, 4, 5, 6, 6, 6]}
 
 
-def test_every_epoch_has_every_sample_once_in_another_order(tmp_path):
-    trainer, _ = run(tmp_path, recipe())
-    labels = [[label for part in parts for label in part] for parts, _, _ in trainer.steps]
-    first, second = sum(labels[:3], []), sum(labels[3:], [])
-    assert sorted(first) == sorted(second) == list(range(10))
-    assert first != second
-
-
 def test_micro_batches_cut_a_batch_and_keep_its_mean(tmp_path):
     trainer, events = run(tmp_path, recipe(batch={"size": 4, "micro_batch": 2}))
     assert [[len(part) for part in parts] for parts, _, _ in trainer.steps[:3]] == [[2, 2], [2, 2], [2]]
@@ -159,11 +150,6 @@ def test_micro_batches_cut_a_batch_and_keep_its_mean(tmp_path):
     (tmp_path / "whole").mkdir()
     whole = [event.loss for event in run(tmp_path / "whole", recipe())[1] if event.event == "step"]
     assert [event.loss for event in events if event.event == "step"] == pytest.approx(whole)
-
-
-def test_drop_last(tmp_path):
-    trainer, _ = run(tmp_path, recipe(batch={"size": 4, "drop_last": True}))
-    assert [sum(map(len, parts)) for parts, _, _ in trainer.steps] == [4, 4, 4, 4]
 
 
 def test_a_batch_that_leaves_no_step_is_refused(tmp_path):
@@ -238,11 +224,6 @@ def test_losses_and_evaluations_of_all_ranks_add_up_to_one_process(tmp_path):
             assert sum(getattr(events[index], key) for events in ranks) == pytest.approx(getattr(event, key))
 
 
-def test_a_rank_without_a_sample_takes_part_with_one_that_does_not_count(tmp_path):
-    trainer, _ = run(tmp_path, recipe(), comm=Alone(3, 4))
-    assert trainer.steps[2][0] == [[BROKEN]]
-
-
 def test_ranks_with_fewer_samples_than_others_have_parts_have_one_that_does_not_count(tmp_path):
     parts = []
     for rank in range(2):
@@ -301,14 +282,3 @@ def test_waiting_for_samples_is_told_and_broken_images_once(tmp_path):
     assert [(event.epoch, event.count) for event in told] == [(1, 1), (2, 25)]
     assert told[0].names == ("first",)
     assert told[1].names == tuple(f"later {number:02}" for number in range(20))
-
-
-def test_every_rank_has_as_many_pieces(tmp_path):
-    """Layers that talk to other ranks do so once a piece."""
-    counts = []
-    for rank in range(2):
-        (tmp_path / f"{rank}").mkdir()
-        batch = {"size": 9, "micro_batch": 4}
-        trainer, _ = run(tmp_path / f"{rank}", recipe(batch=batch), comm=Alone(rank, 2), train=9)
-        counts.append([[len(part) for part in parts] for parts, _, _ in trainer.steps])
-    assert counts == [[[3, 2]] * 2, [[2, 2]] * 2]

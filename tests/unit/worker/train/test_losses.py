@@ -8,15 +8,14 @@ import pytest
 from hpctrain.common.recipes.augmentation import Mixing
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
-from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.mixing import Mixer, Mixture, piece
 from hpctrain.worker.data.samples import BROKEN, Samples
 from support.digits_recipes import digits_recipe
+from support.trainers import FRAMEWORKS, new_trainer
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-FRAMEWORKS = ["torch", "keras"]
 LABELS = np.array([0, 4, 4, 2, 1, 3, 0, 2])
 LOSSES = {
     "cross_entropy": {},
@@ -111,18 +110,13 @@ def test_a_binary_loss_weighs_a_sample_by_what_is_known_of_its_label(framework):
 
 
 def started(framework: str, plan: Recipe, state: dict[str, np.ndarray]):
+    trainer = new_trainer(framework, plan)
     if framework == "torch":
-        from hpctrain.worker.train.torch_trainer import TorchTrainer
-
-        trainer = TorchTrainer(plan, SingleCommunicator("test"))
         trainer.model.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})
-        return trainer
-    pytest.importorskip("tensorflow")
-    from hpctrain.worker.models.convert import load_state
-    from hpctrain.worker.train.keras_trainer import KerasTrainer
+    else:
+        from hpctrain.worker.models.convert import load_state
 
-    trainer = KerasTrainer(plan, SingleCommunicator("test"))
-    load_state(trainer.model, state)
+        load_state(trainer.model, state)
     return trainer
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +9,12 @@ import numpy as np
 import pytest
 
 from hpctrain.common.checkpoints.layout import STATISTICS
-from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.state import State
+from support.digits_recipes import digits_recipe
 from support.small_resnets import small_resnets
+from support.trainers import new_trainer
 
 _RANDOM = np.random.default_rng(0)
 SAMPLES = Samples(
@@ -26,28 +25,12 @@ PARTS = (SAMPLES[:3], SAMPLES[3:5], SAMPLES[5:])
 
 
 def make(framework: str, seed: int) -> Any:
-    values = {
-        "name": "test",
-        "source": "none",
-        "reported": [{"metric": "test_accuracy", "value": 1.0}],
-        "model": {"name": "resnet18"},
-        "data": {"name": "imagenet"},
-        "batch": {"size": 7},
-        "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
-        "epochs": 1,
-        "seed": seed,
-    }
-    module = importlib.import_module(f"hpctrain.worker.train.{framework}_trainer")
-    if framework == "keras":
-        # The same names of variables in each, as in another process.
-        module.keras.utils.clear_session()
-    recipe = Recipe.model_validate_json(json.dumps(values))
-    return getattr(module, f"{framework.capitalize()}Trainer")(recipe, SingleCommunicator("test"))
+    recipe = digits_recipe(model={"name": "resnet18"}, data={"name": "imagenet"}, batch={"size": 7}, seed=seed)
+    return new_trainer(framework, recipe)
 
 
 @pytest.fixture(scope="module", params=["torch", "keras"])
 def trainer(request: pytest.FixtureRequest) -> Iterator[Any]:
-    pytest.importorskip(request.param)
     with small_resnets():
         yield make(request.param, 0)
 

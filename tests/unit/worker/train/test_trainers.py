@@ -10,6 +10,7 @@ from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
 from support.digits_recipes import digits_recipe
+from support.trainers import FRAMEWORKS, new_trainer
 
 torch = pytest.importorskip("torch")
 
@@ -127,14 +128,9 @@ def test_keras(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_evaluation_counts_every_sample_once(framework):
-    pytest.importorskip(framework)
-    if framework == "torch":
-        from hpctrain.worker.train.torch_trainer import TorchTrainer as Trainer
-    else:
-        from hpctrain.worker.train.keras_trainer import KerasTrainer as Trainer
-    trainer = Trainer(recipe(OPTIMIZERS["sgd"]), SingleCommunicator("test"))
+    trainer = new_trainer(framework, recipe(OPTIMIZERS["sgd"]))
     _, test = load_digits(test_fraction=0.2, seed=0)
     loss_sum, correct = trainer.evaluate(test)
     one_by_one = [trainer.evaluate(test[index : index + 1]) for index in range(len(test))]

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data import load_digits
 from hpctrain.worker.data.samples import BROKEN, Samples
 from support.digits_recipes import digits_recipe
 from support.small_resnets import small_resnets
+from support.trainers import FRAMEWORKS, new_trainer
 
 TRAIN, TEST = load_digits(test_fraction=0.2, seed=0)
 
 
-@pytest.fixture(params=["torch", "keras"])
+@pytest.fixture(params=FRAMEWORKS)
 def framework(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(request.param)
     return str(request.param)
 
 
 def make(framework: str, **changes: Any) -> Any:
-    recipe = digits_recipe(**changes)
-    module = importlib.import_module(f"hpctrain.worker.train.{framework}_trainer")
-    if framework == "keras":
-        # The same names of variables in each, as in another process.
-        module.keras.utils.clear_session()
-    return getattr(module, f"{framework.capitalize()}Trainer")(recipe, SingleCommunicator("test"))
+    return new_trainer(framework, digits_recipe(**changes))
 
 
 def parameters(trainer: Any) -> dict[str, np.ndarray]:

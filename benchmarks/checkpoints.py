@@ -1,13 +1,16 @@
 """Times a checkpoint: hpctrain's, ``torch.save`` of the same state, and the disk's own rate, in turn.
 
-``python checkpoint_times.py OUT.json FOLDER MODEL ROUNDS`` on every rank; FOLDER is empty, and seen by all ranks. The
-state is that of a training that has done one step of SGD with momentum.
+``hpctrain run benchmarks/checkpoints.py -np 2 --backend mpi -- FOLDER resnet50 10``: an empty folder on the disk, which
+all ranks see, the network and the rounds. The state is that of a training that has done one step of SGD with momentum.
+Rank 0 prints a row of JSON for each: ``variant``, ``median_s`` (of the slowest rank), ``mb_per_s`` and
+``ratio_to_torch_save``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +29,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.sections import Batch, ModelSettings
 from hpctrain.common.run.events import EventWriter, read_events
 from hpctrain.common.run.events.kinds import CheckpointEvent
+from hpctrain.report.benchmarks import ratio
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.data.samples import Samples
@@ -171,7 +175,7 @@ def _step(trainer: TorchTrainer, rank: int) -> None:
     trainer.step([samples], 1, 1 / _BATCH, 0.1, 1.0)
 
 
-def main(out: str, folder: str, model: str, rounds: str) -> None:
+def main(folder: str, model: str, rounds: str) -> None:
     comm = ht.init("mpi")
     world = MPI.COMM_WORLD.Dup()
     trainer = _trainer(model, comm)
@@ -185,8 +189,17 @@ def main(out: str, folder: str, model: str, rounds: str) -> None:
         checkpointed(case),
     ]
     seconds = measure(world, variants, int(rounds))
-    if comm.rank == 0:
-        Path(out).write_text(json.dumps({"seconds": seconds, "bytes": nbytes}))
+    if comm.rank:
+        return
+    for name, times in seconds.items():
+        median = statistics.median(times)
+        row = {
+            "variant": name,
+            "median_s": median,
+            "mb_per_s": nbytes / median / 1e6,
+            "ratio_to_torch_save": ratio(seconds, name, "torch.save"),
+        }
+        print(json.dumps(row))
 
 
 if __name__ == "__main__":
