@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.shards.listing import ValidationTar, tar_files
-from hpctrain.control.schedulers.slurm.node_files import unpacking
+from hpctrain.control.schedulers.slurm import node_files
 from support.refusals import refused
 
 
@@ -52,22 +52,24 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "old").write_text("old")
-    (tmp_path / "stage").mkdir()
     yield folder
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"old": "old"}
 
 
-def _unpack(archive: Path, into: Path) -> None:
-    """By the command with which a job stages archives."""
-    command = unpacking(str(archive), into)
-    # It complains of what it leaves out.
-    subprocess.run(command, cwd=into.parent, capture_output=True, timeout=30, check=False, stdin=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize("case", _escapes(Path()))
-def test_a_tar_that_a_job_stages_stays_in_its_folder(case: str, outside: Path, tmp_path: Path) -> None:
+def test_a_tar_that_a_job_stages_stays_in_its_folder(
+    case: str, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = _write(tmp_path / "data.tar", [_file("right"), *_escapes(outside)[case]])
-    _unpack(archive, tmp_path / "stage")
+
+    def here(*command: str | Path) -> bool:
+        # tar complains of what it leaves out.
+        subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, timeout=30, check=False)
+        return True
+
+    monkeypatch.setattr(node_files, "_on_each_node", here)
+    copy = node_files.StagedPaths(source=str(archive), name="stage", kind="tar")
+    assert node_files._copy(copy, tmp_path / "stage")
     assert (tmp_path / "stage" / "right").read_text() == "new"
 
 

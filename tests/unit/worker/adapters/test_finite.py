@@ -41,11 +41,3 @@ def test_one_odd_element_is_found_wherever_it_is(says, data):
     place = data.draw(st.integers(0, arrays[which].size - 1))
     arrays[which].flat[place] = data.draw(st.sampled_from(ODD))
     assert not says(arrays)
-
-
-def test_counts_in_a_graph():
-    tf = pytest.importorskip("tensorflow")
-    from hpctrain.worker.adapters.keras.variables import counts
-
-    tensors = [tf.constant([1.0, math.nan, math.inf, -math.inf]), tf.constant([[0.0]]), tf.constant([math.nan] * 3)]
-    assert tf.function(counts)(tensors).numpy().tolist() == [[1, 2], [0, 0], [3, 0]]

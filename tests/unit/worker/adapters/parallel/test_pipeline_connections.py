@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 
 import torch
 from torch.distributed.pipelining import PipelineStage
-from torch.torch_version import TorchVersion
 
 from hpctrain.common.recipes.mesh import Mesh
+from hpctrain.worker.adapters.torch.parallel import sharding
 from hpctrain.worker.adapters.torch.parallel.schedules import meetings, schedule_on
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh
 from hpctrain.worker.comm.single import SingleCommunicator
@@ -50,6 +50,6 @@ def test_a_pytorch_whose_stages_work_otherwise_is_refused(monkeypatch):
 
 
 def test_a_pytorch_without_todays_divided_tensors_is_refused_before_any_rank_waits(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu128"))
-    with refused("HT-torch-version-unfit", version="2.12.1+cu128"):
+    monkeypatch.setattr(sharding, "SINCE_2_13", False)
+    with refused("HT-torch-version-unfit", version=torch.__version__):
         device_mesh(SingleCommunicator("test"), Mesh())
