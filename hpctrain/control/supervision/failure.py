@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from hpctrain.common.cluster.memory_group import GroupMemory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory
@@ -22,12 +23,22 @@ from hpctrain.common.settings import RANKS_ALONE
 
 LOG_LINES = 20
 
+OUT_OF_MEMORY = "HT-rank-out-of-memory"
+MEMORY_HINT = (
+    "ask for more memory (Slurm's --mem, node.memory of a profile), or use less: fewer ranks on a host, fewer "
+    "data.workers or num_workers, a smaller batch"
+)
+# Codes of ranks that something outside of them ended.
+_BY_A_SIGNAL = ("HT-rank-killed", "HT-rank-died", "HT-rank-silent")
+
 # Open MPI may break these sentences at any blank.
 _OPEN_MPI_SIGNAL = re.compile(
     r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on.+?on\s+signal\s+(?P<signal>\d+)", re.S
 )
 # srun names a signal as strsignal does, and lists several tasks of a host in brackets.
 _SRUN_SIGNAL = re.compile(r"srun: error: \S+: tasks? \[?(?P<rank>\d+)[^:]*: (?P<name>[A-Z][a-z]+(?: [a-z]+)*)")
+# The same of a task that was killed because memory ran out.
+_SRUN_MEMORY = re.compile(r"srun: error: \S+: tasks? \[?(?P<rank>\d+)[^:]*: Out Of Memory")
 # srun says this first when a task has aborted the step, and kills the other tasks by SIGKILL.
 _SRUN_ABORTED = re.compile(r"srun: Job step aborted|\*\*\* STEP \S+ ON \S+ CANCELLED")
 _LOST_HOST = re.compile(
@@ -274,11 +285,14 @@ def signal_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class _Killed:
-    """A rank that a signal ended according to the launcher; ``by_launcher``: which may itself have sent it."""
+    """A rank that a signal ended according to the launcher; ``by_launcher``: which may itself have sent it;
+    ``for_memory``: the launcher says that memory ran out.
+    """
 
     rank: int
     signal: int
     by_launcher: bool
+    for_memory: bool = False
 
 
 def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_status: int) -> _Killed | None:
@@ -293,6 +307,8 @@ def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_sta
         if rank not in records or records[rank].status != "lost":
             number = int(match["signal"])
             return _Killed(rank, number, by_launcher=number == signal.SIGTERM)
+    if match := _SRUN_MEMORY.search(output):
+        return _Killed(int(match["rank"]), signal.SIGKILL, by_launcher=False, for_memory=True)
     signals = {signal.strsignal(each): int(each) for each in signal.valid_signals()}
     # Of a task that ended by itself it says in the same place that it exited.
     for match in _SRUN_SIGNAL.finditer(output):
@@ -304,14 +320,34 @@ def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_sta
 
 def _killed_failure(directory: RunDirectory, records: Mapping[int, RankRecord], killed: _Killed) -> Failure:
     rank, by = killed.rank, killed.signal
-    ending = f"was killed by signal {by} ({signal_name(by)})"
-    if by == signal.SIGKILL:
+    code, ending = "HT-rank-killed", f"was killed by signal {by} ({signal_name(by)})"
+    if killed.for_memory:
+        code, ending = OUT_OF_MEMORY, f"{ending} because memory ran out"
+    elif by == signal.SIGKILL:
         ending += ", which is also what the system sends to a process when memory runs out"
     # SIGKILL and SIGTERM come from outside; any other signal is an error of the run itself.
     exit_code = RESUMABLE if by in (signal.SIGKILL, signal.SIGTERM) else 1
+    hint = MEMORY_HINT if killed.for_memory else ""
     if rank in records:
-        return _rank_failure(directory, records[rank], "HT-rank-killed", ending, exit_code=exit_code)
-    return Failure(code="HT-rank-killed", message=f"rank {rank} {ending}", rank=rank, exit_code=exit_code)
+        return replace(_rank_failure(directory, records[rank], code, ending, exit_code=exit_code), hint=hint)
+    return Failure(code=code, message=f"rank {rank} {ending}", rank=rank, exit_code=exit_code, hint=hint)
+
+
+def with_memory(failure: Failure, host: str, before: GroupMemory | None, after: GroupMemory | None) -> Failure:
+    """The failure with what the kernel says of the memory of this host's job.
+
+    Args:
+        before, after: the attempt.
+    """
+    if after is None or after.kills <= (before.kills if before else 0):
+        return failure
+    killed = after.kills - (before.kills if before else 0)
+    processes = "a process" if killed == 1 else f"{killed} processes"
+    said = f"on {host} the kernel killed {processes} because memory ran out: {after}"
+    if failure.code in _BY_A_SIGNAL and failure.host in (host, None):
+        message = failure.message.partition(", which is also")[0]
+        return replace(failure, code=OUT_OF_MEMORY, message=f"{message}; {said}", hint=MEMORY_HINT)
+    return replace(failure, hint="\n  ".join(filter(None, [failure.hint, said, MEMORY_HINT])))
 
 
 def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, ending: str, *, exit_code: int) -> Failure:

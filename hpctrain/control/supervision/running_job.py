@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hpctrain.common.cluster.memory_group import group_memory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import StartEvent
@@ -20,7 +22,7 @@ from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.processes import end_processes
 from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.audience import LiveRun
-from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name
+from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name, with_memory
 from hpctrain.control.supervision.follow import Follower
 
 _POLL_SECONDS = 0.1
@@ -85,6 +87,7 @@ class RunningJob:
         # The launcher's exit status, where it ended by itself, and the end of its own output.
         self._ended: int | None = None
         self._printed = b""
+        self._memory = group_memory()
         # Started last, so that nothing that fails leaves it behind.
         self._process = command.start()
         assert self._process.stdout is not None
@@ -216,6 +219,7 @@ class RunningJob:
             failure = self._never_met
         if failure is None:
             return None
+        failure = with_memory(failure, socket.gethostname(), self._memory, group_memory())
         if self._gone:
             return directory_gone(self._run, saved=failure.stopped)
         records = read_records(directory).values()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from hpctrain.common.cluster.memory_group import GroupMemory
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.supervision.failure import Failure, find_failure
+from hpctrain.control.supervision.failure import Failure, find_failure, with_memory
 from support.golden import check_text
 from support.script_runs import script_run
 
@@ -108,6 +109,28 @@ def test_a_killed_rank_goes_before_the_ranks_that_missed_it(directory: RunDirect
     assert "(SIGKILL), " in failure.message
     crash = failure_of(directory, 2, output=text.format(signal=11), exit_status=139)
     assert (crash.code, crash.rank) == ("HT-rank-killed", 1) and crash.message.endswith(" 11 (SIGSEGV)")
+
+
+def test_a_rank_for_which_memory_ran_out_is_named(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "lost the others", ended=5.0)
+    record(directory, 1, "running")
+    by_srun = failure_of(directory, 2, output=SRUN.format(status=1, name="Out Of Memory"), exit_status=1)
+    assert (by_srun.code, by_srun.rank, by_srun.exit_code) == ("HT-rank-out-of-memory", 1, RESUMABLE)
+
+    def memory(kills: int) -> GroupMemory:
+        return GroupMemory(limit=32 * 10**9, peak=31 * 10**9, kills=kills)
+
+    killed = failure_of(directory, 2, output=OPEN_MPI.format(signal=9), exit_status=137)
+    for host, before, after, code, counted in (
+        ("n2", None, memory(1), "HT-rank-out-of-memory", "a process"),
+        ("n2", memory(1), memory(3), "HT-rank-out-of-memory", "2 processes"),
+        ("n2", memory(1), memory(1), "HT-rank-killed", ""),
+        ("n2", memory(1), None, "HT-rank-killed", ""),
+        ("n1", None, memory(1), "HT-rank-killed", "on n1 the kernel killed a process"),
+    ):
+        found = with_memory(killed, host, before, after)
+        assert (found.code, found.rank, found.exit_code) == (code, 1, RESUMABLE)
+        assert counted in str(found) and ("31 GB" in str(found)) == bool(counted)
 
 
 def test_what_srun_kills_behind_an_error_is_not_the_cause(directory: RunDirectory) -> None:
