@@ -13,6 +13,7 @@ from hpctrain.common.run.events.kinds import (
     FaultEvent,
     NonFiniteEvent,
     RecoveredFaultEvent,
+    SlowRankEvent,
     StallEvent,
 )
 
@@ -51,7 +52,7 @@ def damaged_line(damaged: DamagedEvent) -> str:
 
 
 # The order in which the report's page lists them.
-_TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, BrokenImagesEvent, NonFiniteEvent)
+_TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, SlowRankEvent, BrokenImagesEvent, NonFiniteEvent)
 
 
 def event_line(event: Event) -> str | None:
@@ -66,6 +67,8 @@ def event_line(event: Event) -> str | None:
             return fault_line(event)
         case StallEvent():
             return stall_line(event)
+        case SlowRankEvent():
+            return event.text
         case BrokenImagesEvent(epoch=epoch, count=count, names=names):
             more = "" if count == len(names) else f" and {count - len(names)} more"
             images = "1 image" if count == 1 else f"{count} images"

@@ -20,6 +20,7 @@ from hpctrain.common.run.events.kinds import (
     LogEvent,
     RecoveredFaultEvent,
     RunEvent,
+    SlowRankEvent,
     StallEvent,
     StartEvent,
     StepEvent,
@@ -40,7 +41,7 @@ class PastAttempt:
 
     start: StartEvent | None
     faults: tuple[FaultEvent, ...]
-    stalls: tuple[StallEvent, ...]
+    stalls: tuple[StallEvent | SlowRankEvent, ...]
     stopped: StoppedEvent | None
     end: EndEvent | None
 
@@ -134,7 +135,7 @@ class Record:
             PastAttempt(
                 start=last_of(part, StartEvent),
                 faults=tuple(of_kind(part, FaultEvent)),
-                stalls=tuple(of_kind(part, StallEvent)),
+                stalls=(*of_kind(part, StallEvent), *of_kind(part, SlowRankEvent)),
                 stopped=last_of(part, StoppedEvent),
                 end=last_of(part, EndEvent),
             )

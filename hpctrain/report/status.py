@@ -22,7 +22,7 @@ from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
-from hpctrain.report.faults import damaged_line, fault_line, stall_line
+from hpctrain.report.faults import damaged_line, event_line, fault_line
 from hpctrain.report.record import Record, StepTotals, of_kind
 from hpctrain.report.run_energy import energy_of, kwh
 
@@ -207,7 +207,7 @@ class KnownRun:
             energy_kwh=kwh(energy.total) if energy else None,
             energy_covers=energy.covers if energy else None,
             survived=(*map(fault_line, survived), *map(damaged_line, of_kind(record.events, DamagedEvent))),
-            stalls=tuple(map(stall_line, attempt.stalls if attempt else ())),
+            stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
             unread=self.unread,
             **self._times(state, now),
         )

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from support.small_disks import mounted_over
 
 BIN = Path(sys.executable).parent

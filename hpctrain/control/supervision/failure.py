@@ -307,8 +307,8 @@ def _killed(ranks: int, records: Mapping[int, RankRecord], output: str, exit_sta
         if rank not in records or records[rank].status != "lost":
             number = int(match["signal"])
             return _Killed(rank, number, by_launcher=number == signal.SIGTERM)
-    if match := _SRUN_MEMORY.search(output):
-        return _Killed(int(match["rank"]), signal.SIGKILL, by_launcher=False, for_memory=True)
+    if task := _SRUN_MEMORY.search(output):
+        return _Killed(int(task["rank"]), signal.SIGKILL, by_launcher=False, for_memory=True)
     signals = {signal.strsignal(each): int(each) for each in signal.valid_signals()}
     # Of a task that ended by itself it says in the same place that it exited.
     for match in _SRUN_SIGNAL.finditer(output):

@@ -16,6 +16,8 @@ from hpctrain.common.checkpoints.pieces import Box
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import NOT_FINITE
 from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.rank_run import run
+from hpctrain.worker.comm.stalls import reports
 
 Checksums = NDArray[np.int64]
 
@@ -150,8 +152,15 @@ class Guard:
         """
         self.updated()
         self.steps += 1
+        run.times.step_done()
         if not self.apart and (self.steps == 1 or self.steps % self._every == 0):
             self.check()
+            self._report_slow_ranks()
+
+    def _report_slow_ranks(self) -> None:
+        for event in run.times.slow_ranks(self._comm, self.steps) if self._comm.size > 1 else ():
+            if self._comm.rank == 0:
+                reports.slow(event)
 
     def averaged(self) -> None:
         """Accept parameters that ranks trained apart and have averaged, and check if it is time. Collective then."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpctrain.worker.comm.rank_times import RankTimes
+
 if TYPE_CHECKING:
     from hpctrain.worker.comm.base import Communicator
 
@@ -32,6 +34,7 @@ class Run:
         knows_others: whether the script has imported a library by which ranks train together without hpctrain.
         ends_ranks: whether the program that runs this script ends every rank where one raises an exception.
         replaced_hook: the exception hook that ``ht.init`` replaced.
+        times: where the time of its steps goes.
     """
 
     comm: Communicator | None = None
@@ -44,6 +47,7 @@ class Run:
     knows_others: bool = False
     ends_ranks: bool = False
     replaced_hook: ExceptionHook | None = None
+    times: RankTimes = field(default_factory=RankTimes)
     _leave: Callable[[], None] | None = None
 
     def end(self) -> Communicator | None:

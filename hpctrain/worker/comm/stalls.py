@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.run.events.kinds import StallEvent
+from hpctrain.common.run.events.kinds import SlowRankEvent, StallEvent
 from hpctrain.common.run.records import living_process
+from hpctrain.common.stderr import tell
 
 # A high real-time signal, which no library in use here takes: MPI libraries and debuggers use low ones.
 STACK_SIGNAL = signal.SIGRTMAX - 3
@@ -38,12 +39,14 @@ class Reports:
     Attributes:
         iteration: gives the number of the step in progress, None if unknown.
         record: records a stall that this rank has to report; called by the watching thread.
+        slow: records a rank that is slower than the others, on rank 0; by default it is printed.
         give_up: ends a rank that hangs inside an MPI call at the last limit, and does not return; None for printing
             the error and aborting the run. Called by the watching thread.
     """
 
     iteration: Callable[[], int | None] = lambda: None
     record: Callable[[StallEvent], None] = lambda stall: None
+    slow: Callable[[SlowRankEvent], None] = lambda event: tell(f"hpctrain: {event.text}")
     give_up: Callable[[HpctrainError], None] | None = None
 
 

@@ -15,6 +15,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.comm import forks
+from hpctrain.worker.comm.rank_run import run
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -68,6 +69,11 @@ def _leads(kind: str) -> bool:
         return False
     # Autograd reduces in threads of its own, for which the script waits.
     return kind != CONTROL or threading.current_thread() is threading.main_thread()
+
+
+def _script_waits() -> contextlib.AbstractContextManager[None]:
+    """Counts a wait as the script's own, not as that of a thread beside it."""
+    return run.times.waits() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
 
 
 # What Gloo's errors say, in PyTorch's own calls too.
@@ -170,41 +176,53 @@ class Timeout:
                 different places.
         """
         try:
-            if done():
-                return
-            # The begin of the wait, and later the time of the last progress.
-            since = time.monotonic()
-            while time.monotonic() - since < _SPIN_SECONDS:
-                pause()
-                if done():
-                    return
-            thread = threading.get_ident()
-            wait = Wait(what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind))
-            self._waits[thread], self.expired = wait, None
-            reached = progress()
-            try:
-                while not done():
-                    wait.polls += 1
-                    pause()
-                    now = time.monotonic()
-                    if progress() > reached:
-                        reached, since = progress(), now
-                        if since - wait.since > _RENEWED_SECONDS:
-                            wait = self._waits[thread] = replace(wait, since=since)
-                    waited = now - since
-                    if check_deaths:
-                        self._check_peers()
-                    self._check_interrupt(what, now)
-                    if waited > self.seconds:
-                        self.expired = wait
-                        raise self.out_of_time(what, missing())
-                    time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
-            finally:
-                del self._waits[thread]
+            if not done():
+                with _script_waits():
+                    self._poll(done, what, missing, kind, check_deaths, pause, progress)
         except BaseException as error:
             self.abandon(keep)
             self._explain(error)
             raise
+
+    def _poll(
+        self,
+        done: Callable[[], bool],
+        what: str,
+        missing: Callable[[], Sequence[int]],
+        kind: str,
+        check_deaths: bool,
+        pause: Callable[[], object],
+        progress: Callable[[], int],
+    ) -> None:
+        # The begin of the wait, and later the time of the last progress.
+        since = time.monotonic()
+        while time.monotonic() - since < _SPIN_SECONDS:
+            pause()
+            if done():
+                return
+        thread = threading.get_ident()
+        wait = Wait(what=what, since=since, kind=END if self.leaving else kind, leads=_leads(kind))
+        self._waits[thread], self.expired = wait, None
+        reached = progress()
+        try:
+            while not done():
+                wait.polls += 1
+                pause()
+                now = time.monotonic()
+                if progress() > reached:
+                    reached, since = progress(), now
+                    if since - wait.since > _RENEWED_SECONDS:
+                        wait = self._waits[thread] = replace(wait, since=since)
+                waited = now - since
+                if check_deaths:
+                    self._check_peers()
+                self._check_interrupt(what, now)
+                if waited > self.seconds:
+                    self.expired = wait
+                    raise self.out_of_time(what, missing())
+                time.sleep(_SLEEP_SECONDS if waited < _LONG_SECONDS else _LONG_SLEEP_SECONDS)
+        finally:
+            del self._waits[thread]
 
     def _check_peers(self) -> None:
         """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""
@@ -234,7 +252,8 @@ class Timeout:
         call, shown = object(), END if self.leaving else kind
         self._waits[call] = Wait(what=what, since=time.monotonic(), blocked=True, kind=shown, leads=_leads(kind))
         try:
-            yield
+            with _script_waits():
+                yield
         except BaseException as error:
             self._explain(error)
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.adapters.data_ranks import data_place
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.data.mixing import MixedSamples, Mixer, piece
 from hpctrain.worker.data.samples import BROKEN, Samples, SampleSource
 from hpctrain.worker.data.sampling import Indices, RankShare, endless_order, epoch_order, global_batches, parts, share
@@ -129,22 +129,27 @@ class SamplesAhead:
             raise self._failed
         if self._fetched:
             return self._fetched.pop()
-        begin = time.perf_counter()
-        try:
+        with self._timed():
             return next(self._placed)
-        finally:
-            self.seconds += time.perf_counter() - begin
 
     def fetch(self) -> None:
         """Take the next samples of the stream, if there are any, while a GPU computes; an error is raised later."""
         if self._fetched or self._failed:
             return
-        begin = time.perf_counter()
+        with self._timed():
+            try:
+                self._fetched.extend(itertools.islice(self._placed, 1))
+            except Exception as error:
+                self._failed = error
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        before = run.times.samples
         try:
-            self._fetched.extend(itertools.islice(self._placed, 1))
-        except Exception as error:
-            self._failed = error
-        self.seconds += time.perf_counter() - begin
+            with run.times.reads():
+                yield
+        finally:
+            self.seconds += run.times.samples - before
 
 
 def evaluate(trainer: Trainer, comm: Communicator, test: SampleSource, size: int, epoch: int) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from hpctrain.common.files.regular import private
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory, port_of, read_model
 from hpctrain.common.run.events import EventWriter
-from hpctrain.common.run.events.kinds import StallEvent
+from hpctrain.common.run.events.kinds import SlowRankEvent, StallEvent
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.records import RankRecord, is_own_record, write_record
@@ -199,7 +199,11 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
             _update(directory, record, **record_fields(describe(error)))
         end_job(error.exit_code)
 
-    reports.record, reports.give_up = note, give_up
+    def note_slow(event: SlowRankEvent) -> None:
+        with EventWriter(directory.events, alone=False) as events:
+            events.emit(event)
+
+    reports.record, reports.slow, reports.give_up = note, note_slow, give_up
 
 
 def _attempt(

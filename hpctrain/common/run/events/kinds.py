@@ -316,6 +316,25 @@ class StallEvent(BaseEvent):
     state: Text = Field(default="", description='of its process, in words; "" where it could not be seen')
 
 
+class SlowRankEvent(_OfStep):
+    """A rank takes longer than the others, which wait for it in each step. Written by rank 0, once while it lasts."""
+
+    event: Literal["slow_rank"] = "slow_rank"
+    rank: Count = Field(description="its number in the communicator")
+    host: Text = Field(description="of that rank")
+    cause: Literal["computing", "samples"] = Field(description="what of it takes longer")
+    seconds: Seconds = Field(description="of a step, without the longest tenth of the steps")
+    usual: Seconds = Field(description="the same of the median rank")
+
+    @property
+    def text(self) -> str:
+        """The event in words."""
+        return (
+            f"rank {self.rank} ({self.host}) is slower than the others since about step {self.iteration}: "
+            f"{self.seconds:.3g} s a step for its {self.cause}, where the median rank takes {self.usual:.3g} s"
+        )
+
+
 class FaultEvent(BaseEvent):
     """A fault ended the attempt. Written by its launcher."""
 
@@ -371,6 +390,7 @@ KnownEvent = (
     | StoppedEvent
     | ContinuedEvent
     | StallEvent
+    | SlowRankEvent
     | FaultEvent
     | RecoveredFaultEvent
     | EndEvent

@@ -22,6 +22,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.adapters.torch.buckets import Bucket, BucketSlot, Named, differs, make_buckets
 from hpctrain.worker.adapters.torch.model_order import model_order
 from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.rank_run import run
 
 Moment = tuple[float, Literal["gradient", "launched", "finished"], int]
 
@@ -261,9 +262,10 @@ class GradientReducer:
 
     def _finish(self) -> None:
         """At the end of the backward pass, start the remaining reductions, and wait for all."""
-        begin = time.perf_counter()
-        self.reduce_present()
-        self.communication_seconds = time.perf_counter() - begin
+        before = run.times.waiting
+        with run.times.waits():
+            self.reduce_present()
+        self.communication_seconds = run.times.waiting - before
         self._at_end()
 
     def reduce_present(self) -> None:

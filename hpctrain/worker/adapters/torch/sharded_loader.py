@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import xxhash
@@ -20,7 +20,10 @@ from hpctrain.worker.adapters.torch.sources import MapSource, Place, Source
 from hpctrain.worker.adapters.torch.streams import StreamSource
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.deadlocks import mismatch_error
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.script_location import script_line
+
+T = TypeVar("T")
 
 
 class _Loaders:
@@ -187,12 +190,23 @@ class ShardedLoader:
         self._next = self._handed_out = Place(state["epoch"], state["batches"], state.get("order", 0.0))
 
     def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
-        for drawn_batch, after in drawn:
+        for drawn_batch, after in _read(drawn):
             if started == self._started:
                 self._handed_out = after
             yield drawn_batch
         if started == self._started:
             self._handed_out = Place(epoch + 1)
+
+
+def _read(drawn: Iterator[T]) -> Iterator[T]:
+    """The same, whose making counts as waiting for samples."""
+    while True:
+        with run.times.reads():
+            try:
+                made = next(drawn)
+            except StopIteration:
+                return
+        yield made
 
 
 def _refuse_loaded_state(loader: DataLoader[Any]) -> None:

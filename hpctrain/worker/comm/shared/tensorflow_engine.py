@@ -13,6 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_errors
+from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Bytes
 
@@ -113,10 +114,11 @@ class MpiTensorFlowEngine(ControlTensorFlowEngine):
         staging = self._staged(name, wire, arrays)
         for view, array in zip(staging.views, arrays, strict=True):
             view[:] = array.reshape(-1).view(np.uint8)
-        for task in staging.tasks:
-            self._reducer.worker.submit(task)
-        for task in staging.tasks:
-            task.wait()
+        with run.times.waits():
+            for task in staging.tasks:
+                self._reducer.worker.submit(task)
+            for task in staging.tasks:
+                task.wait()
         return self._copies(staging, arrays)
 
     def _staged(self, name: str, wire: np.dtype[Any] | None, arrays: Arrays) -> _Staging:
