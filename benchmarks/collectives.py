@@ -35,9 +35,9 @@ from hpctrain.control.topology.fabric import Fabric, Ints
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import rail_adapters, report
 from hpctrain.control.topology.readers import ibnetdiscover
-from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import (
+from hpctrain.control.topology.routes import (
     Phase,
+    Routes,
     double_tree,
     parents,
     predict_allreduce,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hpctrain.control.topology.fabric import Ints
-from hpctrain.control.topology.traffic import Phase, rail_rings
+from hpctrain.control.topology.routes import Phase, rail_rings
 
 
 def ring(order: Ints) -> list[Phase]:

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.control.topology.fabric import Floats, Ints
-from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import Phase
+from hpctrain.control.topology.routes import Phase, Routes
 
 # Sums of fractions: times and shares closer than this are equal.
 _ALIKE = 1e-9

@@ -61,7 +61,7 @@ _OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))
 
 def _unknown(word: str) -> HpctrainError:
     """The error for a word that is no command, with the command that is probably meant."""
-    from hpctrain.common.recipes.names import recipe_names
+    from hpctrain.common.recipes.entries import recipe_names
 
     if word.endswith((".py", ".yaml")) or word in recipe_names():
         hint = f"hpctrain run {word}"

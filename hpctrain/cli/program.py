@@ -10,6 +10,8 @@ import os
 import sys
 from typing import NoReturn
 
+from hpctrain.common.stderr import tell
+
 # A command is mostly imports, whose objects live to its end, so that collecting garbage among them only takes time.
 _COLLECT_AFTER = 50_000
 
@@ -57,7 +59,7 @@ def _flush(status: int) -> int:
         sys.stdout.flush()
     except OSError as error:
         if error.errno != errno.EPIPE and not status:
-            print(f"hpctrain: cannot write to stdout: {error.strerror}", file=sys.stderr)
+            tell(f"hpctrain: cannot write to stdout: {error.strerror}")
         status = status or 1
     with contextlib.suppress(OSError):
         sys.stderr.flush()

@@ -112,7 +112,7 @@ def verify(
 
 def _answer(verdict: Verdict, *, as_json: bool) -> None:
     """Print the verdict, and keep it in the ranks' run."""
-    from hpctrain.report.verified import lines_of
+    from hpctrain.control.verify.differences import lines_of
 
     record = verdict.model_dump(mode="json")
     write_json(RunDirectory(verdict.run).verdict, record)

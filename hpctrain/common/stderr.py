@@ -6,6 +6,7 @@ own ``traceback.print_exception`` calls it too.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 
@@ -23,5 +24,7 @@ def tell_error(error: BaseException) -> None:
 def _write(text: str) -> None:
     # A script may have set sys.stderr to None, as Python does where it has no stream.
     if stream := sys.stderr or sys.__stderr__:
-        stream.write(text)
-        stream.flush()
+        # A message that a full disk or a reader that has gone does not take must not end the program.
+        with contextlib.suppress(OSError):
+            stream.write(text)
+            stream.flush()

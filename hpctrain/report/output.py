@@ -109,7 +109,9 @@ def require_place(file: Path) -> None:
     except OSError as error:
         raise disk_error(error, file, _ELSEWHERE) from error
     if problem:
-        raise HpctrainError("HT-output-not-writable", "cannot write {path}: " + problem, hint, path=file)
+        raise HpctrainError(
+            "HT-output-not-writable", "cannot write {path}: {problem}", hint, path=file, problem=problem
+        )
 
 
 def save(file: Path, content: str) -> None:

@@ -27,13 +27,13 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import LastWords, last_words
 from hpctrain.control.schedulers.submission import scheduler_of
+from hpctrain.control.verify.differences import lines_of, read_verdict
 from hpctrain.report.faults import fault_line, first_of, trouble_lines
 from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.run_energy import energy_text, kwh
 from hpctrain.report.summary import Summary, summarise_record
-from hpctrain.report.verified import lines_of, read_verdict
 
 UNFINISHED = "unfinished"
 # Of more lines and attempts, faults of one attempt, and ranks, a page counts the rest.

@@ -16,7 +16,7 @@ import pytest
 
 import hpctrain
 from hpctrain.commit import of_checkout
-from hpctrain.common.recipes.names import recipe_names
+from hpctrain.common.recipes.entries import recipe_names
 from hpctrain.control.schedulers.profile import profile_names
 from support.requirements_of_project import PROJECT, ROOT, closure
 

@@ -12,7 +12,6 @@ from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Document, Location, read_document, validate
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import read_text
-from hpctrain.common.recipes.names import recipe_names
 from hpctrain.common.recipes.schema import Recipe
 
 HINT = "hpctrain recipes show digits prints a complete recipe"
@@ -162,3 +161,9 @@ def _where(document: Document, variant: str, changes: dict[str, Any]) -> Callabl
         return f"{document.where(('variants', variant, *location))}: variant {variant}"
 
     return where if variant else document.where
+
+
+def recipe_names() -> list[str]:
+    """The names of the published recipes, without their variants."""
+    files = resources.files("hpctrain.common.recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))

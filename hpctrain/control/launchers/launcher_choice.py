@@ -19,6 +19,7 @@ from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.settings import HOST_TIMEOUT
+from hpctrain.common.stderr import tell
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import LaunchSite, launch_command, own_threads, settings_of
 from hpctrain.control.launchers.processes import end_processes
@@ -261,18 +262,18 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirec
     """
     command.write_files()
     process = command.start()
+    answered = True
     try:
         printed, _ = process.communicate(timeout=seconds)
         outcome = f"exit status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        end_processes(process, directory)
-        printed, _ = process.communicate()
-        outcome = f"no answer in {seconds:g} s"
+    except subprocess.TimeoutExpired as late:
+        # What still holds the pipe may never end.
+        printed, outcome, answered = late.output or b"", f"no answer in {seconds:g} s", False
     finally:
         # A signal to this process must end the launcher too.
         end_processes(process, directory)
     output = printed.decode(errors="replace")
-    if process.returncode == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
+    if answered and process.returncode == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
         return
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
     raise HpctrainError(
@@ -287,5 +288,5 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirec
 def _print_choice(launcher: Launcher, reasons: Mapping[str, str]) -> None:
     chosen = launcher.name if isinstance(launcher, Srun) else f"mpirun of {launcher.name}"
     for name, reason in reasons.items():
-        print(f"hpctrain: {name} does not work here: {reason}", file=sys.stderr)
-    print(f"hpctrain: the ranks are started by {chosen}, which was tried with all of them", file=sys.stderr)
+        tell(f"hpctrain: {name} does not work here: {reason}")
+    tell(f"hpctrain: the ranks are started by {chosen}, which was tried with all of them")

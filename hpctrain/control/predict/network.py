@@ -13,8 +13,7 @@ from hpctrain.common.errors import HpctrainError
 
 if TYPE_CHECKING:
     from hpctrain.control.topology.fabric import Fabric, Ints
-    from hpctrain.control.topology.routes import Routes
-    from hpctrain.control.topology.traffic import Phase
+    from hpctrain.control.topology.routes import Phase, Routes
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def network_of(
     Raises:
         HpctrainError: no hosts, fewer adapters than wanted, no speeds, or two hosts that no route joins.
     """
-    from hpctrain.control.topology.traffic import double_tree, rail_rings
+    from hpctrain.control.topology.routes import double_tree, rail_rings
 
     fabric = routes.fabric
     adapters = _adapters(fabric, hosts_in_order, adapters_per_host)
@@ -215,7 +214,7 @@ def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[in
 
 def _tree_volume(hosts: int) -> float:
     """Buffers that the busiest of these hosts sends or receives in two trees, of which each carries a half."""
-    from hpctrain.control.topology.traffic import double_tree
+    from hpctrain.control.topology.routes import double_tree
 
     flows = double_tree(np.arange(hosts, dtype=np.int32)[:, None])
     return float(np.bincount(flows[0].source).max()) / 2 if flows else 0.0

@@ -21,6 +21,7 @@ from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Slots
 from hpctrain.common.run.request import TrainingRequest
+from hpctrain.common.stderr import tell
 from hpctrain.control.hosts.arrange import arrange
 from hpctrain.control.launchers.command import Launcher
 from hpctrain.control.launchers.launcher_choice import choose_launcher
@@ -157,4 +158,4 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
 
 
 def _notice(text: str) -> None:
-    print(f"hpctrain: {text}", file=sys.stderr)
+    tell(f"hpctrain: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import hpctrain
@@ -13,6 +12,7 @@ from hpctrain.common.run.plan import HostOptions, Script, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import ShardRequest
 from hpctrain.common.shards.shard_work import Manifest, Work, as_manifest, make, with_absolute_paths
+from hpctrain.common.stderr import tell
 from hpctrain.control.programs.bench import run_on_hosts
 
 _PROGRAM = Path(hpctrain.__file__).parent / "worker" / "programs" / "shard.py"
@@ -21,7 +21,7 @@ _START = Start(environment={"TOKENIZERS_PARALLELISM": "false"})
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    tell(printable(text))
 
 
 def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) -> Manifest:

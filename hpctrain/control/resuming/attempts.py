@@ -225,7 +225,14 @@ def is_done(events: Sequence[Event]) -> bool:
     return bool(events) and isinstance(last := events[-1], EndEvent) and last.status == "done"
 
 
-def made_progress(attempt: Sequence[Event], further: Attempt, *, script: bool, until: float | None = None) -> bool:
+def made_progress(
+    attempt: Sequence[Event],
+    further: Attempt,
+    *,
+    script: bool,
+    until: float | None = None,
+    stepped: float | None = None,
+) -> bool:
     """Whether a past attempt counts as progress: it wrote a checkpoint, or stopped in good order or worked for long if
     it was of a script, whose steps are not known.
 
@@ -233,6 +240,7 @@ def made_progress(attempt: Sequence[Event], further: Attempt, *, script: bool, u
         attempt: its events of :func:`run_events`.
         further: the attempt that is to follow.
         until: when it ended, if that is not recorded; by default at its last event.
+        stepped: when its last step was done, where that is known.
     """
     if not script:
         return further.iteration > _start(attempt).iteration
@@ -242,7 +250,8 @@ def made_progress(attempt: Sequence[Event], further: Attempt, *, script: bool, u
         return True
     # Time spent hanging does not count as progress.
     stalls = [event.time - event.seconds for event in attempt if isinstance(event, StallEvent)]
-    return (stalls or [until or last.time])[-1] - attempt[0].time > _WORK_SECONDS
+    worked_until = stepped or (stalls or [until or last.time])[-1]
+    return worked_until - attempt[0].time > _WORK_SECONDS
 
 
 def _no_progress(

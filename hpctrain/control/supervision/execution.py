@@ -199,16 +199,16 @@ class Supervisor:
 
     def __init__(self, run: ReadyRun, directory: RunDirectory, notice: Callable[[str], None]) -> None:
         self._plan, self._machine, self._directory, self._notice = run.plan, run.machine, directory, notice
-        # Whether this attempt has done a step, and whether any has.
-        self._stepped = False
+        # When this attempt did its last step, and whether any attempt has done one.
+        self._stepped: float | None = None
         self._worked = bool(run.attempt.iteration)
 
     def record(self, event: Event) -> None:
         """Record the progress of an attempt."""
         if isinstance(event, StartEvent):
-            self._stepped = False
+            self._stepped = None
         elif isinstance(event, StepEvent):
-            self._stepped = self._worked = True
+            self._stepped, self._worked = event.time, True
 
     def next_step(self, failure: Failure, run: ReadyRun) -> ReadyRun | Failure:
         """The run that follows an attempt which ended without an interrupt, or the failure that ends it."""
@@ -222,11 +222,13 @@ class Supervisor:
             return failure
         script, past = self._plan.script is not None, attempts(events)
         # The events of a run can be lost while it goes on.
-        progress = bool(past) and made_progress(past[-1], further, script=script, until=time.time())
+        progress = bool(past) and made_progress(
+            past[-1], further, script=script, until=time.time(), stepped=self._stepped
+        )
         number = next_restart(
             failure,
             # A script is restarted because the user asked for it.
-            stepped=self._stepped or script,
+            stepped=self._stepped is not None or script,
             worked=self._worked or script,
             idle=0 if progress else run.attempt.restart,
             limit=self._plan.restarts,

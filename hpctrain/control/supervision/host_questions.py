@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +121,7 @@ def ask_hosts(
         own: the addresses of this host, of which the others are to reach one; empty if they need not try.
     """
     running: list[subprocess.Popen[bytes]] = []
+    given_up = threading.Event()
 
     def ask(host: str) -> Answer:
         # This host is not asked for busy ranks: they are seen without a question, and its launcher may be among them.
@@ -129,6 +131,8 @@ def ask_hosts(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
         running.append(process)
+        if given_up.is_set():
+            _kill(process)
         try:
             output, errors = process.communicate(_script(plan, paths, words).encode(), timeout=_ANSWER_SECONDS)
         except subprocess.TimeoutExpired as late:
@@ -150,6 +154,7 @@ def ask_hosts(
             return dict(zip(hosts, pool.map(ask, hosts), strict=True))
         except BaseException:
             # Mostly a signal to this process, after which the answers are not needed.
+            given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for process in running:
                 if process.returncode is None:

@@ -18,6 +18,7 @@ from hpctrain.common.run.events import Event, parse_event
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.stopping import RESUMABLE, ask
+from hpctrain.common.stderr import tell
 from hpctrain.control.launchers.command import Torchrun
 from hpctrain.control.launchers.launcher_choice import command_for, first_launcher
 from hpctrain.control.launchers.processes import end_processes
@@ -189,4 +190,4 @@ class _Pod:
 
 
 def _say(text: str) -> None:
-    print(f"hpctrain: {text}", file=sys.stderr, flush=True)
+    tell(f"hpctrain: {text}")

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError, abbreviated, counted
-from hpctrain.control.topology.cabling import Found, cable_ends, sort_records
 from hpctrain.control.topology.fabric import NO_PORT, Fabric, Floats, Ints, components
 from hpctrain.control.topology.fabric_files import read_records
 from hpctrain.control.topology.levels import degraded_links, levels
@@ -27,7 +26,7 @@ from hpctrain.control.topology.names import (
     natural_key,
     switch_name,
 )
-from hpctrain.control.topology.records import Link, Record, SwitchGroup, bandwidth
+from hpctrain.control.topology.records import Found, Link, Record, SwitchGroup, bandwidth, cable_ends, sort_records
 
 # Damaged forwarding tables usually cause hundreds of faults.
 _FAULTS = 3

@@ -63,7 +63,7 @@ def load_digits(*, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
 
 
 def _text(recipe: Recipe) -> tuple[SampleSource, SampleSource]:
-    from hpctrain.common.shards.text.token_shards import TokenShards
+    from hpctrain.common.shards.text.token_manifest import TokenShards
     from hpctrain.worker.data.text import Windows, bundled_tokens
 
     context = recipe.model.context

@@ -15,7 +15,7 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.data.sampling import Indices, repetition_of, sample_of
 
 if TYPE_CHECKING:
-    from hpctrain.common.shards.text.token_shards import TokenShards
+    from hpctrain.common.shards.text.token_manifest import TokenShards
 
 # One in so many of the bundled documents is for validation.
 _VALIDATION = 20

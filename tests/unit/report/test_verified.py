@@ -9,9 +9,8 @@ import pytest
 
 from hpctrain.common.files.printable import json_text
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.verify.differences import Verdict
+from hpctrain.control.verify.differences import Verdict, lines_of, read_verdict
 from hpctrain.report.page import render
-from hpctrain.report.verified import lines_of, read_verdict
 from support.golden import check_text
 from support.refusals import refused
 

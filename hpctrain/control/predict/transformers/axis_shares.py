@@ -15,7 +15,7 @@ from hpctrain.control.predict.network import share_of
 from hpctrain.control.topology.mesh_flows import groups, mesh_bytes, mesh_flows
 from hpctrain.control.topology.mesh_layout import MeshLayout
 from hpctrain.control.topology.placement import Rings
-from hpctrain.control.topology.traffic import Phase
+from hpctrain.control.topology.routes import Phase
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.transformer import Transformer

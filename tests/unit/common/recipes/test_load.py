@@ -14,10 +14,9 @@ from pydantic import BaseModel
 from hpctrain.cli.main import main
 from hpctrain.cli.recipes import list_row, list_table
 from hpctrain.common.files.checked_yaml import subsection
-from hpctrain.common.recipes.entries import load_entry
+from hpctrain.common.recipes.entries import load_entry, recipe_names
 from hpctrain.common.recipes.keys import kinds_of
 from hpctrain.common.recipes.load import load_recipe, override_recipe
-from hpctrain.common.recipes.names import recipe_names
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.results import reported_rows, reported_text, result_name, row_text
 from support.refusals import refused

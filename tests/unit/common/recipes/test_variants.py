@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.entries import all_entries, load_entry, variant_names
+from hpctrain.common.recipes.entries import all_entries, load_entry, recipe_names, variant_names
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.names import recipe_names
 from support.refusals import check, refused
 
 DIGITS = (resources.files("hpctrain.common.recipes") / "digits.yaml").read_text()

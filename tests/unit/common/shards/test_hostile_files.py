@@ -25,8 +25,7 @@ from hpctrain.common.shards.manifest import INDEX_ROW, MOST_MANIFEST_BYTES, read
 from hpctrain.common.shards.stage import stage
 from hpctrain.common.shards.text.documents import Span, TextFile, divide, documents
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
-from hpctrain.common.shards.text.token_manifest import read_text_manifest
-from hpctrain.common.shards.text.token_shards import TokenShards
+from hpctrain.common.shards.text.token_manifest import TokenShards, read_text_manifest
 from support.hostile_files import cost_of
 from support.refusals import refused
 from support.shard_folders import shard

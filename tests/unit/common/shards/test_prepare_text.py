@@ -17,7 +17,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.shards.resumable import Map
 from hpctrain.common.shards.text.documents import Span, divide, documents, list_files
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
-from hpctrain.common.shards.text.token_shards import TokenShards
+from hpctrain.common.shards.text.token_manifest import TokenShards
 from hpctrain.worker.data import open_sources
 from support.refusals import refused
 from support.shard_folders import contents

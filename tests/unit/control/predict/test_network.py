@@ -17,8 +17,7 @@ from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import rail_adapters
 from hpctrain.control.topology.readers import ibnetdiscover
-from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import double_tree, predict_allreduce, rail_rings
+from hpctrain.control.topology.routes import Routes, double_tree, predict_allreduce, rail_rings
 from support.refusals import refused
 from support.report.network_times import ring_seconds, tree_seconds
 

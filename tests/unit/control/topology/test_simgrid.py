@@ -15,8 +15,7 @@ from hpctrain.control.topology.build import build_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from hpctrain.control.topology.placement import report
 from hpctrain.control.topology.readers import ibnetdiscover
-from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import predict_allreduce
+from hpctrain.control.topology.routes import Routes, predict_allreduce
 
 PROGRAM = Path(__file__).parent / "programs" / "simgrid_allreduce.py"
 SYSTEM_PYTHON = "/usr/bin/python3"

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from other_allreduces import ring
 
-from hpctrain.control.topology.routes import Routes
-from hpctrain.control.topology.traffic import (
+from hpctrain.control.topology.routes import (
     Phase,
+    Routes,
     double_tree,
     parents,
     predict_allreduce,
