@@ -48,6 +48,7 @@ class RankTimes:
     # The ranks that were slow in the last comparison, and those of them that were reported.
     _slow: frozenset[int] = frozenset()
     _reported: frozenset[int] = frozenset()
+    _size: int = 0
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
@@ -81,21 +82,22 @@ class RankTimes:
         Each is reported once, until it is as fast as the others. Steps that are too few for a comparison count in the
         next one. Collective.
         """
-        table = np.zeros((comm.size, 5))
+        own = (0.0,) * 5
         if self._steps:
             whole, computing, reading = zip(*self._steps, strict=True)
-            table[comm.rank] = _mean(computing), _mean(reading), _mean(whole), sum(whole), len(whole)
-        computing, samples, whole, seconds, count = comm.allreduce(table, "max").T
+            own = _mean(computing), _mean(reading), _mean(whole), sum(whole), len(whole)
+        # One message, so that ranks of which some have lost another one in it still agree on what comes next.
+        hosts, table = zip(*comm.allgather_object((comm.host, own)), strict=True)
+        computing, samples, whole, seconds, count = np.array(table).T
         if count.min() < _LEAST_STEPS or seconds.max() < _LEAST_SECONDS:
             return []
         self._steps = []
+        if comm.size != self._size:  # ranks that are left have other numbers
+            self._size, self._slow, self._reported = comm.size, frozenset(), frozenset()
         slow = slow_among(computing + samples, float(np.median(whole)))
         lasting = [rank for rank in slow if rank in self._slow]
         new = [rank for rank in lasting if rank not in self._reported][:_MOST_RANKS]
         self._slow, self._reported = frozenset(slow), frozenset(lasting)
-        if not new:
-            return []
-        hosts = comm.allgather_object(comm.host)
         return [
             SlowRankEvent(iteration=step, rank=rank, host=hosts[rank], **_reason(rank, computing, samples))
             for rank in new

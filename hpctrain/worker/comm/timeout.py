@@ -228,7 +228,8 @@ class Timeout:
         """Raise if the wait cannot end, because a rank died or all ranks wait for each other."""
         if self.survival:
             self.survival.check()
-        if self.watch and (error := self.watch.deadlock()):
+        # Leaving the run sets it to None at any time.
+        if (watch := self.watch) and (error := watch.deadlock()):
             raise error
 
     def _check_interrupt(self, what: str, now: float) -> None:
@@ -271,7 +272,7 @@ class Timeout:
 
     def out_of_time(self, what: str, missing: Sequence[int] = ()) -> HpctrainError:
         """The error when the time for a wait is over."""
-        stalled = self.watch.stalled() if self.watch else {}
+        stalled = watch.stalled() if (watch := self.watch) else {}
         # Stalled ranks of other groups are not to blame, if it is known which ranks are missing.
         awaited = [stalled[number] for number in missing if number in stalled] or list(stalled.values())
         ranks = ", ".join(awaited or [f"rank {number}" for number in missing]) or "the other ranks"

@@ -80,6 +80,7 @@ class TorchDistributedCommunicator(CheckedControl):
         try:
             store = self._join_mpi(world, limit) if world is not None else self._join_torchrun(limit)
         except RuntimeError as error:
+            self._listening.close()
             raise self._failed(error, "making the group") from error
         self.timeout = Timeout(f"rank {self.rank} on {self.host}")
         self._engine: TorchDistributedEngine | None = None
@@ -90,6 +91,7 @@ class TorchDistributedCommunicator(CheckedControl):
                 _take_gpu(self)
         except BaseException:
             self._watch_no_more(_LEAVE_SECONDS)
+            self._listening.close()
             dist.destroy_process_group()
             raise
 

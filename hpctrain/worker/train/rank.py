@@ -200,8 +200,11 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
         end_job(error.exit_code)
 
     def note_slow(event: SlowRankEvent) -> None:
-        with EventWriter(directory.events, alone=False) as events:
-            events.emit(event)
+        # What only tells of a run must not end it.
+        with contextlib.suppress(HpctrainError, OSError):
+            if is_own_record(directory, record.rank):
+                with EventWriter(directory.events, alone=False) as events:
+                    events.emit(event)
 
     reports.record, reports.slow, reports.give_up = note, note_slow, give_up
 

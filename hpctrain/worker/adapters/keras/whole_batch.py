@@ -15,6 +15,7 @@ from hpctrain.worker.adapters.keras.distribution import in_whole_batch, share_in
 from hpctrain.worker.comm import Communicator, current
 from hpctrain.worker.comm.base import AnyArray, Group
 from hpctrain.worker.comm.graph_errors import original_errors_raised, preserve_errors
+from hpctrain.worker.comm.rank_run import run
 
 if TYPE_CHECKING:
     from hpctrain.worker.adapters.keras.distribution import Distribution
@@ -27,9 +28,14 @@ def group_of(comm: Communicator) -> Group:
 
 def in_step(function: Callable[[AnyArray], AnyArray], tensor: tf.Tensor) -> tf.Tensor:
     """Wrap ``function`` of a NumPy array, whose result has the same type, as an operation of a step."""
+
+    def waited(array: AnyArray) -> AnyArray:
+        with run.times.waits():
+            return function(array)
+
     # Stateful, so that TensorFlow runs it in the order of the program, which is the same on every rank.
     with original_errors_raised():
-        return tf.numpy_function(preserve_errors(function), [tensor], tensor.dtype, stateful=True)
+        return tf.numpy_function(preserve_errors(waited), [tensor], tensor.dtype, stateful=True)
 
 
 def total(comm: Communicator, tensor: tf.Tensor) -> tf.Tensor:

@@ -191,6 +191,13 @@ class ShardedLoader:
 
     def _draw(self, drawn: Iterator[tuple[Any, Place]], epoch: int, started: int) -> Iterator[Any]:
         for drawn_batch, after in _read(drawn):
+            if self._loader.persistent_workers and started != self._started:
+                raise HpctrainError(
+                    "HT-loader-two-iterators",
+                    "two iterators of one loader at the same time share its persistent workers, and mix "
+                    "up their batches",
+                    "use one after the other, or persistent_workers=False",
+                )
             if started == self._started:
                 self._handed_out = after
             yield drawn_batch

@@ -68,7 +68,8 @@ class ControlTensorFlowEngine:
         return list(results) if isinstance(results, list | tuple) else [results]
 
     def _join(self, arrays: Arrays) -> list[Array]:
-        return [np.concatenate(self._control.allgather_object(array)) for array in arrays]
+        with run.times.waits():
+            return [np.concatenate(self._control.allgather_object(array)) for array in arrays]
 
 
 class _Staging:

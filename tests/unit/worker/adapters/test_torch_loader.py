@@ -137,6 +137,16 @@ def test_samples_that_are_fetched_at_once_have_the_numbers_of_one_process(noise)
     assert data[0].fetches == [1] * 8 + ([12] if not noise else [12, *[1] * 12])
 
 
+def test_iterators_that_share_worker_processes_are_refused():
+    settings = {"num_workers": 1, "persistent_workers": True}
+    sharded = shard(loader(12, 4, **settings), comm=rank_of(0, 2))
+    first = iter(sharded)
+    next(first)
+    next(iter(sharded))
+    with refused("HT-loader-two-iterators"):
+        next(first)
+
+
 def test_ranks_without_a_sample_get_every_batch_too():
     loaders = [shard(loader(9, 4), comm=rank_of(rank, 3), evaluation=True) for rank in range(3)]
     parts = [[own(part) for (part,) in each] for each in loaders]

@@ -86,7 +86,8 @@ class DataRanks:
             own: this rank's rows.
             sizes: how many rows each data rank has.
         """
-        self._meet([], name)
+        # A single row does not show how the dimensions lie in memory.
+        (reordered,) = self._meet([float(own.shape[dim] > 1 and not own.is_contiguous())], name)
         own = own.detach()
         rows = own.movedim(dim, 0)
         whole = rows.new_zeros(sum(sizes), *rows.shape[1:])
@@ -102,7 +103,7 @@ class DataRanks:
             whole = self._group.allreduce_torch(words).view(own.dtype).view(whole.shape)
         whole = whole.movedim(0, dim)
         # A view of the whole may need the layout in memory that one process has.
-        return whole.contiguous() if own.is_contiguous() else whole
+        return whole if reordered else whole.contiguous()
 
     def end_step(self) -> int:
         """The bytes of rows that were gathered on this rank in the step that ends. Says once where they are many."""
