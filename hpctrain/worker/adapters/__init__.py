@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpctrain.worker.adapters.torch.distribute import ModelT, Optimizers
     from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
     from hpctrain.worker.adapters.torch.sharded_loader import ShardedLoader
-    from hpctrain.worker.comm.compression import Compression
+    from hpctrain.worker.comm.engines import Compression
 
 __all__ = [
     "average_statistics",

@@ -23,7 +23,7 @@ import hpctrain as ht
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.bench.baselines import LeftOut, horovod_running, join_process_group, load_horovod
 from hpctrain.worker.bench.in_turn import Call, TimedGroup, time_in_turn
-from hpctrain.worker.comm.base import TorchEngine
+from hpctrain.worker.comm.engines import TorchEngine
 
 _FLOAT_BYTES = 4
 # Between two readings of the clock small reductions are repeated up to so many bytes, in at most so many calls.

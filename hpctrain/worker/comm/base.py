@@ -11,9 +11,9 @@ import pickle  # objects of the ranks of one run
 import socket
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from hpctrain.common.recipes.mesh import Mesh
+    from hpctrain.worker.comm.engines import TensorFlowEngine, TorchEngine
     from hpctrain.worker.comm.parameter_server import ParameterServer
 
 T = TypeVar("T")
@@ -51,64 +52,6 @@ class LostRank:
     rank: int
     first_rank: int
     host: str
-
-
-class Work(Protocol):
-    """A reduction in progress.
-
-    Attributes:
-        finite: after :meth:`wait`, whether the whole result is finite, the same on every rank; None if not checked.
-    """
-
-    finite: bool | None = None
-
-    def wait(self) -> None:
-        """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
-
-
-class TorchEngine(Protocol):
-    """Reduces flat PyTorch buffers. Every rank submits the same buffers under the same names.
-
-    Attributes:
-        in_place: whether a buffer from elsewhere is reduced as fast as one of :meth:`allocate`.
-    """
-
-    in_place: bool = True
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A zeroed flat tensor in memory that suits this engine."""
-        import torch
-
-        return torch.zeros(numel, dtype=dtype, device=device)
-
-    def allreduce(self, buffer: torch.Tensor, name: str, wire: torch.dtype | None = None) -> Work:
-        """Start replacing ``buffer`` (float16, bfloat16, float32 or float64) by its mean over all ranks, in place.
-
-        ``wire`` is a narrower type in which values travel over a network. Sums within a node's memory keep the
-        buffer's own type.
-        """
-
-    def allgather(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
-
-    def broadcast(self, tensor: torch.Tensor, name: str, root: int = 0) -> None:
-        """Overwrite ``tensor`` by that of rank ``root``, in place."""
-
-
-class TensorFlowEngine(Protocol):
-    """Reduces TensorFlow tensors, in graph mode and eagerly."""
-
-    def allreduce(self, tensors: Sequence[tf.Tensor], name: str, wire: tf.DType | None = None) -> list[tf.Tensor]:
-        """The mean of each tensor over all ranks; one call per step, each dtype in a fused reduction.
-
-        For ``wire`` see :meth:`TorchEngine.allreduce`.
-        """
-
-    def allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """All ranks' tensors joined along dimension 0, whose length may differ between ranks."""
-
-    def broadcast(self, variables: Sequence[tf.Variable], name: str) -> None:
-        """Overwrite each variable by rank 0's."""
 
 
 class Group(ABC):

@@ -14,8 +14,7 @@ from hpctrain.common.cluster.mpi import BUILD_HINT
 from hpctrain.common.errors import HpctrainError, TransientError
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.worker.comm import forks
-from hpctrain.worker.comm.base import TorchEngine, Work
-from hpctrain.worker.comm.compression import reduce_copy
+from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.rank_run import run
 from hpctrain.worker.comm.timeout import REDUCTION, Timeout

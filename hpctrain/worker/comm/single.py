@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from hpctrain.common.settings import TIMEOUT
-from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction, TorchEngine, Work
+from hpctrain.worker.comm.base import AnyArray, Communicator, Group, Reduction
+from hpctrain.worker.comm.engines import TorchEngine, Work
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -13,7 +13,8 @@ import tensorflow as tf
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.settings import PARAMETER_SERVERS, REPLICAS, TIMEOUT_HINT
 from hpctrain.worker.comm.addresses import write_tf_config
-from hpctrain.worker.comm.base import Communicator, TorchEngine
+from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.engines import TorchEngine
 from hpctrain.worker.comm.mpi import MpiControl
 from hpctrain.worker.comm.mpi_collectives import duplicate
 from hpctrain.worker.comm.shared.tensorflow_engine import ControlTensorFlowEngine

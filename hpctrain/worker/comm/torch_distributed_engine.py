@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TorchEngine, Work
-from hpctrain.worker.comm.compression import reduce_copy
+from hpctrain.worker.comm.engines import TorchEngine, Work, reduce_copy
 from hpctrain.worker.comm.timeout import REDUCTION
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hpctrain.worker.adapters.guard import Guard
 from hpctrain.worker.adapters.keras.optimizer import TYPES
 from hpctrain.worker.adapters.keras.variables import all_finite, broadcast, guard_of
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.comm.compression import wire_of
+from hpctrain.worker.comm.engines import wire_of
 from hpctrain.worker.comm.graph_errors import original_errors_raised
 from hpctrain.worker.comm.tf_distribute import take_gpu
 from hpctrain.worker.data.samples import Samples

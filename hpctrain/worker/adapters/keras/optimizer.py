@@ -30,7 +30,7 @@ from hpctrain.worker.adapters.keras.reduction import (
 from hpctrain.worker.adapters.keras.variables import inner_of, is_built
 from hpctrain.worker.adapters.keras.whole_batch import total
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.comm.compression import Compression, wire_of
+from hpctrain.worker.comm.engines import Compression, wire_of
 
 Step = Callable[[Any], Any]
 

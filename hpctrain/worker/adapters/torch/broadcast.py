@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from hpctrain.worker.adapters.same_data import compare_models
 from hpctrain.worker.adapters.torch.optimizer_contents import optimizers_in, parameters_of
-from hpctrain.worker.comm.base import Communicator, TorchEngine
+from hpctrain.worker.comm.base import Communicator
+from hpctrain.worker.comm.engines import TorchEngine
 
 _CHUNK_BYTES = 64_000_000
 # The entries of an optimizer's group that each rank keeps.

@@ -11,7 +11,7 @@ import torch
 
 from hpctrain.common.bucket_groups import BucketMember, group
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TorchEngine, Work
+from hpctrain.worker.comm.engines import TorchEngine, Work
 
 Named = tuple[str, torch.nn.Parameter]
 

@@ -16,7 +16,7 @@ from hpctrain.worker.adapters.torch.steps import step_recorder, watch_steps
 from hpctrain.worker.adapters.torch.synced_batch_norm import synchronise_batch_norms
 from hpctrain.worker.adapters.torch.trainable import Divided, Settings, Trained, add_modules, record_of, reducers_of
 from hpctrain.worker.comm import Communicator, current
-from hpctrain.worker.comm.compression import Compression, wire_of
+from hpctrain.worker.comm.engines import Compression, wire_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

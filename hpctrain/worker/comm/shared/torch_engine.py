@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.worker.comm.base import TorchEngine, Work
-from hpctrain.worker.comm.compression import CopiedWork
+from hpctrain.worker.comm.engines import CopiedWork, TorchEngine, Work
 from hpctrain.worker.comm.shared.reducer import Reducer, ReductionTask
 
 if TYPE_CHECKING:
