@@ -14,14 +14,13 @@ import typer
 
 from hpctrain.cli.options import given
 from hpctrain.common.cluster.backends import BACKENDS
-from hpctrain.common.cluster.container import Container, Runtime
 from hpctrain.common.cluster.launcher import LAUNCHERS
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.load import mesh_overrides
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.tracking import TRACKERS, Tracker, parse_trackers
-from hpctrain.common.run.plan import THREADS, Script
+from hpctrain.common.run.plan import THREADS, Container, Runtime, Script
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import has_credentials, is_secret
 

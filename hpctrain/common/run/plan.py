@@ -6,11 +6,11 @@ The login half writes it to ``plan.json``; every rank reads it from there. The t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from hpctrain.common.cluster.backends import CAPABILITIES, Capabilities
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.frozen import FrozenModel
@@ -35,6 +35,23 @@ class Script(FrozenModel):
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
     tracking: Trackers | None = Field(None, description="as a recipe's")
+
+
+Runtime = Literal["apptainer", "pyxis"]
+
+
+class Container(FrozenModel):
+    """A container image.
+
+    Attributes:
+        runtime: ``apptainer`` wraps each rank's command; ``pyxis`` is a plugin of srun, which then starts the ranks.
+        image: a file, or an address that the runtime knows (``docker://…``, ``nvcr.io#nvidia/…``).
+        mounts: ``SOURCE[:TARGET[:OPTIONS]]`` each. The run directory is always there.
+    """
+
+    runtime: Runtime
+    image: str
+    mounts: tuple[str, ...] = ()
 
 
 class Slots(FrozenModel):

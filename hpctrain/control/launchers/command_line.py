@@ -9,13 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import quote
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.launch_files import hydra_hostfile, slurm_hostfile
 from hpctrain.common.cluster.launcher import ONE_ADDRESS, SIZE_VARIABLES
 from hpctrain.common.cluster.mpi import MpiInstallation
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import port_of
-from hpctrain.common.run.plan import THREADS, Plan
+from hpctrain.common.run.plan import THREADS, Container, Plan
 from hpctrain.common.secrets import is_secret
 from hpctrain.common.settings import BACKEND, BACKEND_REASON, HOST_TIMEOUT, REPLICAS, SHARE_GPUS
 from hpctrain.control.hosts.networks import keepalive_options

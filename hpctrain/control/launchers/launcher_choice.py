@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.launcher import MPI_LAUNCHERS, TORCHRUN, in_pod, pod_index
 from hpctrain.common.cluster.machine import Machine, same_host
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
@@ -17,7 +16,7 @@ from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.plan import Container, Plan
 from hpctrain.common.settings import HOST_TIMEOUT
 from hpctrain.common.stderr import tell
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun

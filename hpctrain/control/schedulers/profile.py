@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Section, load_checked
 from hpctrain.common.files.regular import read_text
+from hpctrain.common.run.plan import Container
 from hpctrain.common.run.stopping import STOP_SIGNALS
 from hpctrain.common.secrets import is_secret
 from hpctrain.control.schedulers.jobs import slurm_seconds

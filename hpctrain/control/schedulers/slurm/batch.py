@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import Field
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
+from hpctrain.common.run.plan import Container
 from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
 from hpctrain.control.schedulers.slurm.node_files import Staging, look_at_image, remove_staged, stage
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.frozen import FrozenModel
+from hpctrain.common.run.plan import Container
 from hpctrain.common.settings import STAGE
 from hpctrain.common.stderr import tell
 from hpctrain.control.schedulers.profile import ClusterProfile

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.run.plan import HostOptions, Script, Start, Stop
+from hpctrain.common.run.plan import Container, HostOptions, Script, Start, Stop
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 
 SCRIPT = TrainingRequest(work=Script(path=Path("train.py")), ranks=2)

@@ -17,14 +17,13 @@ from typing import Any, get_args
 
 import pytest
 
-from hpctrain.common.cluster.container import Container
 from hpctrain.common.cluster.launcher import MPI_LAUNCHERS
 from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.cluster.mpi import Flavour, MpiInstallation
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.run.plan import Plan, Slots, Start
+from hpctrain.common.run.plan import Container, Plan, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.launchers.command import Command, Launcher, Srun, Torchrun
 from hpctrain.control.launchers.command_line import (

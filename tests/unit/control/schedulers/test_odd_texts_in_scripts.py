@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.common.cluster.container import Container
+from hpctrain.common.run.plan import Container
 from hpctrain.control.schedulers.slurm.node_files import StagedPaths, Staging
 from hpctrain.control.schedulers.slurm.sbatch import directive
 from support.schedulers.fake_programs import Programs
