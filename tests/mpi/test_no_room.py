@@ -90,7 +90,8 @@ def small_memory() -> Iterator[Path]:
 
 
 def test_memory_of_the_job(tmp_path: Path, small_memory: Path) -> None:
-    through = ["sh", "-c", f'echo $$ > {small_memory} && exec "$@"', "sh"]
+    joins = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execvp(sys.argv[2], sys.argv[2:])"
+    through = [sys.executable, "-c", joins, str(small_memory)]
     script = "import hpctrain as ht\nif ht.init().rank == 1:\n    bytearray(2 * 10**9)\nht.init().barrier()\n"
     code, lines = run(tmp_path, through, script=script)
     assert code == 4

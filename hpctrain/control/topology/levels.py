@@ -1,4 +1,4 @@
-"""The shape of a fabric: leaves, levels of the other switches, and links slower than their peers.
+"""The shape of a fabric: leaves, levels of the other switches, and the oversubscription of each leaf.
 
 Cables say which switches are joined, and not which one is above. Traffic between hosts climbs and descends again, so
 the height of a switch is that to which some shortest path between two leaves climbs at it: the distance to the nearer
@@ -9,14 +9,17 @@ Several roots get the same height, and a lost cable changes no height.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.control.topology.fabric import Floats, Ints, hops
+from hpctrain.control.topology.fabric import Floats, Ints, components, hops
 
 Mask = NDArray[np.bool_]
+
+# Added to the height of a switch that stands above another of the same height.
+_ABOVE = 0.5
 
 
 def levels(is_switch: Mask, is_adapter: Mask, is_service: Mask, source: Ints, target: Ints) -> Ints:
@@ -31,8 +34,11 @@ def levels(is_switch: Mask, is_adapter: Mask, is_service: Mask, source: Ints, ta
         source, target: per directed link, the nodes at its ends.
     """
     occupied = is_switch & _beside(is_adapter, source, target)
-    leaf = is_switch & _beside(is_adapter & ~is_service, source, target)
-    leaf |= occupied & ~_beside(leaf, source, target)
+    if (is_adapter & ~is_service).any():
+        leaf = is_switch & _beside(is_adapter & ~is_service, source, target)
+        leaf |= occupied & ~_beside(leaf, source, target)
+    else:
+        leaf = occupied
     switches = np.flatnonzero(is_switch)
     number = np.cumsum(is_switch) - 1
     between = is_switch[source] & is_switch[target]
@@ -53,35 +59,96 @@ def _switch_levels(is_leaf: Mask, source: Ints, target: Ints) -> Ints:
     """The level of each switch: 1 for a leaf, else one more than the highest switch below it; 0 for a switch on no
     shortest path between two leaves, such as one whose hosts are all off.
 
-    Leaves forward nothing, and cables between them join equals.
+    Leaves forward nothing, and cables between them join equals, with one exception: a leaf that alone connects
+    switches without hosts is above them, as a root is that has a host on a spare port. Of two switches of the same
+    height on one cable, the one with a single switch below it is above the other.
     """
-    climbing = ~is_leaf[source] | ~is_leaf[target]
-    source, target = source[climbing], target[climbing]
-    order = np.argsort(source, kind="stable")
-    first = np.searchsorted(source[order], np.arange(len(is_leaf) + 1))
-    away = hops(np.flatnonzero(is_leaf).astype(np.int32), first, target[order], ~is_leaf)
-    heights = _heights(is_leaf, away)
-    beside: list[set[int]] = [set() for _ in heights]
-    for one, other in zip(source.tolist(), target.tolist(), strict=True):
+    passes = ~is_leaf | _connecting_leaves(is_leaf, source, target)
+    climbing = passes[source] | passes[target]
+    beside: list[set[int]] = [set() for _ in is_leaf]
+    for one, other in zip(source[climbing].tolist(), target[climbing].tolist(), strict=True):
         beside[one].add(other)
-    level = np.zeros(len(heights), np.int32)
-    for switch in sorted(range(len(heights)), key=heights.__getitem__):
-        below = (level[other] for other in beside[switch] if heights[other] < heights[switch])
-        level[switch] = heights[switch] if heights[switch] <= 1 else 1 + max(below, default=1)
+    order = np.argsort(source[climbing], kind="stable")
+    first = np.searchsorted(source[climbing][order], np.arange(len(is_leaf) + 1))
+    away = hops(np.flatnonzero(is_leaf).astype(np.int32), first, target[climbing][order], passes)
+    heights = _heights(is_leaf, passes, away)
+    rank = [height + _ABOVE * _stands_above(switch, beside, heights) for switch, height in enumerate(heights)]
+    level = np.zeros(len(rank), np.int32)
+    for switch in sorted(range(len(rank)), key=rank.__getitem__):
+        below = (level[other] for other in beside[switch] if rank[other] < rank[switch])
+        level[switch] = int(rank[switch]) if rank[switch] <= 1 else 1 + max([1, *below])
     return level
 
 
-def _heights(is_leaf: Mask, away: NDArray[np.int16]) -> list[int]:
+def _connecting_leaves(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
+    """The leaves without which some switches without hosts would be disconnected from the others."""
+    inner = ~is_leaf[source] & ~is_leaf[target]
+    component = components(len(is_leaf), source[inner], target[inner])
+    down = is_leaf[target] & ~is_leaf[source]
+    part, leaf = np.divmod(
+        np.unique(component[source[down]].astype(np.int64) * len(is_leaf) + target[down]), len(is_leaf)
+    )
+    several = np.bincount(part, minlength=len(is_leaf))[part] > 1
+    part, leaf = part[several], leaf[several]
+    joining = np.zeros(len(is_leaf), np.bool_)
+    # Usually all switches without hosts are connected, and no leaf connects them.
+    if len(np.unique(leaf)) < len(leaf):
+        joining[:] = articulation_points(2 * len(is_leaf), leaf, len(is_leaf) + part)[: len(is_leaf)]
+    return joining
+
+
+def articulation_points(nodes: int, source: Ints, target: Ints) -> Mask:
+    """For each node, whether removing it disconnects some of its neighbours from others.
+
+    Args:
+        source, target: the ends of each edge; each edge occurs once.
+
+    Source: Hopcroft and Tarjan, "Efficient algorithms for graph manipulation", Communications of the ACM 16 (1973).
+    """
+    beside: list[list[int]] = [[] for _ in range(nodes)]
+    for one, other in zip(source.tolist(), target.tolist(), strict=True):
+        beside[one].append(other)
+        beside[other].append(one)
+    found = [0] * nodes  # in which order, from 1
+    earliest = [0] * nodes  # found of what is reached from below the node without passing it
+    cut_off = np.zeros(nodes, np.int32)  # subtrees that reach nothing found before the node
+    for root in range(nodes):
+        if found[root]:
+            continue
+        found[root] = earliest[root] = 1
+        count = 1
+        path = [(root, iter(beside[root]))]
+        while path:
+            node, rest = path[-1]
+            for other in rest:
+                if not found[other]:
+                    count += 1
+                    found[other] = earliest[other] = count
+                    path.append((other, iter(beside[other])))
+                    break
+                earliest[node] = min(earliest[node], found[other])
+            else:
+                path.pop()
+                if path:
+                    above = path[-1][0]
+                    earliest[above] = min(earliest[above], earliest[node])
+                    cut_off[above] += earliest[node] >= found[above]
+        # The root has no node above it, so its first subtree does not count.
+        cut_off[root] -= 1
+    return cut_off > 0
+
+
+def _heights(is_leaf: Mask, passes: Mask, away: NDArray[np.int16]) -> list[int]:
     """The height of each switch: 1 for a leaf, else one more than its greatest distance from the nearer end of a
     shortest path between leaves; 0 for a switch on no such path.
 
     Args:
-        away: the cables from each switch to each leaf through switches without hosts, (switches, leaves).
+        away: the cables from each switch to each leaf through switches that forward, (switches, leaves).
     """
     heights: list[int] = is_leaf.astype(int).tolist()
     between = away[is_leaf]
     known: dict[bytes, int] = {}
-    for switch in np.flatnonzero(~is_leaf).tolist():
+    for switch in np.flatnonzero(passes).tolist():
         far = away[switch]
         # Switches at the same distances from all leaves, of which a large fabric has many, have one height.
         if (key := far.tobytes()) not in known:
@@ -89,8 +156,22 @@ def _heights(is_leaf: Mask, away: NDArray[np.int16]) -> list[int]:
             near = far[reached]
             on_the_way = np.add.outer(near, near) == between[np.ix_(reached, reached)]
             known[key] = 1 + int(np.minimum.outer(near, near)[on_the_way].max()) if on_the_way.any() else 0
-        heights[switch] = known[key]
+        heights[switch] = max(heights[switch], known[key])
     return heights
+
+
+def _stands_above(switch: int, beside: Sequence[set[int]], heights: Sequence[int]) -> bool:
+    """Whether a switch has one switch below it, and is cabled to one of its height that has several others."""
+    mine = _below(switch, beside, heights)
+    if heights[switch] < 2 or len(mine) != 1:
+        return False
+    equals = (other for other in beside[switch] if heights[other] == heights[switch])
+    theirs = [_below(other, beside, heights) for other in equals]
+    return any(len(those) > 1 and not those & mine for those in theirs)
+
+
+def _below(switch: int, beside: Sequence[set[int]], heights: Sequence[int]) -> set[int]:
+    return {other for other in beside[switch] if 0 < heights[other] < heights[switch]}
 
 
 def degraded_links(level: Ints, source: Ints, target: Ints, bandwidth: Floats) -> Iterator[tuple[int, float]]:

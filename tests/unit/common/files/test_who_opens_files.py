@@ -19,6 +19,7 @@ _ALLOWED = {
         "common.cluster.rdma",
         "worker.comm.stalls",
         "common.cluster.cores",
+        "common.cluster.memory_group",
     },
     "of this installation": {
         "common.cluster.gpu_models",

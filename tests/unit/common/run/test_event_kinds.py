@@ -173,6 +173,8 @@ LINES = [
     '{"time": 1767225608.0, "event": "continued", "iteration": 70}',
     '{"time": 1767225609.0, "event": "stall", "rank": 3, "host": "n2", "iteration": 71, "waiting_for": "a reduction", '
     '"seconds": 61.5, "state": "stopped"}',
+    '{"time": 1767225609.5, "event": "slow_rank", "iteration": 71, "rank": 3, "host": "n2", "cause": "samples", '
+    '"seconds": 0.4, "usual": 0.1}',
     '{"time": 1767225610.0, "event": "fault", "rank": null, "host": "n2", "message": "host n2 was lost"}',
     '{"time": 1767225610.0, "event": "fault", "rank": 3, "host": "n2", "message": "rank 3 on n2 died", '
     '"iteration": 71, "recovery_seconds": 0.5, "samples_affected": 8, "ranks": 3}',

@@ -62,16 +62,16 @@ class Cables:
                 if above == kept or self.choose.random() >= missing:
                     self.laid += [(below, above)] * self.choose.choice([1, 1, 2])
 
-    def tree(self, level: int, missing: float) -> list[str]:
+    def tree(self, level: int, missing: float, *, root: bool = True) -> list[str]:
         """The switches on top of a tree whose deepest leaves are ``level`` - 1 below; others hang anywhere."""
         if level == 1:
             return self.leaf_set()
-        # Two of the full height, or another switch would be the middle.
-        heights = [level - 1] * 2
+        # Two of the full height below the root, or another switch would be the middle.
+        heights = [level - 1] * (2 if root else 1)
         heights += [self.choose.randint(1, level - 1) for _ in range(self.choose.randint(0, 2))]
         tops = self.switches(level, self.choose.choice([1, 1, 2, 3]))
         for height in heights:
-            self.join(self.tree(height, missing), tops, missing)
+            self.join(self.tree(height, missing, root=False), tops, missing)
         return tops
 
 
@@ -132,6 +132,20 @@ class Brute:
         self.leaves = {switch for switch in self.adapters.values() if switch in self.graph}
         self.levels = self._levels()
 
+    def _joining(self) -> set[str]:
+        """Leaves that alone join parts of switches without hosts, each of which joins leaves."""
+        parts = nx.Graph()
+        for part in nx.connected_components(self.graph.subgraph(set(self.graph) - self.leaves)):
+            beside = nx.node_boundary(self.graph, part)
+            if len(beside) > 1:
+                parts.add_edges_from((frozenset(part), leaf) for leaf in beside)
+        count = nx.number_connected_components(parts)
+        return {
+            leaf
+            for leaf in self.leaves & set(parts)
+            if nx.number_connected_components(parts.subgraph(set(parts) - {leaf})) > count
+        }
+
     def _heights(self, passing: set[str]) -> dict[str, int]:
         heights = {switch: int(switch in self.leaves) for switch in self.graph}
         climbing = nx.Graph((one, other) for one, other in self.graph.edges if {one, other} & passing)
@@ -146,11 +160,27 @@ class Brute:
         return heights
 
     def _levels(self) -> dict[str, int]:
-        heights = self._heights(set(self.graph) - self.leaves)
+        passing = set(self.graph) - self.leaves | self._joining()
+        heights = self._heights(passing)
+
+        def below(switch: str) -> set[str]:
+            cabled = {each for each in self.graph[switch] if each in passing or switch in passing}
+            return {each for each in cabled if 0 < heights[each] < heights[switch]}
+
+        def is_above(one: str, other: str) -> bool:
+            if heights[one] != heights[other] or heights[one] < 2:
+                return heights[one] > heights[other] > 0
+            single, several = below(one), below(other)
+            return len(single) == 1 < len(several) and not single & several
+
+        def rank(switch: str) -> float:
+            lifted = any(is_above(switch, other) for other in self.graph[switch] if heights[other] == heights[switch])
+            return heights[switch] + (0.5 if lifted else 0)
+
         levels: dict[str, int] = {}
-        for switch in sorted(self.graph, key=heights.__getitem__):
-            lower = [levels[each] for each in self.graph[switch] if 0 < heights[each] < heights[switch]]
-            levels[switch] = -1 if not heights[switch] else 1 if heights[switch] == 1 else 1 + max([1, *lower])
+        for switch in sorted(self.graph, key=rank):
+            lower = [levels[each] for each in self.graph[switch] if 0 < rank(each) < rank(switch)]
+            levels[switch] = -1 if not heights[switch] else 1 if rank(switch) == 1 else 1 + max([1, *lower])
         return levels
 
     def steps(self) -> Iterator[nx.Graph]:
