@@ -54,6 +54,7 @@ class Run:
         """Forget what ends with the run; returns its communicator."""
         left, self.comm = self.comm, None
         self.batches = self.groups = None
+        self.times = RankTimes()
         return left
 
     # At the interpreter's exit. Handlers run in the reverse order of their registration, so that this one is registered

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median_low
@@ -28,6 +29,8 @@ _LEAST_STEPS, _LEAST_SECONDS = 10, 5.0
 # A rank is slow if it takes longer than the median rank by this share of that one's time, and by this share of a step.
 _LONGER, _OF_STEP = 0.25, 0.05
 _MOST_RANKS = 3
+# Steps that are kept: a run may go on for days without a comparison, as that of a single rank does.
+_MOST_STEPS = 10_000
 
 
 @dataclass
@@ -43,8 +46,8 @@ class RankTimes:
     # The end of the last step; None before the first, whose begin is not known.
     _begin: float | None = None
     _begun: tuple[float, float] = (0.0, 0.0)
-    # Of each step since the last comparison: all of it, its computing, and its wait for samples.
-    _steps: list[tuple[float, float, float]] = field(default_factory=list)
+    # Of the last steps since the last comparison: all of it, its computing, and its wait for samples.
+    _steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_STEPS))
     # The ranks that were slow in the last comparison, and those of them that were reported.
     _slow: frozenset[int] = frozenset()
     _reported: frozenset[int] = frozenset()
@@ -91,7 +94,7 @@ class RankTimes:
         computing, samples, whole, seconds, count = np.array(table).T
         if count.min() < _LEAST_STEPS or seconds.max() < _LEAST_SECONDS:
             return []
-        self._steps = []
+        self._steps.clear()
         if comm.size != self._size:  # ranks that are left have other numbers
             self._size, self._slow, self._reported = comm.size, frozenset(), frozenset()
         slow = slow_among(computing + samples, float(np.median(whole)))
