@@ -198,8 +198,9 @@ class RunningJob:
     def stop(self) -> None:
         """End every process that is alive; a further interrupt shortens the time that they have."""
         interrupted = len(self._interrupts.received)
-        hurry = lambda: len(self._interrupts.received) > interrupted  # noqa: E731
-        end_processes(self._process, self._directory, hurry, poll=self._output)
+        end_processes(
+            self._process, self._directory, lambda: len(self._interrupts.received) > interrupted, poll=self._output
+        )
         self._gone = self._gone or self._run.held.gone()
 
     def failure(self) -> Failure | None:

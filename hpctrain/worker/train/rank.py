@@ -185,12 +185,12 @@ def _take_input(rank: int) -> None:
 def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     """Record reports of stalled ranks as events; when the last time limit is over, record the error and end the job."""
 
-    def note(stall: StallEvent) -> None:
+    def note(event: StallEvent | SlowRankEvent) -> None:
         if not is_own_record(directory, record.rank):
             return
         # Opened here, because rank 0, which holds the file open, may itself have stalled.
         with EventWriter(directory.events, alone=False) as events:
-            events.emit(stall)
+            events.emit(event)
 
     def give_up(error: HpctrainError) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -202,9 +202,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
     def note_slow(event: SlowRankEvent) -> None:
         # What only tells of a run must not end it.
         with contextlib.suppress(HpctrainError, OSError):
-            if is_own_record(directory, record.rank):
-                with EventWriter(directory.events, alone=False) as events:
-                    events.emit(event)
+            note(event)
 
     reports.record, reports.slow, reports.give_up = note, note_slow, give_up
 

@@ -206,7 +206,7 @@ class ShardedLoader:
 
 
 def _read(drawn: Iterator[T]) -> Iterator[T]:
-    """The same, whose making counts as waiting for samples."""
+    """Give the same batches, and count the time that each one takes to draw as waiting for samples."""
     while True:
         with run.times.reads():
             try:
