@@ -164,6 +164,11 @@ def check(seed: int) -> bool:
     except HpctrainError as error:  # what changes a view of gathered rows is refused by name
         assert error.code == "HT-batch-not-whole", f"{error}\n{expression}"
         return False
+    except RuntimeError as error:
+        # PyTorch has no second derivative of an embedding of no rows, which a rank has of a small batch.
+        if "cannot reshape tensor of 0 elements" not in str(error):
+            raise
+        return False
     for rank, ours in enumerate(found):
         told = difference(ours, theirs[0], TOLERANCE)
         assert not told, f"rank {rank}: {told}\n{expression}"
