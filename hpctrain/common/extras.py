@@ -45,7 +45,7 @@ def require(*extras: str) -> None:
 def require_trackers(trackers: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to begin a run whose curves could never reach their tracker.
 
-    A server that does not answer now is no reason to refuse: it may get everything later.
+    A server that does not answer now is no reason to refuse: it may answer later.
 
     Raises:
         HpctrainError: a tracker's package is not installed, or no server is named.

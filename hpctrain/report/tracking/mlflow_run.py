@@ -16,7 +16,6 @@ from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.curves import Curves
 from hpctrain.report.tracking.parameters import facts, parameters, run_id, texts, title
-from hpctrain.report.tracking.sending import parts
 
 # The most in one request (mlflow/utils/validation.py).
 _METRICS, _OTHERS = 1000, 100
@@ -27,9 +26,8 @@ _STATUS = {"done": "FINISHED", "failed": "FAILED", "resumable": "KILLED"}
 class MlflowRun:
     """Implements :class:`hpctrain.report.tracking.sending.Tracking`.
 
-    The server's run is found again by a tag. Sending a metric again does no harm, because MLflow keeps one of each
-    name, step, time and value. Steps that were lost with a resume and done again are there twice, because MLflow
-    deletes no metric.
+    A further attempt finds the server's run by a tag. Steps that were lost with a resume and done again are there
+    twice, because MLflow deletes no metric.
 
     Args:
         say: prints the address at which the run can be seen.
@@ -56,8 +54,9 @@ class MlflowRun:
 
         if tags := texts(facts(events)):
             self._client.log_batch(self._run, tags=[RunTag(key, value) for key, value in tags.items()])
-        for values in parts(self._metrics(events), _METRICS):
-            self._client.log_batch(self._run, metrics=values)
+        metrics = [*self._metrics(events)]
+        for first in range(0, len(metrics), _METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS])
         self._send_status(events)
 
     def close(self) -> None:
@@ -78,8 +77,9 @@ class MlflowRun:
             name = title(self._plan, self._directory)
             run = self._client.create_run(experiment, start_time=began, tags=tags, run_name=name)
             self._run = run.info.run_id
-            for part in parts(texts(parameters(self._plan)).items(), _OTHERS):
-                self._client.log_batch(self._run, params=[Param(key, value) for key, value in part])
+            params = [Param(key, value) for key, value in texts(parameters(self._plan)).items()]
+            for first in range(0, len(params), _OTHERS):
+                self._client.log_batch(self._run, params=params[first : first + _OTHERS])
         place = _shown(self._address)
         self._say(f"mlflow: {place}/#/experiments/{experiment}/runs/{self._run}" if place else f"mlflow: {self._run}")
 

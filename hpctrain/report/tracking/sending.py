@@ -1,31 +1,25 @@
-"""Sends a run's events to trackers: while the run goes on from a thread for each, or all of a recorded run."""
+"""Sends a run's events to trackers while the run goes on, from a thread for each."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, Self
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.extras import missing_extra, require_trackers
-from hpctrain.common.files.printable import shell_word
-from hpctrain.common.recipes.tracking import Tracker, parse_trackers
+from hpctrain.common.extras import missing_extra
+from hpctrain.common.recipes.tracking import Tracker
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import Event, EventsFile, kept
+from hpctrain.common.run.events import Event
 
 _PAUSE_SECONDS = 2.0
 # How long trackers may take at the end of a run. The import of a library alone takes seconds where all cores are busy.
 _END_SECONDS = 30.0
 _POLL_SECONDS = 0.1
-# The most events at a time: they take some MB as models.
-_PART = 5000
 
 Say = Callable[[str], None]
-T = TypeVar("T")
 
 
 class Tracking(Protocol):
@@ -35,28 +29,17 @@ class Tracking(Protocol):
         """Hand over the next events."""
 
     def close(self) -> None:
-        """The run has ended, or all of it was handed over."""
+        """The run has ended."""
 
 
-def parts(values: Iterable[T], most: int) -> Iterator[list[T]]:
-    """The values in lists of at most so many."""
-    iterator = iter(values)
-    while part := list(itertools.islice(iterator, most)):
-        yield part
-
-
-def _tracking(name: Tracker, directory: RunDirectory, say: Say, *, whole: bool) -> Tracking:
-    """The tracker of that name. Its module is imported here, because each needs a package of its own.
-
-    Args:
-        whole: whether it gets all of the run, in place of what it has; otherwise what happens from now on.
-    """
+def _tracking(name: Tracker, directory: RunDirectory, say: Say) -> Tracking:
+    """The tracker of that name. Its module is imported here, because each needs a package of its own."""
     try:
         match name:
             case "tensorboard":
                 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 
-                return TensorBoardFiles(directory, whole=whole)
+                return TensorBoardFiles(directory)
             case "mlflow":
                 from hpctrain.report.tracking.mlflow_run import MlflowRun
 
@@ -78,28 +61,6 @@ def _described(error: Exception) -> str:
     return str(getattr(error, "error_code", None) or type(error).__name__)
 
 
-def _send(name: Tracker, directory: RunDirectory, events: Iterable[Sequence[Event]], say: Say, *, whole: bool) -> bool:
-    """Hand over parts of a run's events to a tracker; returns whether it took them.
-
-    Raises:
-        HpctrainError: the run's own files cannot be read, if it is a recorded run.
-    """
-    tracking: Tracking | None = None
-    # The libraries document no list of what they raise, and a tracker's fault must not fail the run.
-    try:
-        for part in events:
-            tracking = tracking or _tracking(name, directory, say, whole=whole)
-            tracking.send(part)
-        if tracking:
-            tracking.close()
-    except Exception as error:
-        if whole and isinstance(error, HpctrainError):
-            raise
-        say(f"{name}: it gets no more of this run ({_described(error)})")
-        return False
-    return True
-
-
 class _Feed(threading.Thread):
     """Sends the events of a run to one tracker as they come."""
 
@@ -107,7 +68,6 @@ class _Feed(threading.Thread):
         # What hangs in a request must not keep the launcher.
         super().__init__(daemon=True)
         self.tracker = name
-        self.has_all = False
         self.ended = threading.Event()
         self._directory = directory
         self._say = say
@@ -115,7 +75,16 @@ class _Feed(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.has_all = _send(self.tracker, self._directory, self._parts(), self._say, whole=False)
+        tracking: Tracking | None = None
+        # The libraries document no list of what they raise, and a tracker's fault must not fail the run.
+        try:
+            for events in self._parts():
+                tracking = tracking or _tracking(self.tracker, self._directory, self._say)
+                tracking.send(events)
+            if tracking:
+                tracking.close()
+        except Exception as error:
+            self._say(f"{self.tracker}: it gets no more of this run, but the report has all ({_described(error)})")
 
     def give(self, event: Event) -> None:
         if self.is_alive():
@@ -125,7 +94,7 @@ class _Feed(threading.Thread):
         last = False
         while not last:
             last = self.ended.wait(_PAUSE_SECONDS)
-            while part := [self._events.popleft() for _ in range(min(len(self._events), _PART))]:
+            if part := [self._events.popleft() for _ in range(len(self._events))]:
                 yield part
 
 
@@ -144,7 +113,6 @@ class Trackers:
         notice: Say,
         over: Callable[[float], bool] = lambda began: False,
     ) -> None:
-        self._directory = directory
         self._notice = notice
         self._over = over
         self._feeds = [_Feed(name, directory, notice) for name in names]
@@ -165,25 +133,5 @@ class Trackers:
         for feed in self._feeds:
             while feed.is_alive() and time.monotonic() - began < _END_SECONDS and not self._over(began):
                 feed.join(_POLL_SECONDS)
-            if not feed.has_all:
-                command = f"hpctrain report {shell_word(self._directory.path)} --tracking {feed.tracker}"
-                self._notice(f"{feed.tracker} does not have all of this run, but its report has; later: {command}")
-
-
-def send_later(run_dir: Path, names: str, notice: Say) -> int:
-    """Send all of a run to trackers; returns the exit status: 0 if they now have it, else 1.
-
-    Args:
-        names: the trackers' names, with commas between them.
-        notice: prints a message for the user.
-
-    Raises:
-        HpctrainError: an unknown name, no run, or a tracker's package or address is missing.
-    """
-    trackers = parse_trackers(names)
-    require_trackers(trackers)
-    run = RunDirectory(run_dir)
-    if not run.events.exists():
-        raise HpctrainError("HT-run-no-events", "{path} holds no events", "is this a run directory?", path=run.path)
-    sent = [_send(name, run, parts(kept(EventsFile(run.events)), _PART), notice, whole=True) for name in trackers]
-    return 0 if all(sent) else 1
+            if feed.is_alive():
+                self._notice(f"{feed.tracker} took too long and does not have all of this run, but the report has")

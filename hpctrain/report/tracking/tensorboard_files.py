@@ -30,13 +30,12 @@ class TensorBoardFiles:
     TensorBoard is imported at the first scalar, since it imports boto3, which takes longer than a short script.
     """
 
-    def __init__(self, directory: RunDirectory, *, whole: bool) -> None:
+    def __init__(self, directory: RunDirectory) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise ModuleNotFoundError("No module named 'tensorboard'", name="tensorboard")
         self._directory = directory
         self._records: RecordWriter | None = None
         self._curves = Curves()
-        self._whole = whole
         self._begins = False
 
     def send(self, events: Sequence[Event]) -> None:
@@ -66,9 +65,6 @@ class TensorBoardFiles:
             from tensorboard.summary.writer.record_writer import RecordWriter
 
             make_folder(self._directory.tensorboard, within=self._directory.path)
-            if self._whole:
-                for old in self._directory.tensorboard.glob("events.out.tfevents.*.hpctrain"):
-                    old.unlink()
             # Unbuffered: TensorBoard sees each record whole, as soon as it is there.
             path = self._directory.tensorboard / _FILE_NAME.format(int(entry.wall_time))
             self._records = RecordWriter(open(path, "wb", buffering=0, opener=private))  # noqa: SIM115 - is closed

@@ -13,7 +13,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import LogEvent, StartEvent, StepEvent
 from hpctrain.report.tracking.curves import Curves, curve_name
 from support import needs
-from support.report.written_curves import write_tensorboard
+from support.report.written_curves import send
 from support.report.written_runs import recipe_plan, run_events, write_run
 
 
@@ -63,7 +63,7 @@ def test_what_was_not_measured_has_no_value() -> None:
 def test_tensorboard_has_these_names(tmp_path: Path) -> None:
     log = {"time": 1.7e9 + 30, "event": "log", "iteration": 12, "values": {"acc@5": 0.5, "loss": None}}
     directory: RunDirectory = write_run(tmp_path / "run", recipe_plan(), [*run_events()[:-1], log])
-    write_tensorboard(directory)
+    send(directory, "tensorboard")
     accumulator = EventAccumulator(str(directory.tensorboard))
     accumulator.Reload()
     assert sorted(accumulator.Tags()["scalars"]) == [

@@ -16,7 +16,7 @@ from hpctrain.common.run.events import Event, parse_event
 from hpctrain.report.tracking import tensorboard_files
 from hpctrain.report.tracking.sending import Trackers
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
-from support.report.written_curves import write_tensorboard
+from support.report.written_curves import send
 from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
 
 
@@ -31,7 +31,7 @@ def typed(lines: list[dict[str, Any]]) -> list[Event]:
 
 
 def test_tensorboard_reads_what_the_events_say(finished: RunDirectory) -> None:
-    write_tensorboard(finished)
+    send(finished, "tensorboard")
     accumulator = _read(finished)
     steps = [event for event in run_events() if event["event"] == "step"]
     epochs = [event for event in run_events() if event["event"] == "epoch"]
@@ -67,22 +67,14 @@ def test_a_further_attempt_takes_back_what_was_lost(tmp_path: Path) -> None:
     assert [scalar.wall_time > 1.75e9 for scalar in scalars] == [False] * 4 + [True] * 8
 
 
-def test_a_recorded_run_replaces_what_was_written_during_it(tmp_path: Path) -> None:
-    test_a_further_attempt_takes_back_what_was_lost(tmp_path)
-    run = RunDirectory(tmp_path / "run")
-    write_tensorboard(run)
-    assert len([*run.tensorboard.iterdir()]) == 1
-    assert [scalar.step for scalar in _read(run).Scalars("step/loss")] == [*range(1, 9)]
-
-
 @pytest.mark.long
 def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> None:
     program = (
         "import sys; from pathlib import Path; from hpctrain.common.run.directory import RunDirectory\n"
-        "from hpctrain.report.tracking.sending import send_later\n"
+        "from support.report.written_curves import send\n"
         "from hpctrain.report.page import write_report\n"
         "directory = RunDirectory(Path(sys.argv[1]))\n"
-        "send_later(directory.path, 'tensorboard', print)\n"
+        "send(directory, 'tensorboard')\n"
         "write_report(directory)\n"
         "print({'tensorflow', 'torch', 'keras', 'mpi4py'} & set(sys.modules))\n"
     )
@@ -94,7 +86,7 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
 
 def test_each_record_is_there_at_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), None)
-    writer = TensorBoardFiles(directory, whole=False)
+    writer = TensorBoardFiles(directory)
     writer.send(typed_run()[:3])
     assert len(_read(directory).Scalars("step/loss")) == 2
     writer.close()
@@ -109,15 +101,7 @@ def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run goes on, and the file is written anew by a command when there is room."""
     directory = write_run(tmp_path / "run", recipe_plan(), run_events())
-    said: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
-        with Trackers(("tensorboard",), directory, said.append) as trackers:
-            for event in typed_run():
-                trackers.give(event)
-    assert len(said) == 2 and os.strerror(errno.ENOSPC) in said[0]
-    assert said[1].endswith(f"hpctrain report {directory.path} --tracking tensorboard")
-    write_tensorboard(directory)
-    assert len(_read(directory).Scalars("step/loss")) == 12
+    monkeypatch.setattr(tensorboard_files, "private", lambda path, flags: os.open("/dev/full", os.O_WRONLY))
+    (said,) = send(directory, "tensorboard")
+    assert os.strerror(errno.ENOSPC) in said

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
 from support import needs
+from support.report.written_curves import send
 from support.report.written_runs import recipe_plan, run_events, write_run
 
 pytestmark = [needs.wandb, pytest.mark.slow]
@@ -54,12 +54,11 @@ def _away_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_wandb_reads_what_the_events_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wandb_reads_what_the_events_say(tmp_path: Path) -> None:
     """Also after a resume, which takes back steps that were written before."""
     lost = [START, *run_events(2)]
     directory = write_run(tmp_path / "run", recipe_plan(), lost)
-    assert main(["report", str(directory.path), "--tracking", "wandb"]) == 0
-    assert "wandb sync" in capsys.readouterr().err
+    assert "wandb sync" in send(directory, "wandb")[0]
     found = records(directory)
     assert rows(found, "step/loss") == steps(lost)
     (run,) = [record["run"] for record in found if record["type"] == "run"]
@@ -72,7 +71,7 @@ def test_wandb_reads_what_the_events_say(tmp_path: Path, capsys: pytest.CaptureF
     last = later[[event.get("iteration") for event in later].index(4) + 1 :]
     with directory.events.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in [again, *last])
-    assert main(["report", str(directory.path), "--tracking", "wandb"]) == 0
+    send(directory, "wandb")
     found = records(directory)
     first = [row for row in steps(lost) if row[0] <= 4]
     assert rows(found, "step/loss") == first + steps(last)
@@ -83,7 +82,7 @@ def test_wandb_reads_what_the_events_say(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.long
 def test_it_is_private_and_holds_no_key(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", recipe_plan(), [START, *run_events()])
-    assert main(["report", str(directory.path), "--tracking", "wandb"]) == 0
+    send(directory, "wandb")
     files = [path for path in directory.path.rglob("*") if path.is_file()]
     assert not [path for path in files if os.environ["WANDB_API_KEY"].encode() in path.read_bytes()]
     assert len(files) > 5
