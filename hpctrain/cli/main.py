@@ -31,7 +31,6 @@ _COMMANDS = {
     "status": ("hpctrain.cli.status", "status", "Show the state of a run or its job."),
     "logs": ("hpctrain.cli.logs", "logs", "Read what the ranks of a run print."),
     "cancel": ("hpctrain.cli.cancel", "cancel", "End a run and its jobs."),
-    "compare": ("hpctrain.cli.compare", "compare", "Set runs side by side: metrics, and settings that differ."),
     "checkpoint": ("hpctrain.cli.checkpoint", "app", "See, check and export the checkpoints of a run."),
     "report": ("hpctrain.cli.report", "report", "Write the report of a run."),
     "bench": ("hpctrain.cli.bench", "app", "Measure what training costs on this machine."),

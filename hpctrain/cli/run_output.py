@@ -84,13 +84,14 @@ class Terminal:
         return summarise(directory, plan, status)
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        from hpctrain.report.run_energy import energy_line
+        from hpctrain.report.run_energy import energy_text
 
         if not failure:
             print_metrics(plan, summary)
         if (drawn := summary.get("energy_kwh")) is not None:
-            each = summary["joules_per_sample"]
-            tell(f"energy {energy_line(drawn, summary['energy_covers'], joules_per_sample=each)}")
+            joules = summary["joules_per_sample"]
+            each = "" if joules is None else f", {joules:.3g} J a sample"
+            tell(f"energy {energy_text(drawn)}{each}: {summary['energy_covers']}")
         tell(f"report: hpctrain report {shell_word(directory.path)}")
 
 

@@ -68,8 +68,6 @@ def _show_runs(*, as_json: bool) -> None:
 
 
 def _table(run: RunStatus) -> str:
-    from hpctrain.report.run_energy import energy_line
-
     rows = [
         (run.title, " ".join([run.state, f"(attempt {run.attempt})" if (run.attempt or 1) > 1 else ""]).strip()),
         ("", run.message),
@@ -93,7 +91,6 @@ def _table(run: RunStatus) -> str:
         ),
         ("", f"and {more:,} more values" if (more := len(run.logged) - _MOST_VALUES) > 0 else None),
         ("throughput", None if run.samples_per_s is None else f"{run.samples_per_s:,.0f} samples/s"),
-        ("energy", energy_line(run.energy_kwh, run.energy_covers, run.slurm_energy_kwh)),
         ("elapsed", duration(run.elapsed_s)),
         ("remaining", _remaining(run)),
         ("last event", _last_event(run)),

@@ -80,21 +80,6 @@ def energy_text(amount: float) -> str:
     return f"{amount * 1e3:.2f} Wh" if amount >= 1e-2 else f"{amount * _JOULES:,.0f} J"
 
 
-def energy_line(
-    drawn: float | None, covers: str | None, slurm: float | None = None, *, joules_per_sample: float | None = None
-) -> str | None:
-    """One line about the energy; None where nothing was recorded.
-
-    Args:
-        drawn: the kWh by the hosts' counters, which ``covers`` describes; see :class:`Energy`.
-        slurm: the kWh by Slurm's accounting.
-    """
-    each = "" if joules_per_sample is None else f", {joules_per_sample:.3g} J a sample"
-    own = covers if drawn is None else f"{energy_text(drawn)}{each}: {covers}"
-    beside = None if slurm is None else f"by Slurm's accounting {energy_text(slurm)}"
-    return "; ".join(filter(None, [own, beside])) or None
-
-
 def _covers(meters: Mapping[tuple[str, float], HostEnergy], events: Sequence[Event], plan: Plan) -> str:
     missing = shortened("; ".join(dict.fromkeys(text for reading in meters.values() for text in reading.missing)))
     if not any(reading.joules for reading in meters.values()):

@@ -81,29 +81,23 @@ def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
     return rows, next((problem for _, problem in asked.values() if problem), None)
 
 
-def differing(plans: Sequence[Plan]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all plans, by dotted key: a value for each plan, None where it has none."""
-    tables = [
-        {
-            **settings(plan.work),
-            **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
-            **{f"versions.{name}": version for name, version in plan.versions.items()},
-        }
-        for plan in plans
-    ]
-    rows = {key: [table.get(key) for table in tables] for key in {key: None for table in tables for key in table}}
-    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+def _settings(plan: Plan) -> dict[str, Any]:
+    """The settings of a run, by dotted key."""
+    return {
+        **settings(plan.work),
+        **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
+        **{f"versions.{name}": version for name, version in plan.versions.items()},
+    }
 
 
 def _with_differences(rows: Sequence[RunRow]) -> list[RunRow]:
     described = [row for row in rows if row.plan is None]
     for title in {row.title for row in rows if row.plan}:
-        alike = [(row, row.plan) for row in rows if row.plan and row.title == title]
-        values = differing([plan for _, plan in alike])
-        for number, (row, _) in enumerate(alike):
-            described.append(
-                row.model_copy(update={"differs": {key: row_values[number] for key, row_values in values.items()}})
-            )
+        alike = [(row, _settings(row.plan)) for row in rows if row.plan and row.title == title]
+        keys = dict.fromkeys(key for _, values in alike for key in values)
+        differing = [key for key in keys if any(values.get(key) != alike[0][1].get(key) for _, values in alike)]
+        for row, values in alike:
+            described.append(row.model_copy(update={"differs": {key: values.get(key) for key in differing}}))
     return described
 
 
@@ -154,11 +148,11 @@ def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
             shell_word(folder / row.name),
             row.state,
             "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}",
-            "" if row.metric is None else f"{shortened(value_text(row.metric[0]), _LONGEST_NAME)} {row.metric[1]:.4g}",
+            "" if row.metric is None else f"{shortened(_value_text(row.metric[0]), _LONGEST_NAME)} {row.metric[1]:.4g}",
             _when(row.time),
             duration(row.seconds) or "",
             row.message.partition("\n")[0]
-            or ", ".join(f"{key}={value_text(value)}" for key, value in row.differs.items()),
+            or ", ".join(f"{key}={_value_text(value)}" for key, value in row.differs.items()),
         )
         for row in reversed(rows)
     ]
@@ -166,7 +160,7 @@ def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
     return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
 
 
-def value_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """A value in one line: a list as words of a command line."""
     text = shlex.join(map(str, value)) if isinstance(value, list | tuple) else "—" if value is None else str(value)
     return text if text.isprintable() else repr(text)

@@ -21,10 +21,9 @@ from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
-from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
+from hpctrain.control.schedulers.submission import submitted_jobs
 from hpctrain.report.faults import damaged_line, event_line, fault_line
 from hpctrain.report.record import Record, StepTotals, of_kind
-from hpctrain.report.run_energy import energy_of, kwh
 
 # The status appears without the scheduler's answer if that takes longer.
 _ANSWER_SECONDS = 10.0
@@ -49,8 +48,6 @@ class RunStatus(BaseModel):
         train_loss, test_accuracy: the figures of the last epoch, as in ``summary.json``.
         logged: the newest values that a script logged, by name.
         samples_per_s, step_seconds: means over the last steps; the second includes the time between steps.
-        energy_kwh, energy_covers: as in ``summary.json``, from what was recorded so far.
-        slurm_energy_kwh: the energy of its jobs by Slurm's accounting, if any.
         elapsed_s: the seconds of this attempt so far.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
         job_remaining_s: the seconds until the running job's time limit.
@@ -83,9 +80,6 @@ class RunStatus(BaseModel):
     logged: dict[str, float | None] = {}
     samples_per_s: float | None = None
     step_seconds: float | None = None
-    energy_kwh: float | None = None
-    energy_covers: str | None = None
-    slurm_energy_kwh: float | None = None
     elapsed_s: float | None = None
     remaining_s: float | None = None
     job_remaining_s: float | None = None
@@ -107,9 +101,7 @@ def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
         jobs = jobs_of(directory, record.jobs, seconds=_ANSWER_SECONDS)
     except HpctrainError as error:
         return run_status(directory, record, [], answered=False), error.message
-    status = run_status(directory, record, jobs, answered=True)
-    drawn = kwh(scheduler_of(directory).joules(status.job_ids, seconds=_ANSWER_SECONDS))
-    return status.model_copy(update={"slurm_energy_kwh": drawn}), None
+    return run_status(directory, record, jobs, answered=True), None
 
 
 def run_status(directory: RunDirectory, record: Record, jobs: Sequence[JobState], *, answered: bool) -> RunStatus:
@@ -180,7 +172,6 @@ class KnownRun:
         start, run, attempt = record.start, record.run, record.last_attempt
         epoch = record.epochs[-1] if record.epochs else None
         survived = [fault for _, fault in record.survived]
-        energy = energy_of(record.events, self.plan)
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
@@ -204,8 +195,6 @@ class KnownRun:
             logged={name: value for event in record.newest_logs for name, value in event.values.items()},
             samples_per_s=StepTotals(record.newest_timed).samples_per_s,
             step_seconds=record.step_seconds,
-            energy_kwh=kwh(energy.total) if energy else None,
-            energy_covers=energy.covers if energy else None,
             survived=(*map(fault_line, survived), *map(damaged_line, of_kind(record.events, DamagedEvent))),
             stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
             unread=self.unread,

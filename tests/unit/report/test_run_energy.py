@@ -11,15 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.cli.status import _table
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EnergyEvent, StartEvent
 from hpctrain.common.run.value_types import HostEnergy
-from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.report.page import read_summary, render
-from hpctrain.report.run_energy import energy_line, energy_of, energy_text
-from hpctrain.report.status import read_status
+from hpctrain.report.run_energy import energy_of, energy_text
 from hpctrain.report.summary import summarise
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, record_of, run_events, write_run
@@ -65,7 +62,6 @@ def test_nothing_could_be_read(tmp_path: Path) -> None:
     assert [summary[key] for key in ("energy_kwh", "energy_by_source", "joules_per_sample")] == [None] * 3
     said = "nothing here can be read: no NVML; no powercap"
     assert summary["energy_covers"] == said
-    assert f"energy         {said}\n" in status(directory)
     # A card without a figure would say nothing about the run.
     assert said not in render(directory)
 
@@ -73,21 +69,14 @@ def test_nothing_could_be_read(tmp_path: Path) -> None:
 def test_nothing_was_recorded(finished: RunDirectory) -> None:
     summary = summarise(finished, recipe_plan(), "done")
     assert [value for key, value in summary.items() if "energy" in key or "joules" in key] == [None] * 4
-    assert "energy" not in status(finished)
 
 
-def test_report_and_status_have_a_line(tmp_path: Path) -> None:
+def test_the_report_has_a_figure(tmp_path: Path) -> None:
     directory = with_energy(tmp_path / "run", energy(12, node1=reading({"gpu": 76_800.0})))
     assert read_summary(directory)["energy_kwh"] == pytest.approx(76_800 / 3.6e6)
     covers = summarise(directory, recipe_plan(), "done")["energy_covers"]
-    assert f" 21.33 Wh: {covers}\n" in status(directory)
     page = render(directory)
     assert "21.33 Wh" in page and "100 J" in page and covers in page
-
-
-def status(directory: RunDirectory) -> str:
-    found, _ = read_status(find_run(str(directory.path)))
-    return _table(found)
 
 
 def test_what_was_lost_and_done_again_was_drawn_all_the_same(tmp_path: Path) -> None:
@@ -150,12 +139,6 @@ def test_amounts_for_people(kwh: float, text: str) -> None:
     assert energy_text(kwh) == text
 
 
-def test_the_line() -> None:
-    assert energy_line(None, None) is None
-    lines = (energy_line(2.0, "GPUs", 3.0, joules_per_sample=0.125), energy_line(None, None, 3.0))
-    check_text("energy", "\n".join(map(str, lines)))
-
-
 def test_slurms_accounting_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -169,5 +152,4 @@ def test_slurms_accounting_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         {"time": 1.0, "event": "start", "attempt": each, "iteration": 0, "job": str(6 + each)} for each in (1, 2)
     ]
     directory = write_run(tmp_path / "run", recipe_plan(), [*starts, *run_events()])
-    assert f" {energy_line(None, None, 1.5)}\n" in status(directory)
     assert "the scheduler&#39;s accounting" in render(directory)

@@ -119,18 +119,6 @@ def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pyte
     assert newest["differs"] == {"seed": digits().seed, "ranks": 2}
 
 
-def test_runs_side_by_side(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(runs / "other", recipe_plan(ranks=4), run_events(epochs=2))
-    both = ["hpctrain-runs/half", "hpctrain-runs/other"]
-    assert main(["compare", *both, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["runs"] == [str(Path(each).resolve()) for each in both]
-    assert found["differences"] == {"ranks": [2, 4]} and found["figures"]["test_accuracy"] == [0.85, 0.85]
-    assert main(["compare", *both, "hpctrain-runs/script[red]"]) == 0
-    table = capsys.readouterr().out
-    assert re.search("half +other +script\\[red\\]", table) and re.search(r"arguments +— +— +--lr 0\.1", table)
-
-
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"]
