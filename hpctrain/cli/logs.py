@@ -22,11 +22,11 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.streams import Streams
+from hpctrain.common.run.streams import without_marks
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.console import Console
-from hpctrain.report.output import Lines, answer, tell
+from hpctrain.report.output import answer, tell
 from hpctrain.report.status import read_status
 
 _POLL_SECONDS = 0.5
@@ -36,6 +36,8 @@ _STATE_SECONDS = 10.0
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**16
 _RANK = re.compile(r"rank-(\d+)\.log", re.ASCII)
 # Removed, because a colour that is not reset would go on after the line.
+# What shows nothing, with the backspaces by which Keras goes back.
+_BLANK = "\b \t"
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 _Numbered = tuple[str, int]
@@ -187,10 +189,8 @@ class _Log(Tail):
     """A log from its beginning, for a terminal."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, whole=True)
+        super().__init__(path, whole=True, longest=_LEAST_BYTES)
         self._end = 0
-        self._streams = Streams()
-        self._lines = Lines(longest=_LEAST_BYTES)
 
     def new(self, *, last: bool, at_most: int) -> list[str]:
         """New lines. After the run's end, lines that are added while reading are not waited for."""
@@ -198,15 +198,9 @@ class _Log(Tail):
             if last:
                 self._end = self._end or self.path.stat().st_size or 1
                 if self.offset >= self._end:
-                    return [*map(plain, self._lines.rest())]
-            lines = self._add(self.text(at_most=at_most))
-            # A log may be empty, or shorter than it was.
-            while last and not lines and self.offset < self._end and (text := self.text(at_most=at_most)):
-                lines = self._add(text)
-            return [*map(plain, lines or (self._lines.rest() if last else ()))]
-
-    def _add(self, piece: bytes) -> list[str]:
-        return self._lines.add("".join(text for _, text in self._streams.divide(piece)))
+                    return []
+            lines = self.lines(last=last, at_most=at_most)
+        return [plain(without_marks(line.decode(errors="replace"))) for line in lines]
 
 
 class JobLogs:
@@ -284,5 +278,7 @@ def prefixes(ranks: Collection[int]) -> Callable[[tuple[int, ...]], str]:
 
 
 def plain(line: str) -> str:
-    """A line for a terminal, without colours and with other control characters written out."""
-    return printable(_COLOURS.sub("", line))
+    """What a terminal shows of a line at its end, without colours and with other control characters written out."""
+    states = [state.strip("\b") for state in line.split("\r")]
+    shown = next((state for state in reversed(states) if state.strip(_BLANK)), "")
+    return printable(_COLOURS.sub("", shown))

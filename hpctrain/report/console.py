@@ -25,7 +25,7 @@ from hpctrain.common.run.events.kinds import (
     StoppedEvent,
 )
 from hpctrain.report.faults import event_line
-from hpctrain.report.output import Lines, Patient, say
+from hpctrain.report.output import Patient, say
 from hpctrain.report.record import StepTotals, iterations
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
@@ -34,10 +34,7 @@ _WINDOW = 50
 
 class Console:
     """Shows events as they come: the figures of epochs on ``stdout``, the rest on ``stderr``; and what a rank writes to
-    either.
-
-    On a terminal the output of a rank is passed on as it comes, with its own progress bars; elsewhere by lines, of a
-    progress bar one a second.
+    either, as it comes.
 
     Args:
         stdout, stderr: the streams; by default the process's own.
@@ -47,8 +44,7 @@ class Console:
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         self._bar: _Bar | None = None
-        self._lines = {self._stdout: Lines(), self._stderr: Lines()}
-        # Where the terminal's last line is one of the rank's that has no end yet.
+        # The stream whose last line is one of the rank's that has no end yet.
         self._open: TextIO | None = None
         self._task = TaskID(0)
         self._run_event: RunEvent | None = None
@@ -64,10 +60,8 @@ class Console:
 
     def close(self) -> None:
         """Remove the progress bar from the terminal, and end the rank's last line. Idempotent."""
-        self._end_line()
-        for stream, lines in self._lines.items():
-            for line in lines.rest():
-                self._print(line, stream)
+        if self._open and self._open.isatty():
+            self._end_line(self._open)
         if self._bar:
             self._bar.stop()
             self._bar = None
@@ -106,26 +100,17 @@ class Console:
         self._pass_on(text, self._stderr)
 
     def _pass_on(self, text: str, stream: TextIO) -> None:
-        if self._bar is None and stream.isatty():
-            print(text, end="", file=Patient(stream), flush=True)
-            if text:
-                self._open = None if text.endswith("\n") else stream
-            return
-        # Together, because a rank may print faster than lines can be written one by one.
-        if lines := self._lines[stream].add(text):
-            self._print("\n".join(lines), stream)
-
-    def _print(self, line: str, stream: TextIO) -> None:
         if self._bar and stream.isatty():
             # Both streams are the one terminal: the bar's console prints above the bar instead of into it.
-            self._bar.console.out(line, highlight=False)
-        else:
-            print(line, file=Patient(stream), flush=True)
+            self._bar.console.out(text.removesuffix("\n"), highlight=False)
+        elif text:
+            print(text, end="", file=Patient(stream), flush=True)
+            self._open = None if text.endswith("\n") else stream
 
-    def _end_line(self) -> None:
-        if self._open:
-            print(file=Patient(self._open), flush=True)
-            self._open = None
+    def _end_line(self, stream: TextIO) -> None:
+        """End the rank's line, if what is printed to a stream would go into it."""
+        if self._open and (self._open is stream or (self._open.isatty() and stream.isatty())):
+            self._pass_on("\n", self._open)
 
     def notice(self, text: str) -> None:
         """Print a message that the user has to see now."""
@@ -136,8 +121,7 @@ class Console:
         if bar := self._bar:
             bar.console.out(printable(text), highlight=False)
         else:
-            if self._stderr.isatty():
-                self._end_line()
+            self._end_line(self._stderr)
             say(text, self._stderr)
 
     def _start(self, event: StartEvent) -> None:
@@ -185,10 +169,11 @@ class Console:
 
     def _epoch(self, event: EpochEvent) -> None:
         epochs = self._run_event.epochs if self._run_event else 0
-        self._end_line()
-        self._print(
+        self._end_line(self._stdout)
+        self._pass_on(
             f"epoch {event.epoch}/{epochs}  train loss {_number(event.train_loss)}  "
-            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._epoch_steps)}".rstrip(),
+            f"test accuracy {_number(event.test_accuracy)}  {self._speed(self._epoch_steps)}".rstrip()
+            + "\n",
             self._stdout,
         )
         self._epoch_steps = StepTotals()

@@ -88,7 +88,7 @@ def test_prefixes_fold_the_ranks() -> None:
 
 def test_a_line_cannot_play_with_the_terminal() -> None:
     assert plain("\x1b[1;31mred\x1b[0m\tplain") == "red\tplain"
-    assert plain("\x1b[2J\x1b]0;title\x07\rgone") == "\\u001b[2J\\u001b]0;title\\u0007\\u000dgone"
+    assert plain("\x1b[2J\x1b]0;title\x07gone") == "\\u001b[2J\\u001b]0;title\\u0007gone"
     text = "2J Größe ✓"
     assert plain(f"\x9b{text}") == f"\\u009b{text}"
 
@@ -110,4 +110,17 @@ def test_a_log_without_a_line_is_read_to_its_end(tmp_path: Path) -> None:
     reader = RankLogs(directory, frozenset({2}), 3)
     assert list(reader.lines(last=False)) == []
     directory.log(2).write_text("short")
-    assert list(reader.lines(last=True)) in ([], ["longer than it will be"])
+    assert list(reader.lines(last=True)) == ["short"]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("\r1/3 #\r2/3 ##\r3/3 ###", "3/3 ###"),
+        ("1/3 loss\b\b\b\r3/3 loss\b\b\r", "3/3 loss"),
+        ("\r", ""),
+        ("a b", "a b"),
+    ],
+)
+def test_the_last_state_of_a_progress_bar_is_shown(written: str, shown: str) -> None:
+    assert plain(written) == shown

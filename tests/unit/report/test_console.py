@@ -113,13 +113,3 @@ def test_a_ranks_output_is_passed_on_as_it_comes_on_a_terminal() -> None:
         console.notice("SIGTERM")
         console.output("\r40%")
     assert terminal.getvalue() == "10%\r20%\r30%\nhpctrain: SIGTERM\n\r40%\n"
-
-
-def test_elsewhere_a_bar_becomes_lines() -> None:
-    out = io.StringIO()
-    with Console(out, io.StringIO()) as console:
-        for step in range(100):
-            console.output(f"\r{step + 1}/100")
-        console.output("\nend without a line break")
-    assert out.getvalue().splitlines()[-2:] == ["100/100", "end without a line break"]
-    assert len(out.getvalue().splitlines()) <= 5
