@@ -18,7 +18,7 @@ from hpctrain.common.recipes.entries import all_entries, load_entry, variant_nam
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.output import answer, answer_json, print_table, require_place, save, tell
+from hpctrain.report.output import answer, answer_json, print_table, require_place, save, table, tell
 from hpctrain.report.results import row_text
 
 if TYPE_CHECKING:
@@ -58,20 +58,13 @@ def list_row(recipe: Recipe) -> dict[str, Any]:
 
 def list_table(recipes: Iterable[Recipe]) -> Table:
     """A table of recipes. Values are cut to one line, but never a name, because people type it."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in ("name", "model", "batch", "epochs", "reported"):
-        table.add_column(column, no_wrap=True, justify="right" if column == "epochs" else "left")
+    rows = []
     for recipe in recipes:
         batch = recipe.batch
         size = f"{batch.per_rank} a rank" if batch.fixed_size is None else str(batch.fixed_size)
-        values = (recipe.model.name, size, str(recipe.epochs), _results(recipe))
-        cells = (Text(value, no_wrap=True, overflow="ellipsis") for value in values)
-        table.add_row(Text(recipe.name, no_wrap=False, overflow="fold"), *cells)
-    return table
+        rows.append((recipe.name, recipe.model.name, size, str(recipe.epochs), _results(recipe)))
+    columns = ("name", "model", "batch", "epochs", "reported")
+    return table(columns, rows, left={*columns} - {"epochs"}, folded=("name",))
 
 
 def _results(recipe: Recipe) -> str:
@@ -211,7 +204,7 @@ def _show_values(entry: Recipe, *, as_json: bool) -> None:
 
 
 def _show_run(recipe: Recipe, world: int | None, *, as_json: bool) -> None:
-    from hpctrain.report.recipe_schedule import at_world, schedule, table
+    from hpctrain.report.recipe_schedule import at_world, schedule, schedule_table
 
     # Everything is checked before anything is printed.
     found = schedule(at_world(recipe, world)) if world else {}
@@ -220,4 +213,4 @@ def _show_run(recipe: Recipe, world: int | None, *, as_json: bool) -> None:
     if world and as_json:
         answer_json(found)
     elif world:
-        print_table(table(found))
+        print_table(schedule_table(found))

@@ -12,7 +12,7 @@ import typer
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
 from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.report.output import answer, answer_json, require_place, save, tell, terminal
+from hpctrain.report.output import answer, answer_json, print_table, require_place, save, table, tell
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -47,7 +47,6 @@ def _read(files: Sequence[Path], routes: Path | None) -> Fabric:
 
 _MOST_RANKS = 1024
 _NAMED = 3
-_WIDE = 1000
 ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "placed"}
 
 
@@ -224,28 +223,21 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _print_fabric(fabric: Fabric, title: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
     from rich.tree import Tree
 
     from hpctrain.control.topology.subtrees import subtrees
     from hpctrain.control.topology.summary import branches, counts, leaf_oversubscription, subnets
 
     numbers = counts(fabric)
-    table = Table(*numbers, title=Text(title))
-    table.add_row(*(f"{number:,}" for number in numbers.values()))
-    console = terminal()
-    if not console.is_terminal:
-        console.width = _WIDE
-    console.print(table)
+    print_table(table(numbers, [[f"{number:,}" for number in numbers.values()]], title=title))
     parts = subnets(fabric)
     for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
-        console.print(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
+        answer(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
     tree = Tree("fabric")
     ratios = leaf_oversubscription(fabric)
     for branch in branches(fabric, subtrees(fabric)):
         _grow(tree, fabric, branch, ratios)
-    console.print(tree)
+    print_table(tree)
     for warning in fabric.warnings:
         answer(f"warning: {warning}")
 
@@ -285,19 +277,18 @@ def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:
 
 
 def _print_placement(found: PlacementReport, order: Sequence[str], laid: Laid | None) -> None:
-    from rich.table import Table
-
     each = "1 adapter" if found.rails == 1 else f"{found.rails} adapters"
     title = f"{len(order)} hosts with {each} each; no order has fewer than {found.bound} crossings"
     higher = ["higher up"] if found.bound_by_level[1:] else []
-    table = Table("order", "crossings", *higher, "worst link load", "all-reduce bandwidth", title=title)
+    rows = []
     for name, words in ORDERS.items():
         row: Placement = getattr(found, name)
         speed = row.bandwidth_bytes_per_s
         crossings = [str(row.crossings), ", ".join(map(str, row.crossings_by_level[1:]))][: 1 + len(higher)]
         bandwidth = f"{speed / 1e9:.1f} GB/s" if speed else "speeds unknown"
-        table.add_row(words, *crossings, f"{row.worst_load:g}", bandwidth)
-    terminal().print(table)
+        rows.append([words, *crossings, f"{row.worst_load:g}", bandwidth])
+    columns = ["order", "crossings", *higher, "worst link load", "all-reduce bandwidth"]
+    print_table(table(columns, rows, title=title, left=("order",)))
     if found.already_optimal:
         answer("the given order is already optimal")
     if laid:
@@ -310,13 +301,12 @@ def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], *, as_json: boo
         rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
         answer_json({"flows": rows, "faults": [asdict(fault) for fault in faults]})
         return
-    from rich.table import Table
-
     from hpctrain.control.topology.verify import rate
 
-    table = Table("from", "to", "bandwidth", "latency")
-    for flow in sorted(flows, key=lambda flow: flow.bandwidth):
-        table.add_row(str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
-    terminal().print(table)
+    rows = [
+        (str(flow.source), str(flow.target), rate(flow.bandwidth), f"{flow.latency * 1e6:.2f} µs")
+        for flow in sorted(flows, key=lambda flow: flow.bandwidth)
+    ]
+    print_table(table(("from", "to", "bandwidth", "latency"), rows, left=("from", "to")))
     for fault in faults:
         answer(f"slow: {fault}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from hpctrain.report.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,20 +107,12 @@ def allreduce_rows(
     return rows
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def step_table(rows: Sequence[Row], title: str) -> Table:
     """The table of :func:`step_rows`."""
     ratios = ("ratio_to_limit", "ratio_to_horovod", "ratio_to_ddp")
     cells = [[row["variant"], time_text(row["median_s"]), *(ratio_text(row[name]) for name in ratios)] for row in rows]
-    return _table(title, ("variant", "median", "to the limit", "to Horovod by hand", "to DDP"), cells)
+    columns = ("variant", "median", "to the limit", "to Horovod by hand", "to DDP")
+    return table(columns, cells, title=title, left=("variant",))
 
 
 def sweep_table(sweep: Sweep) -> Table:
@@ -127,13 +121,13 @@ def sweep_table(sweep: Sweep) -> Table:
     line = f"t(b) = {time_text(max(sweep.fixed_s, 0.0))} + {time_text(sweep.per_sample_s)} b"
     title = f"steps of {sweep.model} on {ranks}, {sweep.device}: {line}"
     cells = [(str(row.batch), time_text(row.median_s), f"{row.spread:.1%}") for row in sweep.rows]
-    return _table(title, ("samples a rank", "median", "spread"), cells)
+    return table(("samples a rank", "median", "spread"), cells, title=title)
 
 
 def loader_table(rows: Sequence[Row], title: str) -> Table:
     """The table of :func:`loader_rows`."""
     cells = [(str(row["workers"]), f"{row['samples_per_s']:.0f}") for row in rows]
-    return _table(title, ("processes", "images/s"), cells)
+    return table(("processes", "images/s"), cells, title=title)
 
 
 def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
@@ -141,36 +135,30 @@ def allreduce_table(rows: Sequence[Row], cores: int) -> Table:
 
     Where the links are known, ratios to their bound instead.
     """
-    from rich import box
-    from rich.table import Table
-
     first = rows[0]
     title = f"all-reduce of float32 on {first['ranks']} ranks"
     if first["hosts"] > 1:
         title += f" of {first['hosts']} hosts"
     if first["oversubscribed"]:
         title += f", oversubscribed: {cores} cores"
-    caption = f"medians of the slowest rank; last: {OURS} to the copy, to the fastest other"
-    if first["link_bound_s"]:
-        caption = "bound: of the hosts' links; medians of the slowest rank, as ratios to it"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
-    if first["link_bound_s"]:
-        engines.remove(COPY)
-    columns = ("size", "bound", *engines) if first["link_bound_s"] else ("size", *engines, "to copy", "to other")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    bounded = first["link_bound_s"] is not None
+    engines = [name for name in dict.fromkeys(row["engine"] for row in rows) if not (bounded and name == COPY)]
+    cells = []
     for nbytes in dict.fromkeys(row["bytes"] for row in rows):
         members = {row["engine"]: row for row in rows if row["bytes"] == nbytes}
         ours = members[OURS]
-        if bound := ours["link_bound_s"]:
-            ratios = (members[engine]["ratio_to_link"] for engine in engines)
-            table.add_row(size_text(nbytes), time_text(bound), *map(ratio_text, ratios))
+        if bounded:
+            ratios = [ratio_text(members[engine]["ratio_to_link"]) for engine in engines]
+            cells.append([size_text(nbytes), time_text(ours["link_bound_s"]), *ratios])
         else:
-            times = (time_text(members[engine]["median_s"]) for engine in engines)
-            ratios = (ours[name] for name in ("ratio_to_copy", "ratio_to_fastest_other"))
-            table.add_row(size_text(nbytes), *times, *map(ratio_text, ratios))
-    return table
+            times = [time_text(members[engine]["median_s"]) for engine in engines]
+            ratios = [ratio_text(ours[name]) for name in ("ratio_to_copy", "ratio_to_fastest_other")]
+            cells.append([size_text(nbytes), *times, *ratios])
+    if bounded:
+        caption = "bound: of the hosts' links; medians of the slowest rank, as ratios to it"
+        return table(("size", "bound", *engines), cells, title=title, caption=caption)
+    caption = f"medians of the slowest rank; last: {OURS} to the copy, to the fastest other"
+    return table(("size", *engines, "to copy", "to other"), cells, title=title, caption=caption)
 
 
 def size_text(nbytes: float) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +19,7 @@ from hpctrain.common.files.printable import json_text, printable, shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
 
 # Columns; no line of a table is longer.
 _UNBOUNDED = 1000
@@ -80,6 +81,41 @@ def table_width() -> int | None:
     """The columns of the terminal. None in a pipe or a file, where nothing is cut, unless COLUMNS sets the width."""
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return shutil.get_terminal_size().columns if bounded else None
+
+
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    title: str = "",
+    caption: str | None = None,
+    left: Collection[str] = (),
+    folded: Collection[str] = (),
+    gap: int = 2,
+) -> Table:
+    """A table of texts.
+
+    Args:
+        left: the columns that are aligned to the left; all others are to the right.
+        folded: those that a narrow terminal folds; it cuts all others.
+        gap: spaces between columns.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=Text(title), caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    for column in columns:
+        folds = column in folded
+        made.add_column(
+            column,
+            justify="left" if column in left else "right",
+            no_wrap=not folds,
+            overflow="fold" if folds else "ellipsis",
+        )
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
 
 
 def print_table(table: RenderableType, *, stderr: bool = False) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.common.recipes.mesh import AXES
 from hpctrain.control.predict.causes import best_measurement
 from hpctrain.control.predict.prediction import nodes_text
+from hpctrain.report.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,8 +27,6 @@ _NARROW = "\N{NARROW NO-BREAK SPACE}"
 _ANY_BATCH = 1 << 20
 # From here on a step is told in seconds.
 _LONG_STEP_S = 10.0
-# Characters of a narrow terminal, which the table fits.
-_WIDTH = 80
 # Of a search, the table shows this many meshes.
 _SHOWN = 10
 # The terms of a step in words.
@@ -81,50 +80,33 @@ def row_record(row: Row) -> dict[str, Any]:
 
 def prediction_table(prediction: Prediction) -> Table:
     """One line for each number of nodes."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     title = f"{prediction.name} on {prediction.node.gpu}, {prediction.node.local} a node, {prediction.node.engine}"
     # A batch per rank that is the same in all rows goes into the title.
     several = len({row.batch_per_gpu for row in prediction.rows}) > 1
     title += "" if several else f", {prediction.rows[0].batch_per_gpu:.4g} samples a rank"
-    table = Table(
-        title=escape(title),
-        caption=f"efficiency against {yardstick(prediction)}; waits for reductions; ranges cover 80 % of the cases",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 0),
-    )
+    caption = f"efficiency against {yardstick(prediction)}; waits for reductions; ranges cover 80 % of the cases"
     of_text = prediction.rows[0].tokens_per_s is not None
     timed = prediction.rows[0].minutes is not None
     energies = [row.kwh for row in prediction.rows if row.kwh and row.minutes]
     unit, units = _energy_unit(energies)
     columns = ["nodes", *["batch"] * several, "step", "tokens/s" if of_text else "samples/s", "effic.", "waits"]
     columns += ["time"] * timed + [unit] * bool(energies) + ["memory"]
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
     rows = [_cells(row, units, several=several) for row in prediction.rows]
-    widths = [max(map(len, "\n".join(cells).split("\n"))) for cells in zip(columns, *rows, strict=True)]
-    if sum(widths) + len(widths) > _WIDTH:
-        rows = [_cells(row, units, several=several, digits=2) for row in prediction.rows]
-    for cells in rows:
-        table.add_row(*cells)
-    return table
+    return table(columns, rows, title=title, caption=caption, gap=1)
 
 
-def _cells(row: Row, energy_units: float, *, several: bool, digits: int = 3) -> list[str]:
-    """A row of the table; ranges have so many digits, and stand on a second line."""
+def _cells(row: Row, energy_units: float, *, several: bool) -> list[str]:
+    """A row of the table; ranges stand on a second line."""
     step_s = row.step_s
     cells = [str(row.nodes), *[f"{row.batch_per_gpu:.4g}"] * several]
     cells += [
-        _range(step_s, 1, "s", digits) if step_s.value >= _LONG_STEP_S else _range(step_s, 1e3, "ms", digits),
-        _range(row.tokens_per_s or row.samples_per_s, 1, "", digits),
-        _range(row.efficiency, 100, "%", digits),
-        _range(row.communication_share, 100, "%", digits),
+        _range(step_s, 1, "s") if step_s.value >= _LONG_STEP_S else _range(step_s, 1e3, "ms"),
+        _range(row.tokens_per_s or row.samples_per_s, 1, ""),
+        _range(row.efficiency, 100, "%"),
+        _range(row.communication_share, 100, "%"),
     ]
-    cells += [duration_range(row.minutes, digits)] if row.minutes else []
-    cells += [_range(row.kwh, energy_units, "", digits)] if row.kwh and row.minutes else []
+    cells += [duration_range(row.minutes)] if row.minutes else []
+    cells += [_range(row.kwh, energy_units, "")] if row.kwh and row.minutes else []
     return [*(cell.replace(" ", "\n", 1) for cell in cells), f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB"]
 
 
@@ -137,29 +119,22 @@ def yardstick(prediction: Prediction) -> str:
 
 def candidate_table(prediction: Prediction) -> Table:
     """The fastest meshes of a search."""
-    from rich import box
-    from rich.table import Table
-
-    last = prediction.rows[-1]
-    table = Table(
-        title=f"the fastest of the meshes that fit {last.gpus} GPUs",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for column in ("mesh", "micro-batches", "again", "tokens/s", "memory", "limited by"):
-        table.add_column(column, justify="right" if column in ("tokens/s", "memory") else "left")
+    cells = []
     for row in prediction.candidates[:_SHOWN]:
         assert row.layout is not None and row.tokens_per_s is not None
-        table.add_row(
-            mesh_text(row.layout),
-            f"{row.layout['micro_batches']} of {row.layout['micro_batch']}",
-            row.layout["recomputation"],
-            _range(row.tokens_per_s, 1, "").replace(" ", "\n", 1),
-            f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB",
-            TERMS.get(row.limited_by or "", row.limited_by),
+        cells.append(
+            (
+                mesh_text(row.layout),
+                f"{row.layout['micro_batches']} of {row.layout['micro_batch']}",
+                row.layout["recomputation"],
+                _range(row.tokens_per_s, 1, "").replace(" ", "\n", 1),
+                f"{row.memory_bytes.value / 1e9:.3g}{_NARROW}GB",
+                TERMS.get(row.limited_by or "", row.limited_by or ""),
+            )
         )
-    return table
+    columns = ("mesh", "micro-batches", "again", "tokens/s", "memory", "limited by")
+    title = f"the fastest of the meshes that fit {prediction.rows[-1].gpus} GPUs"
+    return table(columns, cells, title=title, left={*columns} - {"tokens/s", "memory"}, folded=("mesh",))
 
 
 def mesh_text(layout: Mapping[str, Any]) -> str:
@@ -250,11 +225,11 @@ def _cause(prediction: Prediction, cause: Cause) -> str:
     )
 
 
-def duration_range(minutes: Estimate, digits: int = 3) -> str:
+def duration_range(minutes: Estimate) -> str:
     """A duration with its range, in the unit that suits it."""
     units = (("d", 2880.0, 1 / 1440), ("h", 90.0, 1 / 60), ("min", 1.0, 1.0), ("s", 0.0, 60.0))
     unit, _, factor = next(each for each in units if minutes.value >= each[1])
-    return _range(minutes, factor, unit, digits)
+    return _range(minutes, factor, unit)
 
 
 def _energy_unit(energies: Sequence[Estimate]) -> tuple[str, float]:
@@ -263,13 +238,12 @@ def _energy_unit(energies: Sequence[Estimate]) -> tuple[str, float]:
     return ("kWh", 1.0) if most >= 1 else ("Wh", 1e3) if most >= 1e-3 else ("J", 3.6e6)
 
 
-def _range(found: Estimate, factor: float, unit: str, digits: int = 3) -> str:
-    """A value of three digits and its range of as many as are asked for, of which the value is never outside."""
-    value = _plain(found.value * factor)
-    low, high = (each * factor for each in (found.low, found.high))
-    if low != high and digits < 3:
-        low, high = _outward(low, digits, ROUND_FLOOR), _outward(high, digits, ROUND_CEILING)
-    begin, end = _plain(low), _plain(high)
+def _range(found: Estimate, factor: float, unit: str) -> str:
+    """A value of three digits and its range of two, of which the value is never outside."""
+    low, high = found.low * factor, found.high * factor
+    if low != high:
+        low, high = _outward(low, ROUND_FLOOR), _outward(high, ROUND_CEILING)
+    value, begin, end = map(_plain, (found.value * factor, low, high))
     whole = f"{value}{_NARROW}{unit}" if unit else value
     if begin == end == value:
         return whole
@@ -278,8 +252,8 @@ def _range(found: Estimate, factor: float, unit: str, digits: int = 3) -> str:
     return f"{whole} {begin}-{end}"
 
 
-def _outward(number: float, digits: int, rounding: str) -> float:
-    return float(Context(prec=digits, rounding=rounding).create_decimal(f"{number:.6g}"))
+def _outward(number: float, rounding: str) -> float:
+    return float(Context(prec=2, rounding=rounding).create_decimal(f"{number:.6g}"))
 
 
 def _plain(number: float) -> str:

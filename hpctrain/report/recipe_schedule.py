@@ -10,6 +10,7 @@ from hpctrain.common.optim.learning_rate import learning_rate
 from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Data
+from hpctrain.report.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -97,22 +98,16 @@ def momentum(optimizer: Optimizer) -> float:
     return optimizer.betas[0] if optimizer.rule.averages else optimizer.momentum
 
 
-def table(figures: dict[str, Any]) -> Table:
+def schedule_table(figures: dict[str, Any]) -> Table:
     """The table of :func:`schedule`."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']} epochs"
+    length = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']} epochs"
     samples = figures["samples_per_epoch"]
     images = -(-samples // figures["repeats"])
     title = (
-        f"{figures['name']}: batch {figures['global_batch']}, {epochs} of {figures['iterations_per_epoch']} iterations "
+        f"{figures['name']}: batch {figures['global_batch']}, {length} of {figures['iterations_per_epoch']} iterations "
         f"over {samples:,} samples" + (f", {images:,} images {figures['repeats']} times" if images < samples else "")
     )
-    rows = Table(title=escape(title), box=box.SIMPLE_HEAD)
-    for column in ("epoch", "learning rate", "momentum"):
-        rows.add_column(column, justify="right")
-    for epoch, (rate, kept) in enumerate(zip(figures["learning_rate"], figures["momentum"], strict=True)):
-        rows.add_row("end" if epoch == figures["epochs"] else str(epoch), f"{rate:.6g}", f"{kept:g}")
-    return rows
+    epochs = [*map(str, range(figures["epochs"])), "end"]
+    rates = [f"{rate:.6g}" for rate in figures["learning_rate"]]
+    kept = [f"{share:g}" for share in figures["momentum"]]
+    return table(("epoch", "learning rate", "momentum"), zip(epochs, rates, kept, strict=True), title=title)

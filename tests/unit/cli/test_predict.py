@@ -44,7 +44,7 @@ def test_a_table_of_several(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_narrow_terminal_shows_every_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Batches, shares and energies that are all wide: ranges get fewer digits instead of being cut."""
+    """Batches, shares and energies that are all wide."""
     asked = ["predict", "digits", "--gpu", "h100-sxm", "--gpus-per-node", "4", "--nodes", "1,2,64"]
     monkeypatch.delenv("COLUMNS", raising=False)
     assert main(asked) == 0

@@ -20,7 +20,7 @@ from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request
 from hpctrain.control.predict.training import epochs, recipe_training, script_training
 from hpctrain.control.predict.values import Estimate
-from hpctrain.report.prediction_table import duration_range, memory_warnings, prediction_notes, prediction_record
+from hpctrain.report.prediction_table import memory_warnings, prediction_notes, prediction_record
 from support.refusals import refused
 from support.report.plain_values import plain
 
@@ -340,17 +340,3 @@ def test_bfloat16_is_no_faster_where_a_gpu_has_it_not():
     }
     assert steps["v100-sxm", "bf16"] > 1.5 * steps["v100-sxm", "fp16"]
     assert steps["a100-sxm-40", "bf16"] == steps["a100-sxm-40", "fp16"]
-
-
-@pytest.mark.parametrize(
-    ("low", "value", "high", "shown"),
-    [
-        (29.7, 30.3, 30.4, "30.3 min 29-31"),
-        (30.0, 31.2, 33.0, "31.2 min 30-33"),
-        (80.5, 80.6, 80.6, "80.6 min 80-81"),
-        (44.4, 44.4, 44.4, "44.4 min"),
-    ],
-)
-def test_a_range_of_few_digits_has_the_value_in_it(low, value, high, shown):
-    found = duration_range(Estimate(value=value, low=low, high=high), 2)
-    assert found.replace("\N{NARROW NO-BREAK SPACE}", " ") == shown
