@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -16,12 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hpctrain.common.recipes.sections import Reported
-from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.value_types import ratio
 from hpctrain.report.record import Record
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 FloatArray = NDArray[np.float64]
 
@@ -50,7 +46,6 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": _LINE,
     "xtick.labelcolor": _INK,
     "ytick.labelcolor": _INK,
-    "lines.linewidth": 1.6,
     "legend.frameon": False,
 }
 # A curve shows no more points, and fewer than the second number get a marker each.
@@ -120,24 +115,68 @@ def curves(record: Record, reported: Reported | None) -> dict[str, str]:
         rate.add(step.iteration, step.learning_rate)
         if sums.is_timed(step):
             speed.add(step.iteration, ratio(step.samples, step.seconds) if of_recipe else step.seconds)
-    pictures: dict[str, Callable[[Axes], None]] = {}
     if not of_recipe:
         # Added last, because a script may log these names, too.
         series = logged | {"Learning rate": rate, "Seconds a step": speed}
-        pictures = {name: partial(_points, means=means) for name, means in series.items() if means.known}
-    elif len(loss):
-        pictures["Loss"] = partial(_loss, record=record, steps=loss)
-        pictures["Learning rate"] = partial(_learning_rate, steps=rate)
-        pictures["Throughput, samples/s"] = partial(_throughput, record=record, steps=speed)
-    if of_recipe and any(epoch.test_accuracy is not None for epoch in record.epochs):
-        pictures["Test accuracy"] = partial(_accuracy, record=record, reported=reported)
-    return {title: _picture(title, draw) for title, draw in pictures.items()}
+        return {name: _picture(name, [_marked(means)]) for name, means in series.items() if means.known}
+    pictures = {}
+    if len(loss):
+        losses = [_faint(loss, "train, each step"), *_by_epoch(record, "train_loss", _FIRST, "train")]
+        pictures["Loss"] = _picture("Loss", [*losses, *_by_epoch(record, "test_loss", _SECOND, "test")])
+        pictures["Learning rate"] = _picture("Learning rate", [_Line(points=rate.points)], bottom=0)
+        title = "Throughput, samples/s"
+        speeds = [_faint(speed, "each step"), *_by_epoch(record, "samples_per_s", _FIRST, "epoch")]
+        pictures[title] = _picture(title, speeds, bottom=0)
+    if any(epoch.test_accuracy is not None for epoch in record.epochs):
+        level = reported if reported and reported.metric == "test_accuracy" else None
+        accuracy = _by_epoch(record, "test_accuracy", _FIRST, "this run" if level else "")
+        pictures["Test accuracy"] = _picture("Test accuracy", accuracy, level=level)
+    return pictures
 
 
-def _picture(title: str, draw: Callable[[Axes], None]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    points: tuple[Any, Any]
+    colour: str = _FIRST
+    label: str = ""
+    width: float = 1.6
+    marker: str = ""
+
+
+def _faint(means: Means, label: str) -> _Line:
+    return _Line(points=means.points, colour=_FAINT, label=label, width=1)
+
+
+def _marked(means: Means) -> _Line:
+    return _Line(points=means.points, marker="." if len(means) < _MARKED else "")
+
+
+def _by_epoch(record: Record, name: str, colour: str, label: str) -> list[_Line]:
+    """A value of each epoch at the epoch's last step, where it was measured; nothing where it never was."""
+    ends = record.sums.epoch_ends
+    values = ((ends[epoch.epoch], getattr(epoch, name)) for epoch in record.epochs if epoch.epoch in ends)
+    points = [(step, number) for step, number in values if number is not None]
+    x, y = zip(*points, strict=True) if points else ((), ())
+    return [_Line(points=(x, y), colour=colour, label=label, marker=".")] if points else []
+
+
+def _picture(title: str, lines: Sequence[_Line], *, bottom: float | None = None, level: Reported | None = None) -> str:
     with rc_context({**_STYLE, "svg.hashsalt": title}):
         figure = Figure(figsize=(4.5, 2.5), layout="constrained")
-        draw(figure.add_subplot())
+        axes = figure.add_subplot()
+        for line in lines:
+            axes.plot(
+                *line.points, color=line.colour, linewidth=line.width, marker=line.marker, label=line.label or None
+            )
+        if level:
+            label = f"reported: {level.value:g}" + (", of other values" if level.of_other_values else "")
+            axes.axhline(level.value, color=_SECOND, linestyle="--", linewidth=1.2, label=label)
+        if any(line.label for line in lines):
+            axes.legend()
+        axes.set_ylim(bottom=bottom)
+        axes.set_xlabel("step")
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         file = io.StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=metadata)
@@ -147,55 +186,3 @@ def _picture(title: str, draw: Callable[[Axes], None]) -> str:
         svg = svg.replace(literal, colour)
     # Names must be unique on a page with several pictures, and nothing refers to those of groups.
     return re.sub(r'<g id="[\w.]+_\d+">', "<g>", svg)
-
-
-def _loss(axes: Axes, record: Record, steps: Means) -> None:
-    axes.plot(*steps.points, color=_FAINT, linewidth=1, label="train, each step")
-    _by_epoch(axes, record, lambda epoch: epoch.train_loss, color=_FIRST, label="train")
-    _by_epoch(axes, record, lambda epoch: epoch.test_loss, color=_SECOND, label="test")
-    axes.legend()
-    _finish(axes)
-
-
-def _accuracy(axes: Axes, record: Record, reported: Reported | None) -> None:
-    _by_epoch(axes, record, lambda epoch: epoch.test_accuracy, color=_FIRST, label="this run")
-    if reported and reported.metric == "test_accuracy":
-        label = f"reported: {reported.value:g}" + (", of other values" if reported.of_other_values else "")
-        axes.axhline(reported.value, color=_SECOND, linestyle="--", linewidth=1.2, label=label)
-        axes.legend()
-    _finish(axes)
-
-
-def _learning_rate(axes: Axes, steps: Means) -> None:
-    axes.plot(*steps.points, color=_FIRST)
-    axes.set_ylim(bottom=0)
-    _finish(axes)
-
-
-def _throughput(axes: Axes, record: Record, steps: Means) -> None:
-    axes.plot(*steps.points, color=_FAINT, linewidth=1, label="each step")
-    _by_epoch(axes, record, lambda epoch: epoch.samples_per_s, color=_FIRST, label="epoch")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    _finish(axes)
-
-
-def _points(axes: Axes, means: Means) -> None:
-    axes.plot(*means.points, color=_FIRST, marker="." if len(means) < _MARKED else "")
-    _finish(axes)
-
-
-def _finish(axes: Axes) -> None:
-    axes.set_xlabel("step")
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _by_epoch(
-    axes: Axes, record: Record, value: Callable[[EpochEvent], float | None], *, color: str, label: str
-) -> None:
-    """Draw a value of each epoch at the epoch's last step, where it was measured."""
-    ends = record.sums.epoch_ends
-    values = ((ends[epoch.epoch], value(epoch)) for epoch in record.epochs if epoch.epoch in ends)
-    if points := [(step, number) for step, number in values if number is not None]:
-        axes.plot(*zip(*points, strict=True), color=color, marker=".", label=label)

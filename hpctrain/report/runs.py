@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word, shortened
 from hpctrain.common.recipes.difference import settings
@@ -28,47 +26,15 @@ _ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 24
 
 Jobs = Callable[[Scheduler], tuple[Sequence[JobState], str | None]]
+# A run, and its settings by dotted key.
+_Settled = tuple[RunStatus, dict[str, Any]]
 
 
-class RunRow(BaseModel):
-    """One run; None where it is not known.
-
-    Attributes:
-        name: the path of its directory within the folder.
-        title: the name of the recipe or script.
-        state: see :class:`hpctrain.report.status.RunStatus`; or ``damaged``.
-        message: why it is in that state; empty where there is nothing to say.
-        metric: the newest of what it measures: the test accuracy, or the loss, or what a script logs last.
-        seconds: from the beginning of the last attempt to its last event, or until now.
-        differs: the settings in which the runs of this title differ, by dotted key.
-        time: the time of the last event, in seconds since the epoch.
-    """
-
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-    name: str
-    run_dir: str
-    title: str | None = None
-    state: str
-    message: str = ""
-    step: int | None = None
-    steps: int | None = None
-    metric: tuple[str, float] | None = None
-    seconds: float | None = None
-    differs: dict[str, Any] = {}
-    time: float
-    plan: Plan | None = Field(None, exclude=True)
-
-
-def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
+def list_runs(folder: Path) -> tuple[list[RunStatus], str | None]:
     """Every run in the folder; and a scheduler's error if it does not answer.
 
-    Each scheduler is asked at most once, for the jobs that live.
-
-    Args:
-        name: a pattern of the names in the folder.
+    Each scheduler is asked at most once, for the jobs that live. A run that cannot be read is ``damaged``.
     """
-    plans = folder.glob(f"{name}/plan.json")
     asked: dict[Scheduler, tuple[Sequence[JobState], str | None]] = {}
 
     def jobs(scheduler: Scheduler) -> tuple[Sequence[JobState], str | None]:
@@ -76,29 +42,9 @@ def list_runs(folder: Path, name: str = "*") -> tuple[list[RunRow], str | None]:
             asked[scheduler] = _jobs(scheduler, folder)
         return asked[scheduler]
 
-    rows = [_row(RunDirectory(plan.parent.resolve()), str(plan.parent.relative_to(folder)), jobs) for plan in plans]
-    rows = sorted(_with_differences(rows), key=lambda row: row.time, reverse=True)
-    return rows, next((problem for _, problem in asked.values() if problem), None)
-
-
-def _settings(plan: Plan) -> dict[str, Any]:
-    """The settings of a run, by dotted key."""
-    return {
-        **settings(plan.work),
-        **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
-        **{f"versions.{name}": version for name, version in plan.versions.items()},
-    }
-
-
-def _with_differences(rows: Sequence[RunRow]) -> list[RunRow]:
-    described = [row for row in rows if row.plan is None]
-    for title in {row.title for row in rows if row.plan}:
-        alike = [(row, _settings(row.plan)) for row in rows if row.plan and row.title == title]
-        keys = dict.fromkeys(key for _, values in alike for key in values)
-        differing = [key for key in keys if any(values.get(key) != alike[0][1].get(key) for _, values in alike)]
-        for row, values in alike:
-            described.append(row.model_copy(update={"differs": {key: values.get(key) for key in differing}}))
-    return described
+    found = [_read(RunDirectory(plan.parent.absolute()), jobs) for plan in folder.glob("*/plan.json")]
+    runs = sorted(_with_differences(found), key=lambda run: run.updated, reverse=True)
+    return runs, next((problem for _, problem in asked.values() if problem), None)
 
 
 def _jobs(scheduler: Scheduler, folder: Path) -> tuple[Sequence[JobState], str | None]:
@@ -108,35 +54,41 @@ def _jobs(scheduler: Scheduler, folder: Path) -> tuple[Sequence[JobState], str |
         return [], error.message
 
 
-def _row(directory: RunDirectory, name: str, jobs: Jobs) -> RunRow:
+def _read(directory: RunDirectory, jobs: Jobs) -> _Settled:
     made = 0.0
     try:
         made = directory.plan.stat().st_mtime
         record = Record.read(directory)
         numbers = {*submitted_jobs(directory), *record.jobs}
         known, problem = jobs(scheduler_of(directory)) if numbers else ([], None)
-        plan = read_model(directory.plan, Plan)
-        status = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)
+        run = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)
+        return run, _settings(read_model(directory.plan, Plan))
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
-        return RunRow(name=name, run_dir=str(directory.path), state="damaged", message=message, time=made)
-    return RunRow(
-        **status.model_dump(include={"run_dir", "title", "state", "message", "step", "steps"}),
-        name=name,
-        metric=_metric(status),
-        seconds=status.elapsed_s,
-        time=record.last_time or made,
-        plan=plan,
-    )
+        return RunStatus(run_dir=str(directory.path), title="", state="damaged", message=message, updated=made), {}
 
 
-def _metric(run: RunStatus) -> tuple[str, float] | None:
-    measured = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
-    return next(((name, value) for name, value in measured.items() if value is not None), None)
+def _settings(plan: Plan) -> dict[str, Any]:
+    return {
+        **settings(plan.work),
+        **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
+        **{f"versions.{name}": version for name, version in plan.versions.items()},
+    }
 
 
-def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
+def _with_differences(runs: Sequence[_Settled]) -> list[RunStatus]:
+    described = []
+    for title in {run.title for run, _ in runs}:
+        alike = [(run, values) for run, values in runs if run.title == title]
+        keys = dict.fromkeys(key for _, values in alike for key in values)
+        differing = [key for key in keys if any(values.get(key) != alike[0][1].get(key) for _, values in alike)]
+        for run, values in alike:
+            described.append(run.model_copy(update={"differs": {key: values.get(key) for key in differing}}))
+    return described
+
+
+def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str:
     """One line for each run, newest last, with a path that other commands take.
 
     Args:
@@ -145,19 +97,26 @@ def runs_text(rows: Sequence[RunRow], folder: Path, width: int | None) -> str:
     """
     table = [
         (
-            shell_word(folder / row.name),
-            row.state,
-            "" if row.step is None else f"{row.step:,}" if row.steps is None else f"{row.step:,} of {row.steps:,}",
-            "" if row.metric is None else f"{shortened(_value_text(row.metric[0]), _LONGEST_NAME)} {row.metric[1]:.4g}",
-            _when(row.time),
-            duration(row.seconds) or "",
-            row.message.partition("\n")[0]
-            or ", ".join(f"{key}={_value_text(value)}" for key, value in row.differs.items()),
+            shell_word(folder / Path(run.run_dir).name),
+            run.state,
+            "" if run.step is None else f"{run.step:,}" if run.steps is None else f"{run.step:,} of {run.steps:,}",
+            _metric(run),
+            _when(run.updated),
+            duration(run.elapsed_s) or "",
+            run.message.partition("\n")[0]
+            or ", ".join(f"{key}={_value_text(value)}" for key, value in run.differs.items()),
         )
-        for row in reversed(rows)
+        for run in reversed(runs)
     ]
     widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
     return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
+
+
+def _metric(run: RunStatus) -> str:
+    """The newest of what a run measures: the test accuracy, or the loss, or what a script logs last."""
+    measured = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
+    known = ((name, value) for name, value in measured.items() if value is not None)
+    return next((f"{shortened(_value_text(name), _LONGEST_NAME)} {value:.4g}" for name, value in known), "")
 
 
 def _value_text(value: Any) -> str:

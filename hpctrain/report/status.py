@@ -51,11 +51,13 @@ class RunStatus(BaseModel):
         elapsed_s: the seconds of this attempt so far.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
         job_remaining_s: the seconds until the running job's time limit.
+        updated: the time of the last event, or of the plan, in seconds since the epoch.
         last_event_s: the seconds since the last event.
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
         unread: why the records of some ranks cannot be read, which may then be alive, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
+        differs: in a list of runs, the settings in which those of this title differ, by dotted key.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -83,11 +85,13 @@ class RunStatus(BaseModel):
     elapsed_s: float | None = None
     remaining_s: float | None = None
     job_remaining_s: float | None = None
+    updated: float
     last_event_s: float | None = None
     survived: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     silent: bool = False
+    differs: dict[str, Any] = {}
 
 
 def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
@@ -198,6 +202,7 @@ class KnownRun:
             survived=(*map(fault_line, survived), *map(damaged_line, of_kind(record.events, DamagedEvent))),
             stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
             unread=self.unread,
+            updated=record.last_time or self.directory.plan.stat().st_mtime,
             **self._times(state, now),
         )
 

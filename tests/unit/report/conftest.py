@@ -23,4 +23,4 @@ def drawn() -> None:
 def _quick_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing a curve takes a tenth of a second and more."""
     if "drawn" not in request.fixturenames:
-        monkeypatch.setattr("hpctrain.report.plots._picture", lambda title, draw: "<svg></svg>")
+        monkeypatch.setattr("hpctrain.report.plots._picture", lambda title, lines, **_: "<svg></svg>")

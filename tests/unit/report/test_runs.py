@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS, write_json
 from hpctrain.control.schedulers.find_run import last_run
-from hpctrain.report.runs import RunRow, list_runs, runs_text
+from hpctrain.report.runs import list_runs, runs_text
+from hpctrain.report.status import RunStatus
 from support.refusals import codes, refused
 from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission
@@ -59,13 +60,13 @@ def test_a_run_takes_one_line_and_its_path_is_whole(
     found: list[tuple[str, str, int | None]], width: int | None
 ) -> None:
     rows = [
-        RunRow(name=name, run_dir="", state="done", message=said, step=step, metric=(name, 1.0), time=1.0)
+        RunStatus(run_dir=f"/r/{name}", title="", state="done", message=said, step=step, updated=1.0)
         for name, said, step in found
     ]
     lines = runs_text(rows, RUNS, width).split("\n") if rows else []
     assert len(lines) == len(rows)
     for line, each in zip(reversed(lines), rows, strict=True):
-        path = shlex.quote(f"hpctrain-runs/{each.name}")
+        path = shlex.quote(f"hpctrain-runs/{Path(each.run_dir).name}")
         assert line.startswith(path)
         assert width is None or len(line) <= max(width, len(path) + 1)
 
@@ -115,14 +116,14 @@ def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pyte
     assert re.search(r"accuracy 0\.9 .* s  .*seed=", line)
     assert main(["status", "--json"]) == 0
     newest = json.loads(capsys.readouterr().out)["runs"][0]
-    assert newest["metric"] == ["accuracy", 0.9] and newest["seconds"] > 0 and "plan" not in newest
+    assert newest["test_accuracy"] == 0.9 and newest["elapsed_s"] > 0
     assert newest["differs"] == {"seed": digits().seed, "ranks": 2}
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["runs"]
-    assert [(each["name"], each["state"], each["step"]) for each in found] == [
+    assert [(Path(each["run_dir"]).name, each["state"], each["step"]) for each in found] == [
         ("done", "done", 12),
         ("half", "stopped", 8),
         ("script[red]", "not started", None),
@@ -133,7 +134,7 @@ def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_damaged_run_hides_no_other(runs: Path) -> None:
     (runs / "half" / "plan.json").write_text("{")
     found, _ = list_runs(runs)
-    assert {each.name: each.state for each in found}["half"] == "damaged"
+    assert {Path(each.run_dir).name: each.state for each in found}["half"] == "damaged"
     assert len(found) == 3
 
 
@@ -144,7 +145,7 @@ def test_slurm_is_asked_once_and_only_where_there_was_a_job(runs: Path, monkeypa
     assert calls.read_text() == ""
     write_submission(waiting, "13")
     write_submission(running, "14")
-    states = {each.name: each.state for each in list_runs(runs)[0]}
+    states = {Path(each.run_dir).name: each.state for each in list_runs(runs)[0]}
     assert (states["job-1"], states["job-2"]) == ("stopped", "running")
     assert len(calls.read_text().splitlines()) == 1
 
