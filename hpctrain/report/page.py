@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,18 @@ _MOST_LINES, _MOST_FAULTS, _MOST_RANKS = 100, 10, 1000
 _ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 500
 _ELSEWHERE = "copy the run directory to a place of your own"
+
+
+# Keys of a summary with their names, how they are written, and remarks.
+_FIGURES: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
+    ("samples_per_s", "throughput", "{:,.0f}".format, "samples/s, all ranks"),
+    ("tokens_per_s", "tokens", "{:,.0f}".format, "tokens/s, all ranks"),
+    ("flops_utilisation", "model FLOPs utilisation", "{:.1%}".format, "of the GPUs' stated peak"),
+    ("communication_share", "communication", "{:.1%}".format, "of a step, waiting for reductions"),
+    ("communication_bytes", "given to reductions", bytes_text, "by one rank, before compression"),
+    ("gathered_bytes", "gathered rows", bytes_text, "by one rank, for functions of whole batches"),
+    ("data_share", "data", "{:.1%}".format, "of a step, waiting for samples"),
+)
 
 
 def write_report(directory: RunDirectory) -> Path:
@@ -130,20 +142,11 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
             (shortened(name, _LONGEST_NAME), "—" if value is None else f"{value:.6g}", "last logged value")
             for name, value in islice(summary["metrics"].items(), MOST_NAMES)
         ]
-    if summary["samples_per_s"] is not None:
-        figures.append(("throughput", f"{summary['samples_per_s']:,.0f}", "samples/s, all ranks"))
-    if "tokens_per_s" in summary:
-        figures.append(("tokens", f"{summary['tokens_per_s']:,.0f}", "tokens/s, all ranks"))
-    if "flops_utilisation" in summary:
-        figures.append(("model FLOPs utilisation", f"{summary['flops_utilisation']:.1%}", "of the GPUs' stated peak"))
-    if summary["communication_share"] is not None:
-        figures.append(("communication", f"{summary['communication_share']:.1%}", "of a step, waiting for reductions"))
-    if given := summary.get("communication_bytes"):
-        figures.append(("given to reductions", bytes_text(given), "by one rank, before compression"))
-    if gathered := summary.get("gathered_bytes"):
-        figures.append(("gathered rows", bytes_text(gathered), "by one rank, for functions of whole batches"))
-    if summary["data_share"] is not None:
-        figures.append(("data", f"{summary['data_share']:.1%}", "of a step, waiting for samples"))
+    for key, title, text, remark in _FIGURES:
+        amount = summary.get(key)
+        # Rows that were not gathered, and gradients that were not reduced, are no figures.
+        if amount is not None and (amount or text is not bytes_text):
+            figures.append((title, text(amount), remark))
     if summary.get("seconds") is not None:
         epochs = "" if summary["epochs"] is None else f"{summary['epochs']} epochs, "
         figures.append(("time", _duration(summary["seconds"]), f"{epochs}{summary['steps']} steps"))
@@ -217,22 +220,16 @@ def _rank_rows(ranks: Sequence[RankRecord], *, over: bool) -> list[tuple[Any, ..
         over: the run has ended, and with it the ranks that were killed before they could record their end.
     """
     first = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda rank: rank.status == "done")
-    return [_rank_row(rank, over=over) for rank in first[:_MOST_RANKS]]
-
-
-def _rank_row(rank: RankRecord, *, over: bool) -> tuple[Any, ...]:
-    """A rank as the page's table shows it."""
-    ended = rank.status != "running"
-    # A clock may have been set back meanwhile.
-    timed = ended and rank.ended >= rank.started
-    return (
-        rank.rank,
-        rank.host,
-        rank.status if ended or not over else "ended with the run",
-        _duration(rank.ended - rank.started) if timed else None,
+    rows = []
+    for rank in first[:_MOST_RANKS]:
+        ended = rank.status != "running"
+        status = "ended with the run" if over and not ended else rank.status
+        # A clock may have been set back meanwhile.
+        time = _duration(rank.ended - rank.started) if ended and rank.ended >= rank.started else None
         # The exit code of a lost rank is not known.
-        rank.exit_code if ended and rank.status != "lost" else None,
-    )
+        code = rank.exit_code if ended and rank.status != "lost" else None
+        rows.append((rank.rank, rank.host, status, time, code))
+    return rows
 
 
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
