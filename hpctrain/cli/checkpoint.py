@@ -21,7 +21,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.events.reader import BOUNDS
-from hpctrain.report.output import answer, answer_json, print_table, require_place, tell
+from hpctrain.report.output import answer, answer_json, print_table, tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,7 +99,6 @@ def export(
     """Export the model of a checkpoint, or of a run's newest, to a file that its framework loads without hpctrain."""
     from hpctrain.control.programs.export import export as write
 
-    require_place(out)
     checkpoint = source if _is_checkpoint(source) else _newest(source)
     answer(f"{out}: {write(checkpoint, out)} parameters of {checkpoint}")
 

@@ -44,18 +44,16 @@ _HIDDEN = {"job": ("hpctrain.cli.submit", "job", "Do in a job what its script le
 # The base of Typer's errors, which has a copy of Click; one about an unknown option has ``possibilities``.
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
-# Options of mpirun, srun, torchrun and accelerate for the number of ranks, and for hosts.
-_OF_RANKS = frozenset(
-    ("n", "np", "ntasks", "num-processes", "nproc-per-node", "nproc", "gpus", "num-gpus", "gpus-per-node", "devices")
-)
-_OF_HOSTS = frozenset(("N", "nodes", "nnodes", "num-nodes", "num-machines", "nodelist", "w", "host"))
-_RANKS = {
-    "submit": "--nodes N, with --tasks-per-node T or --gpus-per-node G, is the number of ranks",
-    "predict": "--nodes N with --gpus-per-node G is the number of ranks",
+_NP = "-np N is the number of ranks, and -H HOST:SLOTS,… names hosts"
+_NODES = "--nodes N with --gpus-per-node G is the number of ranks"
+# The commands whose unknown options may be the script's, keys of a recipe, or another launcher's.
+_NUMBER_OF_RANKS = {
+    "run": _NP,
+    "verify": _NP,
+    "plan": _NP,
+    "submit": f"{_NODES}, or with --tasks-per-node T",
+    "predict": _NODES,
 }
-
-# A wrong option of these may be one of the script, or a key of the recipe.
-_OF_RECIPES = frozenset(("run", "submit", "plan", "predict", "verify"))
 
 
 def _unknown(word: str) -> HpctrainError:
@@ -79,6 +77,15 @@ class _Commands(TyperGroup):
             raise _unknown(args[0])
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        words = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except _USAGE_ERROR as error:
+            if hasattr(error, "possibilities") and error.ctx.info_name in _NUMBER_OF_RANKS:
+                raise _unknown_option(error, words) from error
+            raise
+
 
 def _load(name: str, *, helps: bool) -> Any:
     module, attribute, help_text = (_COMMANDS | _HIDDEN)[name]
@@ -88,44 +95,24 @@ def _load(name: str, *, helps: bool) -> Any:
         command.command(help=help_text if not function.__doc__ else None)(function)
     if not helps:
         command.rich_markup_mode = None
-    made = typer.main.get_command(command)
-    if name in _OF_RECIPES:
-        _name_unknown_options(made)
-    return made
+    return typer.main.get_command(command)
 
 
-def _name_unknown_options(command: Any) -> None:
-    """Make a command say of an option that it does not have which one is meant: other launchers', or the script's."""
-    parse = command.parse_args
-
-    def parse_args(ctx: Any, args: list[str]) -> Any:
-        given = list(args)
-        try:
-            return parse(ctx, args)
-        except _USAGE_ERROR as error:
-            if not hasattr(error, "possibilities"):
-                raise
-            option: str = error.option_name
-            script = next((word for word in given if word.endswith(".py")), None)
-            name = option.lstrip("-").replace("_", "-")
-            if name in _OF_RANKS:
-                hint = _RANKS.get(ctx.info_name, "-np N is the number of ranks")
-            elif name in _OF_HOSTS:
-                hint = "-H HOST:SLOTS,… or --hostfile FILE names hosts; hpctrain submit --nodes N asks Slurm for nodes"
-            elif script:
-                hint = f"options of the script stand behind --: hpctrain {ctx.info_name} … {script} -- {option} …"
-            else:
-                known = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
-                hint = f"--set KEY=VALUE sets a value of a recipe; {nearest(option, known)}"
-            raise HpctrainError(
-                "HT-option-unknown",
-                "hpctrain {command} has no option {option}",
-                hint,
-                command=ctx.info_name,
-                option=option,
-            ) from error
-
-    command.parse_args = parse_args
+def _unknown_option(error: Any, words: Sequence[str]) -> HpctrainError:
+    """The error for an option that a command does not have, of another launcher or of the script among the words."""
+    command, option = error.ctx.info_name, error.option_name
+    script = next((word for word in words if word.endswith(".py")), None)
+    of_work = "--set KEY=VALUE sets a value of a recipe"
+    if script:
+        of_work = f"options of the script stand behind --: hpctrain {command} … {script} -- {option} …"
+    known = [name for parameter in error.ctx.command.params for name in parameter.opts if name.startswith("-")]
+    return HpctrainError(
+        "HT-option-unknown",
+        "hpctrain {command} has no option {option}",
+        f"{of_work}; {_NUMBER_OF_RANKS[command]}; {nearest(option, known)}",
+        command=command,
+        option=option,
+    )
 
 
 # Rich, which groups the options in a command's help, takes a tenth of a second even for one line about a typing error.

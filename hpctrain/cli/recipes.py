@@ -18,7 +18,7 @@ from hpctrain.common.recipes.entries import all_entries, load_entry, variant_nam
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.output import answer, answer_json, print_table, require_place, save, table, tell
+from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
 from hpctrain.report.results import row_text
 
 if TYPE_CHECKING:
@@ -169,7 +169,6 @@ def new(
             f"another name, or rm {shell_word(file)}",
             path=file,
         )
-    require_place(file)
     surveyed = survey(data, _VALIDATION_SHARE)
     if init_from and isinstance(surveyed.data, OwnText):
         raise HpctrainError(

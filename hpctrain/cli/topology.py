@@ -12,7 +12,7 @@ import typer
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
 from hpctrain.cli.training_options import StartOptions
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.report.output import answer, answer_json, print_table, require_place, save, table, tell
+from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -96,8 +96,6 @@ def place(
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.summary import host_numbers
 
-    if hostfile:
-        require_place(hostfile)
     names = expand_hosts(hosts, "--hosts")
     fabric = _read(fabric_files, routes)
     _warn(fabric.warnings)
@@ -211,7 +209,6 @@ def convert(
     _warn(fabric.warnings)
     text = writers[to](fabric)
     if out:
-        require_place(out)
         save(out, text)
     else:
         answer(text, end="")

@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.printable import json_text, printable, shell_word
+from hpctrain.common.files.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -121,28 +120,6 @@ def table(
 def print_table(table: RenderableType, *, stderr: bool = False) -> None:
     """Print a table as wide as the terminal, as the answer or beside it on stderr."""
     terminal(width=None if table_width() else _UNBOUNDED, stderr=stderr).print(table)
-
-
-def require_place(file: Path) -> None:
-    """Check, before a command begins its work, that it can write this file.
-
-    Raises:
-        HpctrainError: it is a folder, or its folder is missing or not writable.
-    """
-    problem = hint = ""
-    try:
-        if not file.parent.is_dir():
-            problem, hint = "its folder is not there", f"mkdir -p {shell_word(file.parent)}"
-        elif file.is_dir():
-            problem, hint = "it is a folder", "name a file"
-        elif not os.access(file if file.exists() else file.parent, os.W_OK):
-            problem, hint = "permission denied", _ELSEWHERE
-    except OSError as error:
-        raise disk_error(error, file, _ELSEWHERE) from error
-    if problem:
-        raise HpctrainError(
-            "HT-output-not-writable", "cannot write {path}: {problem}", hint, path=file, problem=problem
-        )
 
 
 def save(file: Path, content: str) -> None:

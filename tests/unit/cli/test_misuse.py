@@ -172,13 +172,10 @@ def test_a_default_directory_that_is_taken_gets_a_number(tmp_path: Path) -> None
     [
         (["run", "train.py", "--epochs", "3"], "train.py -- --epochs"),
         (["run", "train.py", "-n", "2"], "-np N"),
-        (["run", "digits", "--nproc_per_node=2"], "-np N"),
         (["submit", "digits", "--nnodes", "2"], "--nodes N"),
         (["submit", "train.py", "-np", "8"], "--tasks-per-node"),
         (["predict", "digits", "-np", "8"], "--gpus-per-node"),
         (["plan", "digits", "--bakcend", "mpi"], "'--backend'"),
-        (["run", "digits", "--gpus", "2"], "-np N"),
-        (["run", "digits", "--nodes", "2"], "submit --nodes"),
         (["submit", "digits", "--batch-size", "3"], "--set KEY=VALUE"),
     ],
 )

@@ -165,24 +165,6 @@ def test_place_says_what_is_already_optimal(fabric: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        (["--hostfile=no/b"], ["no/b", "mkdir -p no"]),
-        (["--hostfile=folder"], ["it is a folder"]),
-        ([f"--hostfile={'n' * 300}"], ["File name too long"]),
-        (["--hostfile=a", "--ranks-per-host=1025"], ["--ranks-per-host", "1024"]),
-    ],
-)
-def test_place_refuses_before_it_writes(
-    fabric: str, capsys: pytest.CaptureFixture[str], files: list[str], words: list[str]
-):
-    Path("folder").mkdir()
-    message = run(capsys, "place", "--fabric", fabric, "--hosts", "node[0001,0005]", *files, code=2)
-    assert all(word in message for word in words), message
-    assert {path.name for path in Path().iterdir()} == {fabric, "folder"}
-
-
-@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--hosts", "node0009"], ["no host 'node0009'", "did you mean 'node000", "it has 8 hosts"]),
