@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import Count, Fraction, NotNegative, Of, Positive
+from hpctrain.common.recipes.keys import CheckedSection, Count, Fraction, NotNegative, Of, Positive
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Level = Annotated[int, Field(ge=0, le=255)]
 _RANDOM = Of("name", "rand_augment_increasing")
 
 
-class Augmentation(Section):
+class Augmentation(CheckedSection):
     """Random operations on a photograph that was cropped and flipped; see hpctrain.worker.data.augment."""
 
     name: Literal["trivial_augment_wide", "rand_augment_increasing"] = Field(
@@ -34,23 +34,21 @@ class Augmentation(Section):
     )
 
 
-class Erasing(Section):
+class Erasing(CheckedSection):
     """A random rectangle gets the mean colour, which is 0 once normalised (Zhong et al. 2017, arXiv 1708.04896)."""
 
     probability: Probability = Field(description="of an image")
     area: tuple[Positive, Positive] = Field((0.02, 0.33), description="share of the image's area")
     ratio: tuple[Positive, Positive] = Field((0.3, 3.3), description="height over width")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Erasing:
+    def faults(self) -> Iterator[str]:
         if not self.area[0] <= self.area[1] <= 1:
-            raise InvalidValueError("HT-key-out-of-range", "area is a smallest and a largest share, at most 1")
+            yield "area is a smallest and a largest share, at most 1"
         if self.ratio[0] > self.ratio[1]:
-            raise InvalidValueError("HT-key-out-of-range", "ratio is a smallest and a largest one")
-        return self
+            yield "ratio is a smallest and a largest one"
 
 
-class Mixing(Section):
+class Mixing(CheckedSection):
     """Each image is mixed with the one before it in its group, and the labels alike (torchvision, timm).
 
     Where both kinds are given, each group draws one of them, with equal probability. Groups are cut from the global
@@ -71,11 +69,9 @@ class Mixing(Section):
         "default all of the step",
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Mixing:
+    def faults(self) -> Iterator[str]:
         if self.mixup is None and self.cutmix is None:
-            raise InvalidValueError("HT-keys-not-together", "mixing needs mixup, cutmix or both")
-        return self
+            yield "mixing needs mixup, cutmix or both"
 
 
 class Averaging(Section):

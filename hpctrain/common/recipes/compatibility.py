@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-from pydantic_core import InitErrorDetails
-
-from hpctrain.common.errors import InvalidValueError
-from hpctrain.common.recipes.keys import enumerated, foreign_keys
+from hpctrain.common.recipes.keys import enumerated
 from hpctrain.common.recipes.mesh import FILL, Axis, Pipeline, Sharding
 
 if TYPE_CHECKING:
@@ -26,34 +22,12 @@ _BY_PROCESSES = ("augmentation", "erasing")
 _SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 
 
-def require_compatible(recipe: RecipeKeys) -> None:
-    """Refuse keys that cannot be combined.
-
-    Raises:
-        ValidationError: names the section that they are in, if it is one.
-    """
-    if found := next(_faults(recipe), None):
-        path, error = found
-        location = tuple(filter(None, path.split(".")))
-        fault: InitErrorDetails = {"type": "value_error", "loc": location, "input": path, "ctx": {"error": error}}
-        raise ValidationError.from_exception_data("Recipe", [fault])
-
-
-def _faults(recipe: RecipeKeys) -> Iterator[tuple[str, InvalidValueError]]:
-    """Sections, empty for several of them, and what is wrong there."""
-    yield from foreign_keys(recipe)
-    for section, sentences in (
-        ("optimizer", recipe.optimizer.faults()),
-        ("schedule", recipe.schedule.faults()),
-        *(("", group(recipe)) for group in (_of_model, _of_length, _of_sync, _of_axes, _of_mesh)),
-    ):
-        for sentence in sentences:
-            yield section, InvalidValueError("HT-keys-not-together", "{problem}", problem=sentence)
-    if problem := climbs(recipe):
-        sentence = f"{problem}; --set schedule.end_rate=0"
-        yield "", InvalidValueError("HT-keys-not-together", "{problem}", problem=sentence)
+def incompatibilities(recipe: RecipeKeys) -> Iterator[str]:
+    """The keys of several sections that cannot be combined."""
+    for group in (_of_model, _of_length, _of_sync, _of_axes, _of_mesh):
+        yield from group(recipe)
     if recipe.compile == "on" and (problem := uncompilable(recipe)):
-        yield "", InvalidValueError("HT-keys-not-together", "{problem}", problem=problem)
+        yield problem
 
 
 def _of_model(recipe: RecipeKeys) -> Iterator[str]:
@@ -105,6 +79,9 @@ def _of_length(recipe: RecipeKeys) -> Iterator[str]:
             f"schedule.peak_epoch ({schedule.peak_epoch:g}) is not within {run}; "
             f"for example --set schedule.peak_epoch={example:g}"
         )
+
+    if problem := climbs(recipe):
+        yield f"{problem}; --set schedule.end_rate=0"
 
 
 def climbs(recipe: RecipeKeys) -> str | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from hpctrain.common.errors import InvalidValueError
-from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import Count, Of
+from hpctrain.common.recipes.keys import CheckedSection, Count, Of
 from hpctrain.common.recipes.transformer import Transformer
 
 _GPT = Of("name", "gpt")
 
 
-class GptSettings(Section):
+class GptSettings(CheckedSection):
     """A decoder of the kind of GPT-2 (Radford et al. 2019); the defaults are nanoGPT's smallest."""
 
     layers: Annotated[Count, _GPT] = Field(12, description="blocks of attention and feed-forward layers")
@@ -27,16 +26,9 @@ class GptSettings(Section):
     bias: Annotated[bool, _GPT] = Field(False, description="whether linear layers and normalisations have one")
     tied: Annotated[bool, _GPT] = Field(True, description="the output layer is the embedding of the tokens")
 
-    @model_validator(mode="after")
-    def _divides(self) -> GptSettings:
+    def faults(self) -> Iterator[str]:
         if self.width % self.heads:
-            raise InvalidValueError(
-                "HT-model-not-divisible",
-                "width ({width}) is not a multiple of heads ({heads})",
-                width=self.width,
-                heads=self.heads,
-            )
-        return self
+            yield f"width ({self.width}) is not a multiple of heads ({self.heads})"
 
     @property
     def transformer(self) -> Transformer:

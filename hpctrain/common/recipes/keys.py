@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from hpctrain.common.errors import InvalidValueError
+from hpctrain.common.files.checked_yaml import Section
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+class CheckedSection(Section):
+    """A section whose keys belong to kinds of it (:class:`Of`), need or exclude each other."""
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the keys together."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        for error in _foreign_keys(self):
+            raise error
+        if problem := next(self.faults(), None):
+            raise InvalidValueError("HT-keys-not-together", "{problem}", problem=problem)
+        return self
 
 
 @dataclass(frozen=True)
@@ -54,33 +71,28 @@ def enumerated(names: Sequence[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def foreign_keys(section: BaseModel, path: str = "") -> Iterator[tuple[str, InvalidValueError]]:
-    """The keys that were given to a section of another kind, each with the path of the section."""
+def _foreign_keys(section: BaseModel) -> Iterator[InvalidValueError]:
+    """The keys that were given to a section of another kind."""
     fields = type(section).model_fields
     for key, field in fields.items():
         for mark in kinds_of(field):
-            if mark.idle or mark.has(section) or getattr(section, key) == field.default:
-                continue
             kind = mark.kind(section)
+            # Sizes of a network by themselves have no name.
+            if kind is None or mark.idle or mark.has(section) or getattr(section, key) == field.default:
+                continue
             others = [
                 name
                 for name, other in fields.items()
                 if any(each.decisive == mark.decisive and each.has(section) for each in kinds_of(other))
             ]
-            yield (
-                path,
-                InvalidValueError(
-                    "HT-recipe-key-of-another",
-                    "{key} belongs to {owners}, not to {name}{has}",
-                    key=key,
-                    owners=enumerated(mark.kinds.split()),
-                    name=kind,
-                    has=f", which has {enumerated(others)}" if others else "",
-                ),
+            yield InvalidValueError(
+                "HT-recipe-key-of-another",
+                "{key} belongs to {owners}, not to {name}{has}",
+                key=key,
+                owners=enumerated(mark.kinds.split()),
+                name=kind,
+                has=f", which has {enumerated(others)}" if others else "",
             )
-    for key, inner in section:
-        if isinstance(inner, BaseModel):
-            yield from foreign_keys(inner, f"{path}.{key}".lstrip("."))
 
 
 def used_values(work: BaseModel) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from hpctrain.common.errors import HpctrainError, InvalidValueError
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import Section, validate
-from hpctrain.common.recipes.keys import Count
+from hpctrain.common.recipes.keys import CheckedSection, Count
 
 Axis = Literal["dp_replicate", "dp_shard", "pp", "cp", "tp"]
 # Outermost first, so that the ranks of an axis are the further apart the less it sends: consecutive ranks share a node.
@@ -27,7 +28,7 @@ _MOST_RANKS = 1_000_000
 _Size = Annotated[int, Field(ge=FILL, le=_MOST_RANKS)]
 
 
-class Mesh(Section):
+class Mesh(CheckedSection):
     """Ranks along each axis; -1 on one of them takes what the others leave, and without it dp_replicate does."""
 
     dp_replicate: _Size | None = Field(None, description="copies of the model; by default what the other axes leave")
@@ -36,21 +37,11 @@ class Mesh(Section):
     cp: _Size = Field(1, description="ranks that divide each sequence")
     tp: _Size = Field(1, description="ranks that divide each layer")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Mesh:
+    def faults(self) -> Iterator[str]:
         if zero := next((axis for axis in AXES if getattr(self, axis) == 0), None):
-            raise InvalidValueError(
-                "HT-mesh-not-valid",
-                "{axis} is 0; an axis has at least 1 rank, or -1 for what the others leave",
-                axis=zero,
-            )
+            yield f"{zero} is 0; an axis has at least 1 rank, or -1 for what the others leave"
         if len(filled := [axis for axis in AXES if getattr(self, axis) == FILL]) > 1:
-            raise InvalidValueError(
-                "HT-mesh-not-valid",
-                "{axes} are -1; only one axis can take what the others leave",
-                axes=" and ".join(filled),
-            )
-        return self
+            yield f"{' and '.join(filled)} are -1; only one axis can take what the others leave"
 
     def at(self, ranks: int) -> Mesh:
         """The mesh with every axis a number, for a number of ranks.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import Fraction, NotNegative, Of, Positive
+from hpctrain.common.recipes.keys import CheckedSection, Fraction, NotNegative, Of, Positive
 
 OptimizerName = Literal["sgd", "adam", "adamw", "lars", "lamb", "rmsprop_to_sgd"]
 # Parameters by what they are to their layer: gamma and beta of any normalisation, the same without those on a residual
@@ -36,7 +36,7 @@ class Transition(Section):
     square_decay: Fraction = Field(0.99, description="share of the running mean of squared gradients that is kept")
 
 
-class Optimizer(Section):
+class Optimizer(CheckedSection):
     """The update rule. The formulas are in hpctrain.common.optim.rules."""
 
     name: OptimizerName = Field(description="the update rule")
@@ -88,7 +88,6 @@ class Optimizer(Section):
         return self.rule.epsilon if self.epsilon is None else self.epsilon
 
     def faults(self) -> Iterator[str]:
-        """Keys that need others."""
         if self.nesterov and not self.momentum:
             yield "nesterov needs momentum above 0"
         if self.trust_decay is not None and self.trust_denominator != "sum_of_norms":

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import Count
+from hpctrain.common.recipes.keys import CheckedSection, Count
 
 
 class GuardSettings(Section):
@@ -18,7 +18,7 @@ class GuardSettings(Section):
     every: Count = Field(100, description="steps between two checks; the first step is always checked")
 
 
-class FaultTolerance(Section):
+class FaultTolerance(CheckedSection):
     """What the run does when a rank dies."""
 
     lost_rank: Literal["stop", "shrink"] = Field(
@@ -48,13 +48,7 @@ class FaultTolerance(Section):
             )
         return {"lost_rank": value} if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> FaultTolerance:
-        if problem := next(self._faults(), None):
-            raise InvalidValueError("HT-keys-not-together", "{problem}", problem=problem)
-        return self
-
-    def _faults(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         ends = "the run ends with its first dead rank"
         if not self.fault_tolerant and self.batch == "shrink":
             yield f"batch: shrink needs lost_rank: shrink; with lost_rank: stop {ends}"

@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import Count, NotNegative, Of, Positive
+from hpctrain.common.recipes.keys import CheckedSection, Count, NotNegative, Of, Positive
 
 _DECAYING = Of("name", "polynomial cosine")
 
 
-class Schedule(Section):
+class Schedule(CheckedSection):
     """The learning rate over the run."""
 
     name: Literal["constant", "cosine", "step", "piecewise", "polynomial", "triangular"] = Field(
@@ -87,7 +86,6 @@ class Schedule(Section):
         return self.warmup_steps or (self.peak_epoch or self.warmup_epochs) * iterations_per_epoch
 
     def faults(self) -> Iterator[str]:
-        """Keys that need others, or exclude each other."""
         yield from self._of_decay()
         yield from self._of_warmup()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from collections.abc import Iterator
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.recipes.compatibility import climbs, require_compatible
+from hpctrain.common.recipes.compatibility import climbs, incompatibilities
 from hpctrain.common.recipes.sections import RecipeKeys, Reported
 
 
@@ -48,7 +48,5 @@ class Recipe(RecipeKeys):
         rows = [row for row in self.reported if row.batch in (None, batch) and not self.smoke]
         return next(iter(sorted(rows, key=lambda row: row.batch is None)), None)
 
-    @model_validator(mode="after")
-    def _compatible(self) -> Recipe:
-        require_compatible(self)
-        return self
+    def faults(self) -> Iterator[str]:
+        return incompatibilities(self)

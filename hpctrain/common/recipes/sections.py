@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
 from hpctrain.common.recipes.augmentation import Augmentation, Averaging, Erasing, Mixing
 from hpctrain.common.recipes.families import ModelFamily, ModelName, family_of, names
 from hpctrain.common.recipes.gpt import GptSettings
-from hpctrain.common.recipes.keys import Count, Fraction, NotNegative, Of, Positive
+from hpctrain.common.recipes.keys import CheckedSection, Count, Fraction, NotNegative, Of, Positive
 from hpctrain.common.recipes.mesh import Mesh, Pipeline, Sharding
 from hpctrain.common.recipes.optimizers import Optimizer
 from hpctrain.common.recipes.reliability import Checkpointing, FaultTolerance, GuardSettings, Numbers
@@ -44,7 +44,7 @@ class BatchNormSettings(Section):
     )
 
 
-class _Network(Section):
+class _Network(CheckedSection):
     # A base class of its own, so that the name comes before the keys of a GPT.
     name: ModelName = Field(description="digits_cnn for the digits, a residual network for images, gpt for text")
 
@@ -103,7 +103,7 @@ class ModelSettings(GptSettings, _Network):
         return () if self.init_from else ("new_head",)
 
 
-class Data(Section):
+class Data(CheckedSection):
     """The samples."""
 
     name: Literal["digits", "imagenet", "text"] = Field(
@@ -159,7 +159,7 @@ class Data(Section):
         return images // _ROUND * _ROUND or images if self.repeats > 1 else images
 
 
-class Images(Section):
+class Images(CheckedSection):
     """How photographs become the network's input."""
 
     size: Count = Field(224, description="pixels per side in training")
@@ -178,26 +178,19 @@ class Images(Section):
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="of red, green and blue, in 0 to 1")
     deviation: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="the same")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Images:
+    def faults(self) -> Iterator[str]:
         if self.test_size > self.test_resize:
-            raise InvalidValueError(
-                "HT-key-out-of-range",
-                "test_size ({test_size}) is more than test_resize ({test_resize}) leaves",
-                test_size=self.test_size,
-                test_resize=self.test_resize,
-            )
+            yield f"test_size ({self.test_size}) is more than test_resize ({self.test_resize}) leaves"
         if not self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise InvalidValueError("HT-key-out-of-range", "crop_area is a smallest and a largest share, at most 1")
+            yield "crop_area is a smallest and a largest share, at most 1"
         if self.crop_ratio[0] > self.crop_ratio[1]:
-            raise InvalidValueError("HT-key-out-of-range", "crop_ratio is a smallest and a largest one")
+            yield "crop_ratio is a smallest and a largest one"
         epochs = [epoch for epoch, _ in self.size_ramp]
         if epochs != sorted(set(epochs)):
-            raise InvalidValueError("HT-key-out-of-range", "the epochs of size_ramp must rise")
-        return self
+            yield "the epochs of size_ramp must rise"
 
 
-class Batch(Section):
+class Batch(CheckedSection):
     """How the samples of one step are counted. One of ``size`` and ``per_rank`` is given.
 
     Ranks are here the data-parallel ones, of which a mesh may make each of several ranks
@@ -218,17 +211,11 @@ class Batch(Section):
     )
     drop_last: bool = Field(False, description="leave out the last, smaller batch of an epoch")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Batch:
+    def faults(self) -> Iterator[str]:
         if (self.size is None) == (self.per_rank is None):
-            raise InvalidValueError(
-                "HT-keys-not-together", "exactly one of size (over all ranks) and per_rank is needed"
-            )
+            yield "exactly one of size (over all ranks) and per_rank is needed"
         if self.emulated_ranks and self.per_rank is None:
-            raise InvalidValueError(
-                "HT-keys-not-together", "emulated_ranks multiplies per_rank; size says all by itself"
-            )
-        return self
+            yield "emulated_ranks multiplies per_rank; size says all by itself"
 
     def at(self, ranks: int) -> Batch:
         """This batch with ``size`` for a number of ranks; emulated ranks keep what each computes together."""
@@ -286,7 +273,7 @@ class Reported(Section):
     )
 
 
-class RecipeKeys(Section):
+class RecipeKeys(CheckedSection):
     """The keys of a recipe. Values that the file leaves out have the defaults given here."""
 
     name: str = Field(description="what runs and reports call the recipe")

@@ -7,14 +7,13 @@ from typing import Annotated, Literal, TypeGuard
 from pydantic import Field
 
 from hpctrain.common.errors import InvalidValueError
-from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import Count, Fraction, NotNegative, Of, Positive
+from hpctrain.common.recipes.keys import CheckedSection, Count, Fraction, NotNegative, Of, Positive
 
 _LOCAL, _ASYNC = Of("mode", "local"), Of("mode", "async")
 _NESTEROV = Of("optimizer", "nesterov")
 
 
-class Outer(Section):
+class Outer(CheckedSection):
     """What is done with the mean over the ranks of how far their parameters moved (Douillard et al. 2023)."""
 
     optimizer: Literal["none", "nesterov"] = Field(
@@ -24,7 +23,7 @@ class Outer(Section):
     momentum: Annotated[Fraction, _NESTEROV] = Field(0.9, description="the paper's value")
 
 
-class Sync(Section):
+class Sync(CheckedSection):
     """Ranks that make steps by themselves, each with its own gradients and its own optimizer state.
 
     local: after ``every`` steps, and at the end of each epoch, all ranks' parameters are averaged (Stich 2019, arXiv

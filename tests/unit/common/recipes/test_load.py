@@ -121,14 +121,10 @@ def test_overrides() -> None:
             "HT-recipe-key-of-another",
             {"key": "milestones", "owners": "step and piecewise", "name": "cosine"},
         ),
-        ("images.size_ramp=[[4, 160], [4, 192]]", "HT-key-out-of-range", {"key": "images"}),
-        ("images.crop_area=[0.5, 0.1]", "HT-key-out-of-range", {"key": "images"}),
-        ("images.crop_ratio=[2, 1]", "HT-key-out-of-range", {"key": "images"}),
-        (
-            "images.test_size=300",
-            "HT-key-out-of-range",
-            {"key": "images", "test_size": 300, "test_resize": 256},
-        ),
+        ("images.size_ramp=[[4, 160], [4, 192]]", "HT-keys-not-together", {"key": "images"}),
+        ("images.crop_area=[0.5, 0.1]", "HT-keys-not-together", {"key": "images"}),
+        ("images.crop_ratio=[2, 1]", "HT-keys-not-together", {"key": "images"}),
+        ("images.test_size=300", "HT-keys-not-together", {"key": "images"}),
         ("model.batch_norm.span=0", "HT-file-value", {"key": "model.batch_norm.span.constrained-int", "value": "0"}),
     ],
 )

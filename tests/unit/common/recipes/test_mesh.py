@@ -36,8 +36,8 @@ def test_a_mesh_that_does_not_fit_is_answered_with_the_product():
 @pytest.mark.parametrize(
     ("sizes", "kind"),
     [
-        ({"tp": 0}, "HT-mesh-not-valid"),
-        ({"tp": -1, "pp": -1}, "HT-mesh-not-valid"),
+        ({"tp": 0}, "HT-keys-not-together"),
+        ({"tp": -1, "pp": -1}, "HT-keys-not-together"),
         ({"dp_shard": -2}, "greater_than_equal"),
     ],
 )
@@ -79,8 +79,7 @@ def test_the_option_has_what_was_given_and_no_more():
         ("dp_shards=2", "HT-file-unknown-key", {"key": "dp_shards"}),
         ("tp=2,tp=4", "HT-mesh-not-valid", {"part": "tp=4"}),
         ("tp=-2", "HT-file-value", {"key": "tp", "value": "-2"}),
-        ("tp=0", "HT-mesh-not-valid", {"key": "the mesh", "axis": "tp"}),
-        ("tp=-1,pp=-1", "HT-mesh-not-valid", {"key": "the mesh", "axes": "pp and tp"}),
+        ("tp=0", "HT-keys-not-together", {"key": "the mesh"}),
     ],
 )
 def test_a_text_that_is_no_mesh(text: str, code: str, values: dict[str, object]):

@@ -73,7 +73,7 @@ def test_shared_statistics_are_over_data_parallel_ranks():
             "HT-keys-not-together",
             "compression: bf16",
         ),
-        (["mesh.dp_shard=0"], "HT-mesh-not-valid", {"key": "mesh", "axis": "dp_shard"}),
+        (["mesh.dp_shard=0"], "HT-keys-not-together", {"key": "mesh"}),
     ],
 )
 def test_what_does_not_go_together(overrides: list[str], code: str, values: dict[str, object] | str):
