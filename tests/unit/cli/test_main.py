@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib import metadata
@@ -13,8 +12,6 @@ import pytest
 
 from hpctrain.cli.main import main
 from hpctrain.commit import of_checkout
-from hpctrain.common.run.directory import RunDirectory
-from support.report.written_runs import recipe_plan
 
 ROOT = Path(__file__).parents[3]
 LOADED = """
@@ -95,30 +92,8 @@ def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFix
     assert titles == ["Arguments", "Options", "How ranks are started", "How they are stopped"]
 
 
-@pytest.mark.slow
-def test_completion() -> None:
-    line = "hpctrain run --overs"
-    words = {"_HPCTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "2"}
-    command = [sys.executable, "-c", "from hpctrain.cli.main import main; main()"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **words})
-    assert (result.stdout.split(), result.stderr) == (["--oversubscribe"], "")
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     commit = of_checkout(ROOT)
     known = f"commit {commit}" if commit else "no commit known"
     assert capsys.readouterr().out == f"{metadata.version('hpctrain')} ({known})\n"
-
-
-@pytest.mark.long
-def test_a_name_that_is_not_utf8_is_printed_with_its_own_bytes(tmp_path):
-    folder = tmp_path / os.fsdecode(b"run-\xff")
-    RunDirectory(folder).create(recipe_plan())
-    for command in (["report"], ["status"]):
-        shown = subprocess.run([sys.executable, "-m", "hpctrain", *command, folder], capture_output=True, cwd=tmp_path)
-        assert shown.returncode == 0 and b"run-\xff" in shown.stdout, shown.stderr
-    shown = subprocess.run(
-        [sys.executable, "-m", "hpctrain", "status", "--json", folder], capture_output=True, cwd=tmp_path
-    )
-    assert json.loads(shown.stdout)["run_dir"].endswith("run-\\udcff")

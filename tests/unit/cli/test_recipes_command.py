@@ -12,7 +12,6 @@ from hpctrain.cli.main import main
 from hpctrain.common.recipes.entries import all_entries
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
-from support.golden import check_text
 from support.refusals import codes
 
 
@@ -82,23 +81,6 @@ MLPERF = [
     *("1632", "3264", "4096", "8192", "33280", "65536"),
     *("1632-v1", "3200", "20480", "32768-v1", "35840", "57344"),
 ]
-
-
-def test_a_clipped_warm_up_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "show", "digits", "--set", "epochs=1"]) == 0
-    said = capsys.readouterr()
-    check_text("recipe-clipped-warm-up", said.err)
-    assert "warmup_epochs: 1.0" in said.out
-    assert main(["recipes", "show", "digits", "--set", "epochs=2"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_show_says_which_variants_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "show", "mlperf-resnet50"]) == 0
-    assert capsys.readouterr().err.split(": ")[-1] == ", ".join(f"mlperf-resnet50@{name}" for name in MLPERF) + "\n"
-    for name in ("mlperf-resnet50@3264", "digits"):
-        assert main(["recipes", "show", name]) == 0
-        assert capsys.readouterr().err == ""
 
 
 def test_names_are_not_taken_for_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -104,12 +103,6 @@ def test_no_run_begins_among_the_checkpoints_of_another(resume: list[str], capsy
     assert list(Path("run").rglob("*.json")) == [path / "state.json"]
 
 
-def test_nothing_to_go_on_with(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--resume", "--run-dir", "run"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-not-found"] and "run" in said
-
-
 def test_a_wrong_variable_is_refused_before_anything_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,16 +159,6 @@ def test_resuming_a_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert RunDirectory(Path("run")).summary.read_text() == summary
 
 
-def test_a_script_that_ends_as_if_nobody_had_asked_it_to_stop() -> None:
-    Path("train.py").write_text(
-        "import os, signal, hpctrain\nhpctrain.init()\nos.kill(os.getpid(), signal.SIGUSR2)\n"
-        "assert hpctrain.should_stop()\n"
-    )
-    assert main(["run", "train.py", "--run-dir", "run"]) == 0
-    log = RunDirectory(Path("run")).log(0).read_text()
-    assert "sys.exit(ht.RESUMABLE)" in log
-
-
 def events() -> list[Any]:
     return list(read_events(Path("run/events.jsonl")))
 
@@ -184,20 +167,6 @@ def begun(*options: str) -> None:
     """A run of one rank that was stopped at once."""
     Path("train.py").write_text("import os, signal, sys\nos.kill(os.getpid(), signal.SIGUSR2)\nsys.exit(4)\n")
     assert main(["run", "train.py", "--run-dir", "run", *options]) == 4
-
-
-def test_resuming_a_script_on_another_mesh(capfd: pytest.CaptureFixture[str]) -> None:
-    begun("--mesh", "dp_replicate=1")
-    resume = ["run", "--resume", "--run-dir", "run", "--mesh", "dp_shard=-1"]
-    capfd.readouterr()
-    assert main(resume) == 2
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-run-other-settings"] and "mesh.dp_shard" in said
-    assert main([*resume, "--accept-changes", "--dry-run"]) == 0
-    assert "HPCTRAIN_MESH=dp_replicate=1,dp_shard=1,pp=1,cp=1,tp=1" in capfd.readouterr().out
-    assert main([*resume, "--set", "epochs=1"]) == 2
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-option-not-usable-here"] and "--set epochs" in said and "train.py" in said
 
 
 def test_a_dry_run_says_what_a_mesh_sends(capfd: pytest.CaptureFixture[str]) -> None:
@@ -340,21 +309,6 @@ def test_a_text_may_be_elsewhere_but_not_another_nor_of_another_model(
 
 
 @needs.pytorch
-def test_a_change_is_on_record_before_anything_can_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
-    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
-
-    def dies(*_: object) -> None:
-        assert [event.event for event in events()[-2:]] == ["changed", "plan"]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
-    with contextlib.suppress(KeyboardInterrupt):
-        main(["run", "--resume", "--run-dir", "run", "--set", "epochs=5", "--accept-changes"])
-    assert events()[-2].differences == {"epochs": (20, 5)}
-
-
-@needs.pytorch
 def test_a_run_that_is_done_can_be_made_longer(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -437,25 +391,6 @@ def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.
     assert "SIGUSR2 before" in said
     assert not psutil.pid_exists(int(Path("pid").read_text()))
     assert [event.event for event in events()] == ["start", "stopped", "end", "plan"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--backend", "bogus"], "HT-choice-unknown"),
-        (["--python", "/nope/python"], "HT-program-not-found"),
-    ],
-)
-def test_misuse_of_a_resume(
-    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    begun()
-    before = Path("run/plan.json").read_text()
-    programs(monkeypatch)
-    assert main(["run", "--resume", "--run-dir", "run", *options]) == 2
-    assert said in capfd.readouterr().err
-    assert Path("run/plan.json").read_text() == before
 
 
 def test_the_backend_and_the_hosts_are_those_of_now(

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -105,21 +104,6 @@ def test_misuse(
     assert main(["status", "4711"]) == 2
     said = capsys.readouterr().err
     assert codes(said) == ["HT-run-not-found"] and "4711, /," in said
-
-
-def test_a_directory_that_nobody_may_list(capsys: pytest.CaptureFixture[str]) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o711)
-        (run := Path(name) / "run").mkdir(mode=0)
-        # Root may list everything, so that it is another user meanwhile.
-        before = os.geteuid()
-        if before == 0:
-            os.seteuid(65534)
-        try:
-            assert main(["cancel", str(run)]) == 2
-        finally:
-            os.seteuid(before)
-    assert codes(capsys.readouterr().err) == ["HT-file-unreadable"]
 
 
 def test_logs(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,16 +316,6 @@ def test_ranks_of_a_job_save_their_state_before_it_is_cancelled(
 def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None = None, pid: int = 2**22 + 1) -> None:
     host = host or socket.gethostname()
     write_record(directory, RankRecord(rank=rank, host=host, pid=pid, started=time.time(), status=status))
-
-
-def test_nothing_is_left_to_cancel_of_a_resumed_run_by_hand_that_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), [started(host=None, pid=None)])
-    _record(directory, 0, "failed")
-    _record(directory, 1, "running")  # killed by its launcher before it could say so
-    assert main(["cancel", str(directory.path)]) == 0
-    check_text("cancel-ended-by-hand", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
 
 
 @pytest.mark.parametrize("events", [[], [started(pid=2**22 + 1)]])

@@ -114,13 +114,6 @@ def test_submitted_again_a_run_goes_on_in_the_pods_of_the_new_job(
     assert len(ports) == 1, "it is the run's, so that all pods come to it"
 
 
-def test_no_kubectl(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (notes.parent / "bin" / "kubectl").unlink()
-    assert main(SUBMIT) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-program-not-found"] and "kubectl" in said
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -154,11 +147,3 @@ def test_a_job_is_kubectls(notes: Path, target: str, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert codes(said) == ["HT-run-not-found"] and str(target) in said
     assert "delete job,service,configmap" in said and "-l app.kubernetes.io/instance=digits-1" in said
-
-
-def test_a_plan_is_for_resuming(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "digits", "--plan", "plan.json"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-options-exclude-each-other"]
-    assert main(["run", "--resume", "--run-dir", "run", "--plan", "none.json"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-file-unreadable"] and "none.json" in said

@@ -57,15 +57,6 @@ def test_show_prints_the_tree(fabric: str, capsys: pytest.CaptureFixture[str]):
     check_text("topology-show", run(capsys, "show", fabric))
 
 
-def test_show_groups_rails_and_pods(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    file = Path("pods.txt")
-    file.write_text(fat_tree(hosts=8, rails=2, leaf_down=2, leaf_up=2, levels=3, pod_leaves=4, spine_up=2))
-    check_text("topology-show-rails-and-pods", run(capsys, "show", str(file)))
-
-
 RAGGED = [("leaf1", "spine1"), ("leaf2", "spine1"), ("leaf3", "spine2"), ("leaf4", "spine2")]
 RAGGED += [("spine1", "core"), ("spine2", "core"), ("leaf5", "core")]
 RAGGED += [(f"n{host} mlx5_0", f"leaf{(host + 1) // 2}") for host in range(1, 11)]
@@ -90,12 +81,6 @@ def test_two_hosts_without_a_switch(write: Callable[..., str], capsys: pytest.Ca
     placed = json.loads(run(capsys, "place", "--fabric", fabric, "--hosts", "n2,n1", "--json"))
     assert [placed["placed"][key] for key in ("crossings", "bound", "worst_load")] == [0, 0, 1]
     assert run(capsys, "convert", fabric, "--to", "topology.conf") == "SwitchName=joins-n1 Nodes=n[1-2]\n"
-
-
-def test_leaves_without_a_spine_are_joined(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
-    fabric = write([("leaf1", "leaf2"), ("n1 mlx5_0", "leaf1"), ("n2 mlx5_0", "leaf2")])
-    check_text("topology-show-no-spine", run(capsys, "show", fabric))
-    assert "SwitchName=joins-leaf1 Switches=leaf1,leaf2\n" in run(capsys, "convert", fabric, "--to", "topology.conf")
 
 
 def test_place_reports_crossings_higher_up(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
@@ -256,21 +241,6 @@ def test_verify_names_what_is_slow(
 def test_verify_says_what_is_slow(capsys: pytest.CaptureFixture[str], measured: Callable[..., Measured]):
     measured(3, 10e6, "node0002")
     check_text("topology-verify-slow", run(capsys, "verify", "--hosts", "node000[1-3]", code=3))
-
-
-def test_verify_starts_ranks_as_a_run_does(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, measured: Callable[..., Measured]
-):
-    ranks = measured(2)
-    hostfile = tmp_path / "hosts.txt"
-    hostfile.write_text("node0001 slots=8\nnode0002 slots=8\n")
-    network = ["--interface", "eth0", "--env", "UCX_TLS=tcp", "--ranks-per-host", "2"]
-    run(capsys, "verify", "--hostfile", str(hostfile), *network)
-    [(slots, number, _, start)] = ranks.asked
-    assert [host for host, _ in slots] == DEPTH_FIRST[:2]
-    assert number == 2
-    assert start.environment == {"UCX_TLS": "tcp"}
-    assert ranks.environment["OMPI_MCA_btl_tcp_if_include"] == "eth0"
 
 
 def test_verify_says_that_two_hosts_are_too_few(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +14,8 @@ from hpctrain.common.run.events.kinds import (
     RunEvent,
     StartEvent,
     StepEvent,
-    StoppedEvent,
 )
-from hpctrain.report.console import Console
 from hpctrain.report.record import of_kind
-from support.golden import check_text
 from support.report.written_runs import record_of
 
 STEPS, EPOCHS = 3, 4
@@ -81,13 +76,3 @@ def test_faults_and_end_are_those_of_the_last_attempt() -> None:
     assert (record_of([*first, fault, end]).faults, record_of([*first, fault, end]).end) == ((fault,), end)
     record = record_of([*first, fault, end, *attempt(2, 2, 3, evaluated=False, kept_every=1)])
     assert (record.faults, record.end, record.attempts[0].faults) == ((), None, (fault,))
-
-
-def test_what_the_console_says_of_a_resumed_run() -> None:
-    err = io.StringIO()
-    console = Console(io.StringIO(), err)
-    console.show(StartEvent(attempt=3, iteration=12))
-    console.show(CheckpointEvent(iteration=14))
-    console.show(StoppedEvent(iteration=14, reason="SIGUSR2"))
-    console.show(StartEvent(attempt=4, iteration=0))
-    check_text("console-resumed", err.getvalue())

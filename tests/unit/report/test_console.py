@@ -5,10 +5,9 @@ import os
 
 import pytest
 
-from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.report.console import Console
 from support.golden import check_text
-from support.report.written_runs import run_events, typed, typed_run
+from support.report.written_runs import typed_run
 
 
 class _Terminal(io.StringIO):
@@ -35,15 +34,6 @@ def test_results_go_to_stdout_and_progress_to_stderr() -> None:
     assert [each.split()[0] for each in out.getvalue().splitlines()] == ["epoch"] * 3 + ["printed"]
     assert out.getvalue().endswith(f"{line}\n")
     assert len(err.getvalue().splitlines()) == 2
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    both = io.StringIO()
-    console = Console(both, both)
-    for event in [*run_events()[:7], {"time": 1.0, "event": "of a later version"}]:
-        console.show(typed({**event, "communication_seconds": None}))
-    console.show(FaultEvent(rank=1, host="node2", message="OOM"))
-    check_text("console-unknown", both.getvalue())
 
 
 def test_a_reader_that_left_does_not_stop_the_run(capfd: pytest.CaptureFixture[str]) -> None:
@@ -91,16 +81,6 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[rank] 0\n" in shown
     assert out.getvalue() == ""
     assert shown.endswith(" 10.5 s\n")
-
-
-def test_lines_of_the_ranks_stay_in_a_redirected_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out, err = io.StringIO(), _Terminal()
-    with Console(out, err) as console:
-        console.show(typed_run()[0])
-        console.output("accuracy 0.98\n")
-    assert out.getvalue() == "accuracy 0.98\n"
-    assert "accuracy" not in err.getvalue()
 
 
 def test_a_ranks_output_is_passed_on_as_it_comes_on_a_terminal() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from pathlib import Path
@@ -13,13 +12,10 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import RunEvent, StepEvent
-from hpctrain.control.schedulers.find_run import find_run
-from hpctrain.report.console import Console
 from hpctrain.report.faults import event_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import Means
 from hpctrain.report.record import Record, StepTotals
-from hpctrain.report.status import read_status
 from hpctrain.report.summary import summarise_record
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, typed
@@ -63,23 +59,6 @@ def test_lines() -> None:
     check_text("odd-numbers", "\n".join(str(event_line(typed(each))) for each in odd))
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_console(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    class Stream(io.StringIO):
-        def isatty(self) -> bool:
-            return terminal
-
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Stream()
-    with Console(stream, stream) as console:
-        for event in odd_run():
-            console.show(typed({"time": 1.0, **event}))
-    text = stream.getvalue()
-    assert text.count(str(event_line(typed({"time": 1.0, **non_finite(2)})))) == 1
-    assert "loss not" in text
-    assert text.count(DAMAGED_LINE) == 1 and text.count(CHANGED_LINE) == 1
-
-
 def test_page_summary_and_curves(directory: RunDirectory) -> None:
     page = render(directory)
     assert str(event_line(typed(non_finite(2)))) in page
@@ -88,11 +67,6 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
     record = Record.read(directory)
     assert len(record.epochs) == EPOCHS
     assert summarise_record(record, recipe_plan(), "done")["metrics"]["train_loss"] is not None
-
-
-def test_status(directory: RunDirectory) -> None:
-    found, _ = read_status(find_run(str(directory.path)))
-    assert found.survived == (DAMAGED_LINE,)
 
 
 def test_steps_of_next_to_no_time_have_no_speed() -> None:

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.page import read_summary, render, settings, write_report
-from hpctrain.report.plots import MOST_NAMES
 from support.golden import check_text
 from support.refusals import refused
 from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
@@ -109,14 +107,6 @@ def test_failed_run_shows_the_fault_and_the_ranks(tmp_path: Path) -> None:
     check_text("page-failed", page.stored())
 
 
-def test_what_a_rank_raised_stands_in_until_the_launcher_names_the_cause(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), run_events(epochs=1))
-    error = {"type": "ValueError", "message": "no <file>"}
-    write_json(directory.rank(1), _rank(1, "node2", "failed", exit_code=1, error=error))
-    raised = f"node2: {error['type']}: {error['message']}"
-    assert re.search(f"1 .*{raised}", _Page(directory).text)
-
-
 def test_texts_that_are_not_utf8_are_shown_with_escapes(tmp_path: Path) -> None:
     """``open`` quotes the name of a missing file in its error, whatever bytes the name has."""
     missing = os.fsdecode(b"no such file: train-\xff.tar")
@@ -137,18 +127,6 @@ def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] |
     assert "svg" not in page.tags
 
 
-def test_run_of_no_step(tmp_path: Path) -> None:
-    page = _Page(write_run(tmp_path / "run", recipe_plan(), run_events(epochs=0)))
-    check_text("page-without-steps", page.stored())
-    assert "svg" not in page.tags
-
-
-def test_diverged_run(tmp_path: Path, drawn: None) -> None:
-    nan = float("nan")
-    events = [{**event, "loss": nan, "test_loss": nan, "train_loss": float("inf")} for event in run_events()]
-    assert _Page(write_run(tmp_path / "run", recipe_plan(), events)).tags.count("svg") == 4
-
-
 def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     recipe = digits().model_copy(update={"name": attack, "source": attack})
@@ -165,12 +143,6 @@ def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
 def test_not_a_run_directory(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", path=tmp_path / "plan.json"):
         write_report(RunDirectory(tmp_path))
-
-
-def test_a_page_of_a_summary_of_before(finished: RunDirectory) -> None:
-    later = {"framework", "backend", "seconds", "energy_covers"}
-    write_json(finished.summary, {name: value for name, value in read_summary(finished).items() if name not in later})
-    assert "<h1>" in render(finished)
 
 
 def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
@@ -231,16 +203,6 @@ def test_very_much_of_everything_is_counted(tmp_path: Path) -> None:
         assert counted in page, counted
 
 
-def test_more_values_than_are_drawn(tmp_path: Path) -> None:
-    values = {f"value {number}": 1.0 for number in range(MOST_NAMES + 3)}
-    begin = {"time": 1.0, "event": "run", "recipe": None, "framework": "torch", "backend": "gloo", "ranks": 1}
-    begin |= dict.fromkeys(("epochs", "iterations_per_epoch", "parameters"))
-    log = {"time": 2.0, "event": "log", "iteration": 1, "values": values}
-    page = render(write_run(tmp_path / "run", script_plan(), [begin, log]))
-    assert page.count("<figure") == MOST_NAMES
-    assert ">3 more values were logged" in page
-
-
 def test_steps_of_no_run(tmp_path: Path) -> None:
     with refused("HT-run-no-start-event", where=tmp_path / "run" / "events.jsonl"):
         write_report(write_run(tmp_path / "run", recipe_plan(), run_events()[1:3]))
@@ -251,12 +213,3 @@ def test_the_settings_are_those_of_the_training() -> None:
     found = dict(settings(recipe_plan())["Recipe"])
     assert found["model.name"] == "digits_cnn"
     assert found.keys().isdisjoint({"cost", "model.vocabulary", "images.size", "optimizer.betas"})
-
-
-def test_the_mesh_of_a_script() -> None:
-    assert "mesh" not in dict(settings(script_plan())["Launch"])
-    plan = script_plan()
-    assert plan.script is not None
-    divided = plan.script.model_copy(update={"mesh": Mesh(dp_shard=-1)})
-    launch = dict(settings(plan.model_copy(update={"script": divided, "ranks": 4}))["Launch"])
-    assert launch["mesh"] == "dp_shard 4"

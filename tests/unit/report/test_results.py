@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.report.page import render
 from hpctrain.report.results import MEDIAN, median_accuracy, reported_text, result_name, result_title
 from hpctrain.report.summary import summarise
 from support.golden import check_text
@@ -64,13 +63,3 @@ def test_source_is_asked_for_the_batch_of_the_run() -> None:
     check_text("reported", "\n".join(map(reported_text, asked)))
     assert result_name(recipe(median_of=1)) == "test_accuracy"
     assert result_name(recipe(({"metric": "test_loss", "value": 1.0},), median_of=5)) == "test_loss"
-
-
-@pytest.mark.parametrize(("size", "said"), [(8192, "reported: 0.7626 ± 0.0009"), (64, "nothing reported for batch 64")])
-def test_page_has_the_median_beside_the_source_s_row(tmp_path: Path, size: int, said: str) -> None:
-    plan = recipe_plan(recipe=recipe(size=size))
-    page = render(write_run(tmp_path / "run", plan, [*run_events()[:1], *epochs(ACCURACIES[:-1])]))
-    card = page[page.index("<dt>test accuracy, median of the last 5 epochs</dt>") :]
-    card = card[: card.index("</div>")]
-    assert '<span class="value">0.7200</span>' in card
-    assert said in card

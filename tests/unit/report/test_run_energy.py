@@ -66,11 +66,6 @@ def test_nothing_could_be_read(tmp_path: Path) -> None:
     assert said not in render(directory)
 
 
-def test_nothing_was_recorded(finished: RunDirectory) -> None:
-    summary = summarise(finished, recipe_plan(), "done")
-    assert [value for key, value in summary.items() if "energy" in key or "joules" in key] == [None] * 4
-
-
 def test_the_report_has_a_figure(tmp_path: Path) -> None:
     directory = with_energy(tmp_path / "run", energy(12, node1=reading({"gpu": 76_800.0})))
     assert read_summary(directory)["energy_kwh"] == pytest.approx(76_800 / 3.6e6)

@@ -18,7 +18,7 @@ from hpctrain.common.run.directory import RUNS, write_json
 from hpctrain.control.schedulers.find_run import last_run
 from hpctrain.report.runs import list_runs, runs_text
 from hpctrain.report.status import RunStatus
-from support.refusals import codes, refused
+from support.refusals import refused
 from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission
 
@@ -99,12 +99,6 @@ def test_where_there_is_no_run_there_is_no_last(tmp_path: Path, monkeypatch: pyt
     with refused("HT-run-not-found", path=tmp_path / RUNS):
         last_run()
     assert main(["report"]) == 2
-
-
-def test_a_run_without_its_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", "done"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-not-found"] and "did you mean hpctrain-runs/done?" in said
 
 
 def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,14 +90,6 @@ def test_momentum_of_adam_is_its_first_beta() -> None:
     assert momentum(adam) == 0.8
 
 
-def test_table_ends_with_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "show", "digits", "--world", "1"]) == 0
-    out = capsys.readouterr().out
-    # The recipe goes first.
-    assert out.startswith("name: digits\n")
-    assert out.splitlines()[-2].split() == ["end", "0", "0.9"]
-
-
 def test_ranks_that_leave_no_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "show", "goyal2017", "--world", "100000"]) == 2
     said = capsys.readouterr()

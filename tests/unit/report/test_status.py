@@ -16,16 +16,13 @@ import psutil
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import read_events
-from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.records import RankRecord, write_record
-from hpctrain.control.schedulers.cancel import stop_launcher
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.report.page import render
-from hpctrain.report.record import Record, of_kind
+from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
 from support.refusals import refused
 from support.report.written_runs import Line, recipe_plan, run_events, write_run
@@ -190,15 +187,6 @@ def test_a_start_takes_back_what_was_lost(tmp_path: Path) -> None:
     assert (status.step, status.step_loss, status.epoch) == (6, 2 / 6, 2)
 
 
-def test_what_earlier_attempts_said_is_over(tmp_path: Path) -> None:
-    fault = {"time": NOW, "event": "fault", "rank": 1, "host": "n3", "message": "rank 1 on n3 was killed"}
-    stopped = {"time": NOW, "event": "stopped", "iteration": 4, "reason": "USR2"}
-    events = [start(), *run_events(1), fault, start(attempt=2, iteration=3)]
-    assert known(tmp_path / "a", events, jobs=[], summary="resumable").message == ""
-    message = known(tmp_path / "b", [*events, stopped], jobs=[], summary="resumable").message
-    assert message.endswith(" 4: USR2")
-
-
 def test_a_silent_run(tmp_path: Path) -> None:
     events = [{**event, "time": event["time"] - 1000} for event in [start(), *run_events(2)]]
     status = known(tmp_path, events)
@@ -213,26 +201,6 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
     directory.events.write_text("".join(lines))
     with refused("HT-event-invalid", where=f"{directory.events}:{number + 1}"):
         Record.read(directory).events  # noqa: B018
-
-
-def test_most_steps_are_not_parsed_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
-    steps = [json.dumps({**run_events(1)[1], "iteration": number}) + "\n" for number in range(9, 3000)]
-    broken = steps[0].replace('"loss"', '"lost"')
-    with directory.events.open("a") as file:
-        file.write("".join([broken, *steps]) + steps[0][:30])
-    record = Record.read(directory)
-    assert record.iteration == 2999 and len(record.newest_steps) == 100
-
-
-@pytest.mark.parametrize("damage", [b"\0" * 40, b'{"time": 1.0, "event": "step", \0\0\0\n', b'{"time": 1.0, "eve'])
-def test_status_and_report_leave_out_the_same_end(tmp_path: Path, damage: bytes) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
-    with directory.events.open("ab") as file:
-        file.write(damage)
-    record, events = Record.read(directory), [*read_events(directory.events)]
-    assert record.last_time == events[-1].time == run_events(2)[-1]["time"]
-    assert record.newest_steps[-1] == [*record.steps()][-1] and record.epochs == of_kind(events, EpochEvent)
 
 
 def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:
@@ -288,33 +256,3 @@ def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.
     assert state() == "stopped"
     with HeldDirectory(directory):
         assert state() == "running"
-
-
-def test_a_record_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    directory = write_run(tmp_path / "run", recipe_plan(), [start(job=None, host=socket.gethostname(), pid=1)])
-    directory.ranks.mkdir(exist_ok=True)
-    directory.rank(1).write_text("")
-    status, _ = read_status(find_run(str(directory.path)))
-    assert status.state == "stopped"
-    (line,) = status.unread
-    assert line.startswith(f"{directory.rank(1)}: ")
-    # Nothing is known of that rank, which may be alive.
-    with refused("HT-file-not-json", where=directory.rank(1)):
-        list(stop_launcher(directory, None, 1.0))
-
-
-def test_a_clock_that_was_set_back(tmp_path: Path) -> None:
-    events = run_events(2)
-    for number, event in enumerate(events):
-        event["time"] = 1000.0 - number
-    status = known(tmp_path, [start(), *events])
-    assert status.step == 8 and status.step_seconds is None and status.remaining_s is None
-
-
-def test_slurm_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    directory = write_run(tmp_path / "run", recipe_plan(), [start(host="another")])
-    status, problem = read_status(find_run(str(directory.path)))
-    assert problem and problem.startswith("squeue ")
-    assert status.state == "running" and status.job_ids == ("12",)

@@ -81,20 +81,6 @@ def test_more_steps_than_the_run_began_with(tmp_path: Path) -> None:
         assert (record.iteration, record.iterations) == (sum(per_epoch), iterations)
 
 
-def test_the_bar_is_not_full_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    err = Terminal()
-    with Console(io.StringIO(), err) as console:
-        for each in [start(2, 10), *shrunk_events((0, 0, 7))]:
-            console.show(typed({**each, "iteration": each["iteration"] + 10} if each["event"] == "step" else each))
-    assert "10/12" in err.getvalue() and "17/17" in err.getvalue() and "17/12" not in err.getvalue()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_status_report_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = [start(1, 0), *run_events(2), HOST, start(2, 8), RANK, STALL, event("end", status="done", seconds=3.0)]
     run = write_run(tmp_path / "run", recipe_plan(), written)

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from hpctrain.common.files.printable import json_text
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.control.verify.differences import Verdict, lines_of, read_verdict
+from hpctrain.control.verify.differences import Verdict, lines_of
 from hpctrain.report.page import render
 from support.golden import check_text
-from support.refusals import refused
 
 FIRST = {
     "step": 1,
@@ -62,12 +57,3 @@ def test_the_page_of_a_verified_run(finished: RunDirectory) -> None:
     finished.verdict.write_text(json_text(record()))
     page = render(finished)
     assert "different: 2 ranks do not compute what one process computes" in page and "a &lt;sum&gt;" in page
-
-
-@pytest.mark.parametrize("content", ["{}", "[", json.dumps(record(first={**FIRST, "shape": ["x"]}))])
-def test_a_damaged_verdict_is_named(tmp_path: Path, content: str) -> None:
-    directory = RunDirectory(tmp_path)
-    assert read_verdict(directory) is None
-    directory.verdict.write_text(content)
-    with refused("HT-file-faults" if content == "{}" else "HT-file-value" if "x" in content else "HT-file-not-json"):
-        read_verdict(directory)

@@ -53,16 +53,6 @@ def test_a_recipe_of_ones_own_names_no_source(tmp_path: Path) -> None:
     assert list_table([own]).row_count == 1
 
 
-def test_a_file_is_the_same_as_the_published_recipe(tmp_path: Path) -> None:
-    assert load_recipe(recipe_file(tmp_path, DIGITS)) == load_recipe("digits")
-
-
-@pytest.mark.parametrize("text", ["1e-4", "0.0001", ".1e-3"])
-def test_floats_as_in_yaml_1_2(tmp_path: Path, text: str) -> None:
-    file = changed(tmp_path, "weight_decay: 1.0e-4", f"weight_decay: {text}")
-    assert load_recipe(file).optimizer.weight_decay == 1e-4
-
-
 def test_overrides() -> None:
     recipe = load_recipe(
         "digits",
@@ -180,30 +170,6 @@ def test_a_wrong_file_names_the_line(
         values = {"where": f"{file}:{text[: text.index(line_of)].count(chr(10)) + 1}", **values}
     with refused(code, **values):
         load_recipe(file)
-
-
-def test_every_fault_is_told(tmp_path: Path) -> None:
-    with refused("HT-file-faults") as caught:
-        load_recipe(changed(tmp_path, "seed: 7", "seed: -1\nspeed: 3"))
-    found = {fault["code"]: fault["values"]["key"] for fault in caught.value.values["faults"]}
-    assert found == {"HT-file-value": "seed", "HT-file-unknown-key": "speed"}
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "values"),
-    [
-        (b"", "HT-file-no-mapping", {"kind": "recipe"}),
-        (b"- a\n- b\n", "HT-file-no-mapping", {"kind": "recipe"}),
-        (b"\xff\xff\x00\x01", "HT-file-not-text", {}),
-        (b"a: !!python/object:os.system x", "HT-file-not-yaml", {}),
-        (b"1: 2\nnull: 3\n", "HT-file-missing-key", {"key": "name"}),
-    ],
-)
-def test_files_that_are_no_recipe(tmp_path: Path, content: bytes, code: str, values: dict[str, object]) -> None:
-    path = tmp_path / "odd.yaml"
-    path.write_bytes(content)
-    with refused(code, **values):
-        load_recipe(str(path))
 
 
 def test_recipes_that_are_not_there(tmp_path: Path) -> None:

@@ -275,11 +275,6 @@ def test_torchvisions_average_keeps_what_its_script_works_out() -> None:
     assert weights[32] == pytest.approx((1.0 - 0.99998) * (8 * 128 * 32 / 600), rel=1e-12)
 
 
-def test_goyal_in_the_papers_own_numbers() -> None:
-    rate = learning_rate(load_recipe("goyal2017").at(256), IMAGES)
-    assert [rate(epoch * 156) for epoch in (0, 5, 30, 60, 80)] == pytest.approx([0.1, 3.2, 0.32, 0.032, 0.0032])
-
-
 def test_the_points_of_mlperf_end_where_their_decay_steps_say() -> None:
     """decay_steps is T - W + 1: the last of T steps, which is step T - 1, is two short of the end rate."""
     for name, last in (("mlperf-resnet50@1632", 37 * 785 - 1), ("mlperf-resnet50@3264", 37 * 392 - 1)):
@@ -311,16 +306,6 @@ def test_the_part_of_sgd_in_akibas_transition() -> None:
     assert {epoch: sgd_share(epoch, transition) for epoch in expected} == pytest.approx(expected, rel=1e-12)
     # The rate of RMSprop alone, in the first 40 epochs.
     assert transition.rmsprop_rate * 0.5 * 12.8 == pytest.approx(3e-4, rel=1e-12)
-
-
-def test_the_other_readings_of_you_et_al() -> None:
-    """A polynomial after the warm-up, and a warm-up from 0."""
-    chosen = ["schedule.decay_from=warmup", "schedule.warmup_from=0"]
-    rate = learning_rate(load_recipe("you2017-lars@32768", chosen).at(8), IMAGES)
-    begin, end = 12 * 39, 100 * 39
-    for step in random.Random(0).sample(range(end), 20):
-        expected = 40 * step / begin if step < begin else 40 * ((end - step) / (end - begin)) ** 2
-        assert rate(step) == pytest.approx(expected, rel=1e-12)
 
 
 def drawn(entry: Recipe) -> tuple[str, float, bool, str, bool]:

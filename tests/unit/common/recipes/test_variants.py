@@ -64,18 +64,6 @@ def test_the_first_variant_is_meant_without_a_name(file: Path) -> None:
     assert load_recipe("digits").name == "digits"
 
 
-def test_a_path_may_hold_an_at_sign(file: Path) -> None:
-    odd = file.with_name("with@sign.yaml")
-    file.rename(odd)
-    assert load_recipe(str(odd)).name == "digits@64"
-    assert load_recipe(f"{odd}@512").name == "digits@512"
-
-
-def test_overrides_come_after_the_variant(file: Path) -> None:
-    recipe = load_recipe(f"{file}@512", ["schedule.warmup_epochs=3"])
-    assert (recipe.batch.size, recipe.schedule.warmup_epochs) == (512, 3)
-
-
 @pytest.mark.slow
 def test_every_published_recipe_is_what_its_name_loads() -> None:
     entries = list(all_entries())
@@ -146,16 +134,3 @@ def test_variants_that_are_none(tmp_path: Path, text: str) -> None:
     path.write_text(f"{DIGITS}\n{text}\n")
     with refused("HT-recipe-file-not-valid", where=f"{path}:{line_of(path, 'variants:')}"):
         load_recipe(str(path))
-
-
-@pytest.mark.parametrize("name", ["''", "a@b", "a/b"])
-def test_names_that_no_variant_can_have(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"{DIGITS}\nvariants:\n  a: {{}}\n  {name}: {{}}\n")
-    with refused("HT-recipe-file-not-valid", where=f"{path}:{line_of(path, f'  {name}: ')}"):
-        load_recipe(str(path))
-
-
-def test_a_name_that_no_file_can_have() -> None:
-    with refused("HT-file-unreadable", kind="recipe", reason="File name too long"):
-        load_entry(f"{'n' * 300}.yaml@64")
