@@ -39,15 +39,3 @@ def test_an_error_is_the_document(
     check(HpctrainError.from_record(error), code, **values)
     assert main(arguments[:-1]) == exit_code
     assert capsys.readouterr().out == ""
-
-
-def test_a_checked_recipe_has_its_error_beside_those_that_are_sound(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "mine.yaml"
-    assert main(["recipes", "show", "digits"]) == 0
-    file.write_text(capsys.readouterr().out + "variants:\n  a: {}\n  b: {epochs: x}\n")
-    assert main(["recipes", "check", str(file), "--json"]) == 2
-    sound, wrong = json.loads(capsys.readouterr().out)
-    assert (sound["name"], sound["status"], wrong["status"]) == ("digits@a", "ok", "failed")
-    assert wrong["name"] == f"{file}@b" and wrong["error"]["code"].startswith("HT-")

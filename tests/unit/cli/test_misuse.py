@@ -101,20 +101,6 @@ def test_photographs_that_nobody_named(command: list[str], capsys: pytest.Captur
     assert not any(Path().iterdir())
 
 
-@needs.pytorch
-def test_photographs_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "goyal2017", "--run-dir", "run", "--backend", "single", "--set", "data.path=shards"]
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-shards-not-there"] and "shards" in said
-    Path("shards").mkdir()
-    assert main(command) == 2
-    assert codes(capsys.readouterr().err) == ["HT-shards-not-there"]
-    assert not Path("run").exists()
-    # A plan touches no files.
-    assert main(["plan", "goyal2017", "--set", "data.path=shards"]) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -199,24 +185,6 @@ def test_a_folder_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(["run", work, *options]) == 2
             said = capsys.readouterr().err
             assert codes(said) == ["HT-work-not-a-script"] and command in said
-
-
-def test_a_script_without_its_ending(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").touch()
-    assert main(["run", "train"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-recipe-unknown"] and "did you mean 'train.py'?" in said
-
-
-def test_images_are_no_shards(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("photos/rose").mkdir(parents=True)
-    assert main(["data", "verify", "photos"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-shards-not-there"] and "hpctrain data shard photos " in said
-    # One whose making was begun goes on.
-    Path("photos/sharding.json").touch()
-    assert main(["data", "verify", "photos"]) == 2
-    assert "hpctrain data shard SOURCE photos" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
@@ -98,13 +97,3 @@ def test_a_mesh_in_text(capsys: pytest.CaptureFixture[str]) -> None:
     # n1, n2 and n3, n4 are on different leaves; n1, n3 and n2, n4 are on one.
     check_text("plan-mesh", said.partition("\nenvironment")[0])
     assert "  HPCTRAIN_MESH=dp_replicate=2,dp_shard=4,pp=1,cp=1,tp=1\n  MALLOC_MMAP_THRESHOLD_=131072" in said
-
-
-def test_a_mesh_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*MESH, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    plan = Plan.model_validate_json(json.dumps(found))
-    assert plan.mesh_traffic is not None
-    assert set(plan.mesh_traffic.orders) == {"laid", "given", "torch", "torch_placed"}
-    assert [axis.axis for axis in plan.mesh_traffic.laid.axes] == ["dp_replicate", "dp_shard"]
-    assert sorted(host.host for host in plan.hosts) == ["n1", "n2", "n3", "n4"]

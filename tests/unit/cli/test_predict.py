@@ -11,7 +11,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.cli.predict import link_rate, node_counts
 from support.refusals import refused
-from support.topology.two_switches import NODE, TREE
+from support.topology.two_switches import TREE
 
 H100 = ["--gpu", "h100-sxm", "--gpus-per-node", "8"]
 
@@ -54,15 +54,6 @@ def test_a_narrow_terminal_shows_every_figure(
     table = capsys.readouterr().out
     assert "…" not in table and max(map(len, table.splitlines())) <= 80
     assert table.split() == whole.split() and " Wh " in table
-
-
-@pytest.mark.slow
-def test_a_node_map_has_the_gpus_and_adapters(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("node.txt").write_text(NODE)
-    assert main(["predict", "goyal2017", "--gpu", "a30", "--nodes", "2", "--node", "node.txt", "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["gpus"] == 4
-    assert "--adapters-per-node" not in said.err
 
 
 def test_measured_all_reduces_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,12 +111,6 @@ def test_a_script_that_cannot_be_traced(capsys: pytest.CaptureFixture[str], scri
     assert said in capsys.readouterr().err
 
 
-def test_a_script_needs_its_batch_and_has_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").write_text("")
-    assert main(["predict", "train.py", *H100]) == 2
-    assert "--batch N" in capsys.readouterr().err
-
-
 def test_a_workload_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     import hpctrain.common.workloads
 
@@ -180,12 +165,6 @@ def test_a_transformer_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().out
     for part in ("tokens/s", "dp_shard 4 (zero 3) x tp 2", "matrix products", "activations", "comes from"):
         assert part in said
-
-
-@pytest.mark.slow
-def test_a_table_of_meshes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", *LLAMA, "--mesh", "auto"]) == 0
-    assert "limited by" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.recipes.compatibility import require_compatible
+from hpctrain.common.recipes.compatibility import incompatibilities
 from hpctrain.common.recipes.mesh import Mesh, Pipeline
 from hpctrain.common.recipes.requirements import require_micro_batches
 from hpctrain.common.recipes.sections import Batch
@@ -147,12 +145,7 @@ class LanguageTraining:
 
     def runs(self, layout: Layout) -> bool:
         """Whether the recipe, if there is one, can be combined with the mesh of a layout."""
-        if self.recipe is not None:
-            try:
-                require_compatible(_with_mesh(self.recipe, layout))
-            except ValidationError:
-                return False
-        return True
+        return self.recipe is None or not any(incompatibilities(_with_mesh(self.recipe, layout)))
 
     def batch(self, ranks: int) -> int:
         """Samples of a step of a search."""

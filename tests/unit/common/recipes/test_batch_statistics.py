@@ -84,12 +84,6 @@ def test_spans_that_do_not_come_out(recipe: Recipe, ranks: int, fault: str, valu
     assert caught.value.hint
 
 
-def test_what_needs_no_other_rank_goes_on_without_some() -> None:
-    for span in (None, 8, 4):
-        require_span(with_span(span, size=64, more=("fault_tolerance=shrink",)).at(8), 8)
-    require_span(with_span("world", size=64, more=("fault_tolerance=shrink",)).at(1), 1)
-
-
 @given(
     size=st.integers(1, 200),
     ranks=st.integers(1, 9),

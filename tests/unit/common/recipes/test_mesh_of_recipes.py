@@ -8,7 +8,6 @@ import pytest
 
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.families import FAMILIES, ModelName
-from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh, Pipeline
 from hpctrain.common.recipes.requirements import require_recipe
@@ -25,11 +24,6 @@ def test_every_model_says_along_which_axes_it_can_be_divided():
     assert {axis for family in FAMILIES for axis in family.axes} <= set(AXES) - {"dp_replicate", "dp_shard"}
 
 
-def test_without_a_word_all_ranks_replicate():
-    assert digits().mesh == Mesh()
-    assert digits().mesh.at(6).sizes == {"dp_replicate": 6, "dp_shard": 1, "pp": 1, "cp": 1, "tp": 1}
-
-
 def test_the_samples_are_those_of_data_parallel_ranks():
     each = digits("batch.size=null", "batch.per_rank=8")
     assert each.at(8).global_batch == 64
@@ -39,16 +33,6 @@ def test_the_samples_are_those_of_data_parallel_ranks():
     assert divided.at(8).global_batch == 32
     assert divided.at(8).mesh == divided.mesh
     assert divided.at_data_ranks(3).global_batch == 24
-
-
-def test_shared_statistics_are_over_data_parallel_ranks():
-    images = ("model.name=resnet18", "batch.size=16", "batch.drop_last=true", "model.batch_norm.span=8")
-    whole = digits(*images)
-    require_recipe(whole.at(4), 4)
-    divided = whole.model_copy(update={"mesh": Mesh(tp=2)})
-    require_recipe(divided.at(8), 8)
-    with refused("HT-batch-norm-span-not-divisible", ranks=16):
-        require_recipe(digits(*images, "batch.size=24").at(16), 16)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +64,6 @@ def test_what_does_not_go_together(overrides: list[str], code: str, values: dict
     words, named = ([values], {"key": "the recipe"}) if isinstance(values, str) else ([], values)
     with refused(code, *words, **named):
         digits(*overrides)
-
-
-def test_a_replicating_mesh_changes_nothing_else():
-    for more in ("fault_tolerance=shrink", "communication.compression=bf16"):
-        assert digits("mesh.dp_replicate=-1", more).mesh.replicates_only
 
 
 def test_ranks_that_the_mesh_does_not_divide():
@@ -125,15 +104,3 @@ def test_interleaved_schedules_go_in_rounds():
 
 def test_no_result_depends_on_how_ranks_are_divided():
     assert deciding_differences(digits(), digits("mesh.dp_shard=2", "sharding.zero=1")) == []
-
-
-def test_what_a_mesh_makes_of_no_use_is_not_shown():
-    assert not {"sharding", "pipeline"} & used_values(digits()).keys()
-    shown = used_values(digits("mesh.dp_shard=2"))
-    assert shown["sharding"] == {"zero": 3, "recompute": False}
-    assert "pipeline" not in shown
-
-
-def test_a_new_head_is_shown_where_the_network_begins_with_weights() -> None:
-    assert "new_head" not in used_values(load_recipe("goyal2017"))["model"]
-    assert used_values(load_recipe("goyal2017", ["model.init_from=w.safetensors"]))["model"]["new_head"] == "auto"

@@ -7,17 +7,13 @@ import math
 
 import pytest
 
-from hpctrain.cli.training_options import WorkOptions
-from hpctrain.cli.work import read_work
 from hpctrain.common.optim.learning_rate import LearningRate, sgd_share
 from hpctrain.common.recipes.entries import all_entries
-from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_span
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
 from hpctrain.report.results import reported_text
 from support.golden import check_text
-from support.refusals import refused
 
 RECIPES = {recipe.name: recipe for recipe in all_entries()}
 
@@ -72,14 +68,6 @@ def test_the_rate_goes_through_the_same_curve(name):
             assert other / shrunk.peak == pytest.approx(one / whole.peak, rel=1e-6)
 
 
-def test_rates_follow_the_batch():
-    goyal = load_recipe("goyal2017")
-    base = goyal.schedule.base_batch
-    small = smoke(goyal).at(2)
-    assert schedule(small, 15).peak == pytest.approx(goyal.optimizer.learning_rate * 16 / base)
-    assert schedule(small, 15)(0) < schedule(small, 15).peak
-
-
 def test_parts_of_a_batch_and_transitions_stay():
     values = RECIPES["digits"].model_dump(mode="json")
     transition = {"center": 6.0, "period": 5.0, "rmsprop_rate": 0.01, "square_decay": 0.9}
@@ -127,15 +115,3 @@ def test_a_warm_up_of_the_whole_run_stays_one():
     for epochs in range(180, 190):
         changed = {**values, "epochs": epochs, "schedule": {**values["schedule"], "warmup_epochs": epochs}}
         assert smoke(Recipe.model_validate_json(json.dumps(changed))).schedule.warmup_epochs == 3
-
-
-def test_a_smaller_network_can_be_asked_for_on_top():
-    recipe = read_work("goyal2017", WorkOptions(overrides=["model.name=resnet18", "epochs=5"], small=True))
-    assert isinstance(recipe, Recipe)
-    assert (recipe.model.name, recipe.epochs, recipe.images.size) == ("resnet18", 5, 64)
-
-
-def test_a_script_has_no_smaller_form(tmp_path):
-    (tmp_path / "train.py").touch()
-    with refused("HT-option-not-usable-here"):
-        read_work(str(tmp_path / "train.py"), WorkOptions(small=True))

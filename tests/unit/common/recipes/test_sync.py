@@ -12,7 +12,6 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.smoke import EPOCHS, smoke
 from support.digits_recipes import digits_recipe
 from support.refusals import invalid, refused
 
@@ -47,12 +46,6 @@ def test_gradients_are_averaged_in_every_step_unless_it_says_otherwise() -> None
     assert load_recipe("digits").sync is None
     assert "sync" not in used_values(load_recipe("digits"))
     assert load_recipe("digits", ["sync=null"]).sync is None
-
-
-def test_a_small_run_goes_through_both_phases() -> None:
-    recipe = load_recipe("digits", ["sync={every: 2, after_epochs: 10}"])
-    assert smoke(recipe).sync.after_epochs == 10 * EPOCHS / recipe.epochs
-    assert smoke(load_recipe("digits")).sync is None
 
 
 @pytest.mark.parametrize(
@@ -112,10 +105,6 @@ def test_what_cannot_be_combined_says_why(others: dict[str, object], code: str) 
     for sync in ({"every": 4}, "async"):
         with invalid(code):
             digits_recipe(sync=sync, **others)
-
-
-def test_compression_is_for_the_steps_before() -> None:
-    assert digits_recipe(sync={"every": 4, "after_epochs": 0.5}, communication={"compression": "bf16"}).sync
 
 
 def test_asynchronous_ranks_meet_at_the_end_of_an_epoch_only() -> None:

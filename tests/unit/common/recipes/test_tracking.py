@@ -16,20 +16,6 @@ from support.refusals import check, refused
 from support.report.written_runs import digits, recipe_plan, script_plan
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("[tensorboard, mlflow, wandb]", ("tensorboard", "mlflow", "wandb")),
-        ("mlflow", ("mlflow",)),
-        ("[mlflow, mlflow]", ("mlflow",)),
-        ("[]", ()),
-        ("null", None),
-    ],
-)
-def test_trackers_of_a_recipe(value: str, found: tuple[str, ...] | None) -> None:
-    assert load_recipe("digits", [f"tracking={value}"]).tracking == found
-
-
 @pytest.mark.parametrize("value", ["[tensorboard, mlfow]", "mlfow", "7", "{mlflow: 1}", "[[mlflow]]"])
 def test_what_is_no_tracker(value: str) -> None:
     with pytest.raises(HpctrainError) as caught:
@@ -45,11 +31,6 @@ def test_trackers_of_the_command_line() -> None:
         with refused("HT-choice-unknown", text=text) as caught:
             parse_trackers(text)
         assert {"mlflow", "none", "tensorboard", "wandb"} <= {*caught.value.hint.replace(",", "").split()}
-
-
-def test_a_run_that_names_none_has_tensorboard() -> None:
-    assert recipe_plan().trackers == script_plan().trackers == ("tensorboard",)
-    assert recipe_plan(recipe=load_recipe("digits", ["tracking=[]"])).trackers == ()
 
 
 def test_who_follows_a_run_is_no_difference_of_it() -> None:
