@@ -23,50 +23,30 @@ def first_of(lines: Sequence[str], most: int) -> list[str]:
     return [*lines[:most], *([f"and {len(lines) - most:,} more"] if len(lines) > most else [])]
 
 
-def fault_line(fault: FaultEvent) -> str:
-    """The line of a fault, which also says whether the other ranks went on."""
-    if isinstance(fault, RecoveredFaultEvent):
-        samples = fault.samples_affected
-        return (
-            f"rank {fault.rank} ({fault.host}) was lost at step {fault.iteration}; the other {fault.ranks} "
-            f"went on after {fault.recovery_seconds:.2g} s, {samples or 'no'} sample{'' if samples == 1 else 's'} "
-            "affected"
-        )
-    # A host's fault has no rank, and the launcher's messages about a rank already name it.
-    complete = fault.rank is None or fault.message.startswith(f"rank {fault.rank} ")
-    return fault.message if complete else f"rank {fault.rank} ({fault.host}): {fault.message}"
-
-
-def stall_line(stall: StallEvent) -> str:
-    """The line of a stall: which rank is waited for, and where."""
-    step = "" if stall.iteration is None else f" of step {stall.iteration}"
-    return (
-        f"rank {stall.rank} ({stall.host}) stalled: others have been waiting {stall.seconds:.0f} s for it in "
-        f"{stall.waiting_for}{step}"
-    )
-
-
-def damaged_line(damaged: DamagedEvent) -> str:
-    """The line of a damaged checkpoint, with its new name."""
-    return f"checkpoint {damaged.path} was damaged and skipped: {damaged.fault}; it is now {damaged.kept_as}"
-
-
-# The order in which the report's page lists them.
-_TROUBLE = (DamagedEvent, ChangedEvent, StallEvent, SlowRankEvent, BrokenImagesEvent, NonFiniteEvent)
-
-
 def event_line(event: Event) -> str | None:
     """The line of an event; None for kinds without one."""
     match event:
-        case DamagedEvent():
-            return damaged_line(event)
+        case DamagedEvent(path=path, fault=fault, kept_as=kept_as):
+            return f"checkpoint {path} was damaged and skipped: {fault}; it is now {kept_as}"
         case ChangedEvent(differences=differences):
             values = (f"{key} {old} → {new}" for key, (old, new) in differences.items())
             return f"the run went on with other settings: {shortened(', '.join(values))}"
-        case FaultEvent():
-            return fault_line(event)
-        case StallEvent():
-            return stall_line(event)
+        case RecoveredFaultEvent(samples_affected=samples):
+            return (
+                f"rank {event.rank} ({event.host}) was lost at step {event.iteration}; the other {event.ranks} "
+                f"went on after {event.recovery_seconds:.2g} s, {samples or 'no'} sample{'' if samples == 1 else 's'} "
+                "affected"
+            )
+        case FaultEvent(rank=rank, host=host, message=message):
+            # A host's fault has no rank, and the launcher's messages about a rank already name it.
+            complete = rank is None or message.startswith(f"rank {rank} ")
+            return message if complete else f"rank {rank} ({host}): {message}"
+        case StallEvent(rank=rank, host=host, iteration=iteration):
+            step = "" if iteration is None else f" of step {iteration}"
+            return (
+                f"rank {rank} ({host}) stalled: others have been waiting {event.seconds:.0f} s for it in "
+                f"{event.waiting_for}{step}"
+            )
         case SlowRankEvent():
             return event.text
         case BrokenImagesEvent(epoch=epoch, count=count, names=names):
@@ -78,9 +58,3 @@ def event_line(event: Event) -> str | None:
             where = f" on rank {', '.join(map(str, event.ranks))}" if event.ranks else ""
             return f"step {event.iteration} had numbers that are not finite{shortened(where)}: {went_on[event.rule]}"
     return None
-
-
-def trouble_lines(events: Sequence[Event]) -> list[str]:
-    """The lines of everything except faults, kind by kind."""
-    lines = [event_line(event) for kind in _TROUBLE for event in events if isinstance(event, kind)]
-    return [*filter(None, lines)]

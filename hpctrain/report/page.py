@@ -22,13 +22,14 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events.kinds import OverlapEvent
+from hpctrain.common.run.events import Event
+from hpctrain.common.run.events.kinds import FaultEvent, OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.outcome import LastWords, last_words
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
-from hpctrain.report.faults import fault_line, first_of, trouble_lines
+from hpctrain.report.faults import event_line, first_of
 from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
@@ -102,9 +103,7 @@ def render(directory: RunDirectory) -> str:
         left_out=len(record.sums.logged) - MOST_NAMES,
         settings=settings(plan),
         faults=_faults(record, ranks, None if summary["status"] == "done" else last_words(directory)),
-        survived=first_of(
-            [*(fault_line(fault) for _, fault in record.survived), *trouble_lines(record.events)], _MOST_LINES
-        ),
+        survived=first_of([*filter(None, map(event_line, _trouble(record)))], _MOST_LINES),
         attempts=[_attempt_row(attempt) for attempt in record.attempts[-_MOST_LINES:]],
         earlier_attempts=len(record.attempts) - _MOST_LINES,
         ranks=_rank_rows(ranks, over=summary["status"] != UNFINISHED),
@@ -200,6 +199,12 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
         tables = {"Script": [("path", plan.script.path), ("arguments", " ".join(plan.script.arguments))], **tables}
     tables["Versions"] = list(plan.versions.items())
     return tables
+
+
+def _trouble(record: Record) -> list[Event]:
+    """The faults that the run recovered from, and all else that is no fault."""
+    others = [event for event in record.events if not isinstance(event, FaultEvent)]
+    return [*(fault for _, fault in record.survived), *others]
 
 
 def _faults(record: Record, ranks: Iterable[RankRecord], words: LastWords | None) -> list[str]:

@@ -38,10 +38,8 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
     """The recipe for ``world`` ranks.
 
     Raises:
-        HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh, or
-            for an epoch to have a step.
+        HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh.
     """
-    per_rank, samples = recipe.batch.per_rank, recipe.data.per_epoch(training_samples(recipe.data))
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
             "HT-argument-missing",
@@ -51,21 +49,7 @@ def at_world(recipe: Recipe, world: int | None) -> Recipe:
             per_rank=recipe.batch.per_rank,
         )
     # Without a number of ranks, the batch is fixed, and the mesh does not matter.
-    resolved = recipe.at(world) if world else recipe.at_data_ranks(1)
-    if per_rank and not resolved.batch.iterations(samples):
-        emulated = recipe.batch.emulated_ranks
-        data = recipe.mesh.at(world).data_ranks if world else 1
-        ranks, option = (f"{emulated} emulated", "--set batch.emulated_ranks=") if emulated else (data, "--world ")
-        most = samples // per_rank * (1 if emulated or not world else world // data)
-        raise HpctrainError(
-            "HT-batch-too-large",
-            "{ranks} ranks with {batch} samples each leave no step: there are {samples} training samples",
-            f"{option}{most} or less" if samples >= per_rank else f"--set batch.per_rank={samples} or less",
-            ranks=ranks,
-            batch=per_rank,
-            samples=samples,
-        )
-    return resolved
+    return recipe.at(world) if world else recipe.at_data_ranks(1)
 
 
 def schedule(recipe: Recipe) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.submission import submitted_jobs
-from hpctrain.report.faults import damaged_line, event_line, fault_line
+from hpctrain.report.faults import event_line
 from hpctrain.report.record import Record, StepTotals, of_kind
 
 # The status appears without the scheduler's answer if that takes longer.
@@ -175,7 +175,7 @@ class KnownRun:
         state, record = self._state(), self.record
         start, run, attempt = record.start, record.run, record.last_attempt
         epoch = record.epochs[-1] if record.epochs else None
-        survived = [fault for _, fault in record.survived]
+        survived = [*(fault for _, fault in record.survived), *of_kind(record.events, DamagedEvent)]
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
@@ -199,7 +199,7 @@ class KnownRun:
             logged={name: value for event in record.newest_logs for name, value in event.values.items()},
             samples_per_s=StepTotals(record.newest_timed).samples_per_s,
             step_seconds=record.step_seconds,
-            survived=(*map(fault_line, survived), *map(damaged_line, of_kind(record.events, DamagedEvent))),
+            survived=tuple(filter(None, map(event_line, survived))),
             stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
             unread=self.unread,
             updated=record.last_time or self.directory.plan.stat().st_mtime,

@@ -106,7 +106,7 @@ def learning_rate(recipe: Recipe, samples: int) -> LearningRate:
         raise HpctrainError(
             "HT-batch-too-large",
             "batch.size={batch} with batch.drop_last leaves no step: there are {samples} training samples",
-            f"--set batch.size={samples} or less, or --set batch.drop_last=false",
+            f"a batch of {samples} or less (batch.size; or batch.per_rank and ranks), or --set batch.drop_last=false",
             batch=recipe.global_batch,
             samples=samples,
         )

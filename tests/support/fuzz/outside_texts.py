@@ -142,8 +142,7 @@ def _plan() -> Any:
 def _events(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.common.run.events import EventWriter, read_events
-    from hpctrain.common.run.events.kinds import FaultEvent
-    from hpctrain.report.faults import fault_line, trouble_lines
+    from hpctrain.report.faults import event_line
     from hpctrain.report.record import Record
     from hpctrain.report.status import KnownRun
     from hpctrain.report.summary import summarise
@@ -152,9 +151,7 @@ def _events(content: bytes, folder: Path) -> None:
     events = write(folder, "events.jsonl", content)
     with contextlib.suppress(HpctrainError):
         for event in read_events(events):
-            trouble_lines([event])
-            if isinstance(event, FaultEvent):
-                fault_line(event)
+            event_line(event)
     known = KnownRun(
         directory=directory,
         plan=plan,
