@@ -115,24 +115,21 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a recipe in all of its variants; exits 2 and says what is wrong, and where, if one is invalid."""
-    checked, faults = [], dict[str, HpctrainError]()
+    rows: list[dict[str, Any]] = []
+    # A fault that all variants share is told once.
+    different: dict[str, HpctrainError] = {}
     for name in [f"{file}@{variant}" for variant in variant_names(file)] or [file]:
         try:
-            checked.append(load_entry(name).name)
+            rows.append({"name": load_entry(name).name, "status": "ok"})
         except HpctrainError as error:
-            faults[name] = error
+            rows.append({"name": name, "status": "failed", "error": error.record()})
+            different[error.message] = error
     if as_json:
-        sound = [{"name": name, "status": "ok"} for name in checked]
-        answer_json([*sound, *({"name": name, "status": "failed", "error": e.record()} for name, e in faults.items())])
-        if faults:
-            raise typer.Exit(2)
-        return
-    for name in checked:
-        answer(f"{name}: ok")
-    if faults:
-        # A fault that all variants share is printed once.
-        different = {error.message: error for error in faults.values()}
-        raise joined([*different.values()], next(iter(faults.values())).hint)
+        answer_json(rows)
+        raise typer.Exit(2 if different else 0)
+    answer("\n".join(f"{row['name']}: {row['status']}" for row in rows))
+    if different:
+        raise joined([*different.values()], next(iter(different.values())).hint)
 
 
 @app.command()

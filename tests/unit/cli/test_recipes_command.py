@@ -70,7 +70,7 @@ def test_check_looks_at_every_variant(tmp_path: Path, capsys: pytest.CaptureFixt
     file.write_text(base + "variants:\n  a: {}\n  b: {epochs: x}\n  c: {seed: x}\n")
     assert main(["recipes", "check", str(file)]) == 2
     said = capsys.readouterr()
-    assert said.out == "digits@a: ok\n"
+    assert said.out == f"digits@a: ok\n{file}@b: failed\n{file}@c: failed\n"
     assert "b: epochs" in said.err and "c: seed" in said.err
     file.write_text(base.replace("seed: 7", "seed: x") + "variants:\n  a: {}\n  b: {}\n")
     assert main(["recipes", "check", str(file)]) == 2
