@@ -50,7 +50,7 @@ def duration(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"

@@ -30,6 +30,7 @@ from hpctrain.control.schedulers.outcome import LastWords, last_words
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
 from hpctrain.report.faults import event_line, first_of
+from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.results import reported_text, result_name, result_title
@@ -148,7 +149,7 @@ def _figures(summary: Mapping[str, Any], recipe: Recipe | None) -> list[tuple[st
             figures.append((title, text(amount), remark))
     if summary.get("seconds") is not None:
         epochs = "" if summary["epochs"] is None else f"{summary['epochs']} epochs, "
-        figures.append(("time", _duration(summary["seconds"]), f"{epochs}{summary['steps']} steps"))
+        figures.append(("time", duration(summary["seconds"]) or "", f"{epochs}{summary['steps']} steps"))
     return figures
 
 
@@ -230,7 +231,7 @@ def _rank_rows(ranks: Sequence[RankRecord], *, over: bool) -> list[tuple[Any, ..
         ended = rank.status != "running"
         status = "ended with the run" if over and not ended else rank.status
         # A clock may have been set back meanwhile.
-        time = _duration(rank.ended - rank.started) if ended and rank.ended >= rank.started else None
+        time = duration(rank.ended - rank.started) if ended and rank.ended >= rank.started else None
         # The exit code of a lost rank is not known.
         code = rank.exit_code if ended and rank.status != "lost" else None
         rows.append((rank.rank, rank.host, status, time, code))
@@ -267,14 +268,6 @@ def _text(value: Any) -> str:
         return shortened(", ".join(map(_text, value))) or "—"
     # 4 / 3 is as wide as a card of a narrow page.
     return shortened(str(float(f"{value:.10g}") if isinstance(value, float) else value))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds:02} s"
 
 
 def _date(seconds: float) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word, shortened
 from hpctrain.common.recipes.difference import settings
+from hpctrain.common.recipes.mesh_traffic import aligned
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.schedulers.find_run import own_jobs
@@ -108,8 +109,7 @@ def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str
         )
         for run in reversed(runs)
     ]
-    widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
-    return "\n".join(_cut("  ".join(map(str.ljust, row, [*widths, 0])).rstrip(), width, len(row[0])) for row in table)
+    return "\n".join(_cut(line, width, len(row[0])) for row, line in zip(table, aligned(table), strict=True))
 
 
 def _metric(run: RunStatus) -> str:

@@ -125,17 +125,7 @@ def _variants(document: Document) -> dict[str, dict[str, Any]]:
             HINT,
             where=document.where(("variants",)),
         )
-    named = {str(name): changes for name, changes in variants.items()}
-    for name in named:
-        if not name or "@" in name or "/" in name:
-            raise HpctrainError(
-                "HT-recipe-file-not-valid",
-                "{where}: {variant!r} cannot name a variant",
-                "a variant's name follows an @, and contains no @ and no slash",
-                where=document.where(("variants", name)),
-                variant=name,
-            )
-    return named
+    return {str(name): changes for name, changes in variants.items()}
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
