@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pynvml
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import read_events
 from hpctrain.common.run.events.kinds import StoppedEvent
@@ -73,26 +65,6 @@ def test_threads_of_all_libraries_are_set_alike(
     assert all(f"{name}=3" in said for name in (*THREADS, "TF_NUM_INTRAOP_THREADS"))
 
 
-@pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
-
-
-@needs.pytorch
-def test_ranks_share_the_gpu_that_there_is(one_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
-    start = ["run", "digits", "-np", "2", "--oversubscribe", "--backend", "nccl", "--dry-run"]
-    assert main([*start, "--share-gpus"]) == 0
-    said = capsys.readouterr()
-    assert "HPCTRAIN_SHARE_GPUS=1" in said.out
-    assert said.err.count(SHARING_NOTE) == 1
-    assert main(start) == 0
-    said = capsys.readouterr()
-    assert "SHARE_GPUS" not in said.out and SHARING_NOTE not in said.err
-
-
 @pytest.mark.parametrize("resume", [["--resume"], []])
 def test_no_run_begins_among_the_checkpoints_of_another(resume: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Whose plan is lost."""
@@ -101,15 +73,6 @@ def test_no_run_begins_among_the_checkpoints_of_another(resume: list[str], capsy
     said = capsys.readouterr().err
     assert codes(said) == ["HT-run-plan-missing"] and "run" in said
     assert list(Path("run").rglob("*.json")) == [path / "state.json"]
-
-
-def test_a_wrong_variable_is_refused_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HPCTRAIN_TIMEOUT", "soon")
-    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 2
-    assert codes(capsys.readouterr().err) == ["HT-variable-invalid"]
-    assert not Path("run").exists()
 
 
 def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,51 +309,6 @@ def test_no_launcher_works_in_a_job(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     assert main(["run", "--resume", "--run-dir", "run", "-np", "2"]) == 1
     said = capfd.readouterr().err
     assert codes(said) == ["HT-run-no-progress"] and "2 attempts" in said
-
-
-def test_a_dry_run_in_a_job_starts_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").touch()
-    programs(monkeypatch, mpirun=f"{MPIRUN}\ntouch started; exit 1")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert main(["run", "train.py", "-np", "2", "--dry-run"]) == 0
-    said = capfd.readouterr()
-    assert "bin/mpirun" in said.out
-    assert "Open MPI" in said.err and "not tried" in said.err
-    assert not Path("started").exists()
-
-
-@pytest.mark.long
-def test_a_signal_while_launchers_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun()
-    # It ends its own child, as a launcher its ranks. A shell may miss a signal that comes just ahead of its `wait`.
-    Path("launcher.py").write_text(
-        "import signal, subprocess\nfrom pathlib import Path\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
-        "child = subprocess.Popen(['sleep', '600'])\n"
-        "Path('pid.new').write_text(str(child.pid))\nPath('pid.new').rename('pid')\n"
-        "signal.sigwait({signal.SIGTERM})\nchild.kill()\nchild.wait()\n"
-    )
-    programs(monkeypatch, mpirun=f"{MPIRUN}\nexec {sys.executable} launcher.py")
-    program = (
-        "import sys; from hpctrain.control.supervision import start; start.require = lambda framework: None\n"
-        "from hpctrain.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "run", "--resume", "--run-dir", "run", "-np", "2"]
-    environment = {**os.environ, "SLURM_JOB_ID": "17"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not Path("pid").exists():
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-            process.send_signal(signal.SIGUSR2)
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 4, said
-    assert "SIGUSR2 before" in said
-    assert not psutil.pid_exists(int(Path("pid").read_text()))
-    assert [event.event for event in events()] == ["start", "stopped", "end", "plan"]
 
 
 def test_the_backend_and_the_hosts_are_those_of_now(

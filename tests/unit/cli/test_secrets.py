@@ -143,12 +143,6 @@ def test_a_secret_for_the_launcher_is_refused(arguments: str, capfd: pytest.Capt
     assert codes(said) == ["HT-secret-exposed"] and "--env HF_TOKEN" in said and "hush-hush" not in said
 
 
-@pytest.mark.parametrize("arguments", ["-x HF_TOKEN", "--mca a=b", "--auth=munge", "-x PATH=/bin"])
-@needs.mpirun
-def test_what_the_launcher_may_be_told(arguments: str) -> None:
-    assert main(["run", "digits", "--backend", "mpi", "-np", "2", "--dry-run", "--launcher-arguments", arguments]) == 0
-
-
 def test_a_secret_in_a_profile_is_refused() -> None:
     Path("own.yaml").write_text("name: own\nsource: here\nenvironment:\n  HF_TOKEN: hush-hush\n")
     with refused("HT-secret-exposed", name="HF_TOKEN") as caught:

@@ -203,17 +203,6 @@ def test_cancel_ends_a_local_launcher(tmp_path: Path, capsys: pytest.CaptureFixt
         launcher.wait()
 
 
-def test_a_lost_job_leaves_nothing_to_cancel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its launcher was ended without a word, on a host that is another's now."""
-    directory = write_run(tmp_path / "a run", recipe_plan(), [started(pid=7, host="node7", job="12")])
-    write_submission(directory, "12")
-    install(tmp_path, monkeypatch, squeue=prints(row("12", "NODE_FAIL", directory.path, nodes="node7")))
-    assert main(["cancel", str(directory.path)]) == 0
-    check_text("cancel-lost-job", capsys.readouterr().out.replace(str(tmp_path), "/runs"))
-
-
 def test_other_jobs_in_a_run_directory_are_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,23 +305,6 @@ def test_ranks_of_a_job_save_their_state_before_it_is_cancelled(
 def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None = None, pid: int = 2**22 + 1) -> None:
     host = host or socket.gethostname()
     write_record(directory, RankRecord(rank=rank, host=host, pid=pid, started=time.time(), status=status))
-
-
-@pytest.mark.parametrize("events", [[], [started(pid=2**22 + 1)]])
-def test_cancel_names_ranks_that_no_launcher_would_stop(
-    tmp_path: Path, events: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of ranks that no launcher of hpctrain started, and of a run whose launcher was killed."""
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
-    _record(directory, 0, "done")
-    with process_in(directory.path) as rank:
-        try:
-            _record(directory, 1, "running", pid=rank.pid)
-            assert main(["cancel", str(directory.path)]) == 1
-        finally:
-            rank.kill()
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-cancel-not-possible"] and "rank" in said
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from hpctrain.control.schedulers.outcome import last_words, may_go_on
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
-from support.refusals import refused
 from support.report.written_runs import Line, recipe_plan, run_events, write_run
 
 # Of run_events: the time of the last event of its second epoch.
@@ -170,13 +167,6 @@ def test_the_reason_in_a_jobs_log(tmp_path: Path) -> None:
     assert "out of memory" not in render(RunDirectory(tmp_path / "run"))
 
 
-def test_before_anything_happened(tmp_path: Path) -> None:
-    assert known(tmp_path / "a", [], jobs=[], job_ids=()).state == "not started"
-    status = known(tmp_path / "b", [], jobs=[job(state="PENDING", nodes="", reason="Priority")])
-    assert (status.state, status.step, status.remaining_s, status.last_event_s) == ("waiting", None, None, None)
-    assert known(tmp_path / "c", [], jobs=[]).state == "stopped"
-
-
 def test_a_start_takes_back_what_was_lost(tmp_path: Path) -> None:
     # Interrupted after step 8, resumed from the checkpoint of step 5: the second epoch is done again.
     resumed = start(attempt=2, iteration=5, job="13", time=NOW)
@@ -191,16 +181,6 @@ def test_a_silent_run(tmp_path: Path) -> None:
     events = [{**event, "time": event["time"] - 1000} for event in [start(), *run_events(2)]]
     status = known(tmp_path, events)
     assert status.silent and status.last_event_s == 1001
-
-
-def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), run_events(2))
-    lines = directory.events.read_text().splitlines(keepends=True)
-    number = [json.loads(line)["event"] for line in lines].index("epoch")
-    lines[number] = lines[number].replace('"epoch": 1', '"epoch": -1')
-    directory.events.write_text("".join(lines))
-    with refused("HT-event-invalid", where=f"{directory.events}:{number + 1}"):
-        Record.read(directory).events  # noqa: B018
 
 
 def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:
@@ -220,23 +200,6 @@ def test_a_run_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     before = psutil.Process().create_time() - 60
     assert local_run(tmp_path / "another's number", time=before).state == "stopped"
     assert local_run(tmp_path / "elsewhere", host="another").state == "running"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-def test_another_users_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    nobody = 65534
-    with subprocess.Popen(["/bin/sleep", "60"], user=nobody) as launcher:
-        event = start(job=None, host=socket.gethostname(), pid=launcher.pid, time=time.time() + 1)
-        directory = write_run(tmp_path / "run", recipe_plan(), [event])
-        states = []
-        for owner in (os.getuid(), nobody):
-            os.chown(directory.path, owner, -1)
-            status, _ = read_status(find_run(str(directory.path)))
-            states.append(status.state)
-        launcher.kill()
-    # What is alive is not the run's in the first case, and may be in the second.
-    assert states == ["stopped", "running"]
 
 
 def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

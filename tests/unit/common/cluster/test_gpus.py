@@ -64,12 +64,6 @@ def test_the_fitting_backend(framework: str | None, gpus: int, ranks: int, expec
     assert fitting_backend(framework, gpus, ranks, "n1") == expected
 
 
-def test_the_fitting_backend_of_ranks_that_share_gpus() -> None:
-    assert fitting_backend("torch", 1, 4, "n1", shared=True) == ("nccl", "PyTorch, 4 ranks share GPUs of n1")
-    assert fitting_backend(None, 2, 4, "n1", shared=True)[0] == "horovod"
-    assert fitting_backend("torch", 0, 4, "n1", shared=True) == ("mpi", "no GPU on n1")
-
-
 @pytest.mark.parametrize(
     ("ranks", "gpus", "shared", "expected"),
     [

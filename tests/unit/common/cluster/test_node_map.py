@@ -110,13 +110,6 @@ def test_a_gpu_with_a_choice_steps_aside_for_one_without() -> None:
     assert [slot.adapter for slot in placed] == ["mlx5_1", "mlx5_0"]
 
 
-def test_more_ranks_than_gpus_is_refused_with_both_numbers() -> None:
-    gpus = {Gpu(index=i, bus_id=str(i), numa=0): ("root", str(i)) for i in range(2)}
-    node_map = node_map_of_tree(gpus, {}, [NumaNode(index=0, cores=tuple(range(8)))], where="test")
-    with refused("HT-gpus-too-few", ranks=3, gpus=2):
-        slots(node_map, 3)
-
-
 def test_what_training_leaves_out_is_named() -> None:
     adapters = {
         Adapter(name="mlx5_0", bus_id="a", numa=0, link_layer="Ethernet"): ("root", "a"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -12,7 +10,6 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
-from hpctrain.control.supervision.interrupts import Interrupts
 from hpctrain.report.tracking import sending
 from hpctrain.report.tracking.sending import Trackers
 from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
@@ -42,16 +39,3 @@ def test_a_tracker_that_hangs_keeps_no_run_from_its_end(
     answered.set()
     assert longest < 1 and time.monotonic() - began < 20
     assert said[-1].startswith("tensorboard took too long")
-
-
-def test_a_signal_limits_what_follows_the_ranks() -> None:
-    """A request to stop gives the time to stop, a second signal of the user a tenth of it."""
-    with Interrupts() as interrupts:
-        began = time.monotonic()
-        assert not interrupts.over(0.001, began - 1000)
-        for number, (within, over) in enumerate([(100.0, 0.0), (5000.0, 100.0)], 1):
-            os.kill(os.getpid(), signal.SIGTERM)
-            while len(interrupts.received) < number:  # Another thread may have got it.
-                time.sleep(0.01)
-            assert not interrupts.over(within, began - 90)
-            assert interrupts.over(over, began - 90)

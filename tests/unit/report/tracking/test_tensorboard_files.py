@@ -15,9 +15,8 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, parse_event
 from hpctrain.report.tracking import tensorboard_files
 from hpctrain.report.tracking.sending import Trackers
-from hpctrain.report.tracking.tensorboard_files import TensorBoardFiles
 from support.report.written_curves import send
-from support.report.written_runs import recipe_plan, run_events, typed_run, write_run
+from support.report.written_runs import recipe_plan, run_events, write_run
 
 
 def _read(directory: RunDirectory) -> EventAccumulator:
@@ -82,21 +81,6 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
         [sys.executable, "-c", program, finished.path], capture_output=True, text=True, check=True, timeout=60
     )
     assert output.stdout.strip() == "set()"
-
-
-def test_each_record_is_there_at_once(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), None)
-    writer = TensorBoardFiles(directory)
-    writer.send(typed_run()[:3])
-    assert len(_read(directory).Scalars("step/loss")) == 2
-    writer.close()
-
-
-def test_script_without_events_leaves_no_file(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), None)
-    with Trackers(("tensorboard",), directory, pytest.fail):
-        pass
-    assert not directory.tensorboard.exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")

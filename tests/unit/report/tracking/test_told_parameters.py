@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.run.events.kinds import RunEvent
 from hpctrain.common.run.plan import Script
 from hpctrain.report.tracking.mlflow_run import _shown
-from hpctrain.report.tracking.parameters import facts, parameters, texts
+from hpctrain.report.tracking.parameters import parameters, texts
 from hpctrain.report.tracking.sending import _described
 from support.report.written_runs import recipe_plan
 
@@ -41,12 +40,6 @@ def test_a_scripts_arguments_without_secrets(arguments: tuple[str, ...], told: s
     found = parameters(plan)
     assert found["script"] == "train.py"
     assert found["arguments"].replace("'", "") == told
-
-
-def test_the_newest_facts() -> None:
-    run = {"framework": "torch", "backend": "mpi", "epochs": 1, "iterations_per_epoch": 2, "parameters": 7}
-    events = [RunEvent(recipe="digits", ranks=ranks, bucket_mb=4.0, **run) for ranks in (4, 2)]
-    assert facts(events) == {"ranks": 2, "backend": "mpi", "model_parameters": 7}
 
 
 @pytest.mark.parametrize(
