@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hpctrain.cli.options import AsJson, NamedHosts, Routes, with_groups
 from hpctrain.cli.training_options import StartOptions
-from hpctrain.common.errors import HpctrainError, nearest
+from hpctrain.common.errors import HpctrainError
 from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
 
 if TYPE_CHECKING:
@@ -191,23 +191,17 @@ def _laid(fabric: Fabric, found: PlacementReport, mesh: str | None, ranks_per_ho
 @app.command()
 def convert(
     fabric_files: FabricFiles,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="Format: topology.conf or topology.yaml.")],
+    to: Annotated[Literal["topology.conf", "topology.yaml"], typer.Option(help="Which of Slurm's files.")],
     *,
     routes: Routes = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; by default standard output.")] = None,
 ) -> None:
     """Convert a fabric to Slurm's topology file."""
-    from hpctrain.control.topology import convert as formats
+    from hpctrain.control.topology.convert import topology_conf, topology_yaml
 
-    writers: dict[str, Callable[[Fabric], str]] = {
-        "topology.conf": formats.topology_conf,
-        "topology.yaml": formats.topology_yaml,
-    }
-    if to not in writers:
-        raise HpctrainError("HT-format-unknown", "--to {format}: no such format", nearest(to, writers), format=to)
     fabric = _read(fabric_files, routes)
     _warn(fabric.warnings)
-    text = writers[to](fabric)
+    text = topology_conf(fabric) if to == "topology.conf" else topology_yaml(fabric)
     if out:
         save(out, text)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from hpctrain.common.settings import POD
 
@@ -16,7 +17,7 @@ ONE_ADDRESS = "one-address"
 # What can start the ranks of a run by the means of MPI. `auto` is the first of them that proves to work where the run
 # starts; torchrun, whose ranks have no MPI, has to be asked for.
 MPI_LAUNCHERS = ("mpirun", "srun-pmix", "srun-pmi2")
-LAUNCHERS = ("auto", *MPI_LAUNCHERS, TORCHRUN)
+Launcher = Literal["auto", "mpirun", "srun-pmix", "srun-pmi2", "torchrun"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ class Start(FrozenModel):
     """How ranks are started.
 
     Attributes:
-        launcher: what starts the ranks, one of :data:`hpctrain.common.cluster.launcher.LAUNCHERS`.
+        launcher: what starts the ranks, one of :data:`hpctrain.common.cluster.launcher.Launcher`.
         python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
         container: what the ranks run in.
         environment: what the user wants every rank to have.

@@ -36,15 +36,13 @@ def plan() -> Plan:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--launcher", "mpiexec"], "HT-choice-unknown"),
+        (["--launcher", "mpiexec"], "'srun-pmix'"),
         (["--stop-signal", "KILL"], "HT-choice-unknown"),
-        (["--stop-seconds", "0"], "HT-option-bad-value"),
-        (["--stop-seconds", "nan"], "HT-option-bad-value"),
+        (["--stop-seconds", "0"], "--stop-seconds"),
         (["--env", "A B=1"], "HT-option-bad-value"),
         (["--env", "NOT_SET_ANYWHERE"], "HT-variable-not-set"),
         (["--launcher-arguments", "--mca 'x"], "HT-option-bad-value"),
         (["--mount", "/data"], "HT-option-needs-another"),
-        (["--container", "x.sif", "--container-runtime", "docker"], "HT-choice-unknown"),
         (["--resume"], "HT-argument-missing"),
         (["--accept-changes", "--run-dir", "run"], "HT-option-needs-another"),
     ],
