@@ -86,12 +86,6 @@ def test_a_command_that_is_no_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert "'rnu'" in said and "'run'" in said
 
 
-def test_a_commands_own_help_has_its_options_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help"]) == 0
-    titles = [line.strip("╭─╮ ") for line in capsys.readouterr().out.splitlines() if line.startswith("╭─")]
-    assert titles == ["Arguments", "Options", "How ranks are started", "How they are stopped"]
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     commit = of_checkout(ROOT)

@@ -11,7 +11,7 @@ import pytest
 from hpctrain.cli.main import main
 from hpctrain.common.cluster import machine
 from hpctrain.common.errors import nearest
-from hpctrain.common.run.directory import RUNS, new_directory
+from hpctrain.common.run.directory import RUNS
 from hpctrain.control.horovod import check
 from support import needs
 from support.refusals import codes
@@ -85,23 +85,6 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(["run"], marks=needs.pytorch),
-        ["run", "--dry-run"],
-        pytest.param(["submit", "--cluster", "generic"], marks=needs.pytorch),
-    ],
-)
-def test_photographs_that_nobody_named(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command[0], "goyal2017", *command[1:]]) == 2
-    said = capsys.readouterr()
-    assert codes(said.err) == ["HT-recipe-needs-data-path"] and "data.path" in said.err
-    assert "--set data.path=DIR; " in said.err
-    assert said.out == ""
-    assert not any(Path().iterdir())
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["train.py", "--set", "epochs=2"], "--set epochs is for recipes, and train.py is a script"),
@@ -146,11 +129,6 @@ def test_horovod_that_is_not_built(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert not RUNS.exists()
     for others in (["-np", "1"], ["-np", "2"], ["-np", "2", "--backend", "gloo"]):
         assert main(["run", "digits", *others, "--dry-run"]) == 0
-
-
-def test_a_default_directory_that_is_taken_gets_a_number(tmp_path: Path) -> None:
-    made = [new_directory(tmp_path / "runs" / "digits").path.name for _ in range(3)]
-    assert made == ["digits", "digits-2", "digits-3"]
 
 
 @pytest.mark.parametrize(

@@ -160,13 +160,6 @@ def test_a_transformer_in_words_and_in_a_file(text: str, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["step_s"] == first["step_s"]
 
 
-def test_a_transformer_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", *LLAMA, "--mesh", "tp=2,dp_shard=-1", "--explain"]) == 0
-    said = capsys.readouterr().out
-    for part in ("tokens/s", "dp_shard 4 (zero 3) x tp 2", "matrix products", "activations", "comes from"):
-        assert part in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -63,16 +63,6 @@ def test_threads_of_all_libraries_are_set_alike(
     assert all(f"{name}=3" in said for name in (*THREADS, "TF_NUM_INTRAOP_THREADS"))
 
 
-@pytest.mark.parametrize("resume", [["--resume"], []])
-def test_no_run_begins_among_the_checkpoints_of_another(resume: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whose plan is lost."""
-    path = write_checkpoint(Path("run/checkpoints"), progress_of(10), {})
-    assert main(["run", "digits", "-np", "1", *resume, "--run-dir", "run"]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-plan-missing"] and "run" in said
-    assert list(Path("run").rglob("*.json")) == [path / "state.json"]
-
-
 def test_the_plan_keeps_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "it's $HOME")
     Path("train.py").touch()

@@ -20,7 +20,7 @@ from hpctrain.common.run.directory import RunDirectory, write_json
 from hpctrain.common.run.records import RankRecord, write_record
 from support.golden import check_text
 from support.refusals import codes
-from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
+from support.report.written_runs import recipe_plan, run_events, write_run
 from support.schedulers.slurm_programs import (
     NO_ACCOUNTING,
     NO_CONTROLLER,
@@ -58,25 +58,6 @@ def test_status_as_a_table(finished: RunDirectory, capsys: pytest.CaptureFixture
     said, _, ago = capsys.readouterr().out.replace(str(finished.path.parent), "/runs").partition("last event")
     assert ago.split()[-1] == "ago"
     check_text("status-done", said)
-
-
-def test_a_script_names_what_it_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {"directory": 1.5, "throughput": 2.5, "a\nb": 3.5, "long " * 50: 4.5, "x" * 10_000: 5.5}
-    log = {"time": 2.0, "event": "log", "iteration": 1, "values": values}
-    directory = write_run(tmp_path / "run", script_plan(), [started(), log])
-    assert main(["status", str(directory.path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines]
-    assert max(map(len, lines)) < 600
-    assert ["directory", "1.5"] in rows and ["directory", str(directory.path)] in rows and ["throughput", "2.5"] in rows
-    assert ["'a\\nb'", "3.5"] in rows and max(len(row) for row in rows) == 51
-
-
-def test_status_as_json(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", str(finished.path), "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
-    assert (status["state"], status["step"], status["steps"], status["run_dir"]) == ("done", 12, 12, str(finished.path))
-    assert status["remaining_s"] is None and status["resume"] is None
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])

@@ -82,14 +82,6 @@ def test_a_job_that_the_cluster_refuses(notes: Path, capsys: pytest.CaptureFixtu
     assert calls[2][1] == calls[0][1]
 
 
-def test_a_job_of_this_name_is_not_taken_for_a_new_one(notes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SUBMIT[:-1], "taken"]) == 2
-    said = capsys.readouterr()
-    assert codes(said.err) == ["HT-job-refused"] and "--job-name" in said.err
-    assert "job,service,configmap" in said.err and "-l app.kubernetes.io/instance=taken" in said.err
-    assert said.out == ""
-
-
 def test_submitted_again_a_run_goes_on_in_the_pods_of_the_new_job(
     notes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

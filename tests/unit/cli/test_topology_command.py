@@ -75,14 +75,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
     return written
 
 
-def test_two_hosts_without_a_switch(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
-    fabric = write([("n1 mlx5_0", "n2 mlx5_0")])
-    check_text("topology-show-no-switch", run(capsys, "show", fabric))
-    placed = json.loads(run(capsys, "place", "--fabric", fabric, "--hosts", "n2,n1", "--json"))
-    assert [placed["placed"][key] for key in ("crossings", "bound", "worst_load")] == [0, 0, 1]
-    assert run(capsys, "convert", fabric, "--to", "topology.conf") == "SwitchName=joins-n1 Nodes=n[1-2]\n"
-
-
 def test_place_reports_crossings_higher_up(write: Callable[..., str], capsys: pytest.CaptureFixture[str]):
     wanted = ["place", "--fabric", write(RAGGED), "--hosts", "n1,n2,n5,n6,n3,n4,n7,n8"]
     placed = json.loads(run(capsys, *wanted, "--json"))
@@ -169,16 +161,6 @@ def test_verify_needs_an_allocation(fabric: str, capsys: pytest.CaptureFixture[s
     assert "'node0099'" in run(capsys, "verify", "--hosts", "node0001,node0099", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--fabric", fabric, code=2)
     assert "-np" in run(capsys, "verify", "-np", "2", "--routes", "nope", code=2)
-
-
-def test_verify_refuses_hosts_that_it_cannot_measure_between(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    hostfile = tmp_path / "hosts.txt"
-    hostfile.write_text("node0001\nnode0002\n")
-    both = ["-H", "node0001,node0002", "--hostfile", str(hostfile)]
-    assert codes(run(capsys, "verify", *both, code=2)) == ["HT-options-exclude-each-other"]
-    said = run(capsys, "verify", "-H", "node0001", code=2)
-    assert codes(said) == ["HT-hosts-too-few"] and "--hosts" in said
-    assert codes(run(capsys, "verify", *both[:2], "--interface", "-x", code=2)) == ["HT-interface-not-usable"]
 
 
 class Measured:

@@ -11,10 +11,8 @@ from hpctrain.report.benchmarks import (
     allreduce_rows,
     allreduce_table,
     ratio,
-    size_text,
     step_rows,
     step_table,
-    time_text,
 )
 
 
@@ -99,18 +97,3 @@ def test_tables_fit_a_terminal_of_80_columns():
     text = text_of(step_table(step, "steps"))
     assert "2.00" in text
     assert "0.0012" in text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(4, "4 B"), (1024, "1 KiB"), (65536, "64 KiB"), (1 << 28, "256 MiB"), (102_400_000, "102.4 MB"), (1000, "1000 B")],
-)
-def test_sizes_read_as_they_were_meant(size, text):
-    assert size_text(size) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(6.72e-7, "0.67 µs"), (1.73e-5, "17.3 µs"), (7.79e-4, "779 µs"), (0.103, "103 ms")]
-)
-def test_times_have_three_digits(seconds, text):
-    assert time_text(seconds) == text

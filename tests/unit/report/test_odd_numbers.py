@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events.kinds import RunEvent, StepEvent
 from hpctrain.report.faults import event_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import Means
-from hpctrain.report.record import Record, StepTotals
+from hpctrain.report.record import Record
 from hpctrain.report.summary import summarise_record
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, typed
@@ -67,19 +66,6 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
     record = Record.read(directory)
     assert len(record.epochs) == EPOCHS
     assert summarise_record(record, recipe_plan(), "done")["metrics"]["train_loss"] is not None
-
-
-def test_steps_of_next_to_no_time_have_no_speed() -> None:
-    step = StepEvent(
-        iteration=2, epoch=1, loss=0.1, learning_rate=0.1, samples=64, seconds=1e-320, communication_seconds=1.0
-    )
-    totals = StepTotals([step])
-    assert (totals.samples_per_s, totals.communication_share) == (None, None)
-    run = RunEvent(
-        recipe="gpt", framework="torch", backend="mpi", ranks=0, epochs=1, iterations_per_epoch=1, parameters=1
-    )
-    speeds = run.model_copy(update={"tokens": 4, "flops": 7, "peak_flops": 1.0}).speeds(2.0)
-    assert speeds == {"tokens_per_s": 8.0}
 
 
 def test_means_leave_gaps_and_what_no_axis_can_show() -> None:

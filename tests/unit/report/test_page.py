@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import textwrap
 from html.parser import HTMLParser
@@ -11,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory, write_json
-from hpctrain.common.run.events import EventWriter
-from hpctrain.common.run.events.kinds import FaultEvent
-from hpctrain.common.run.records import RankError, RankRecord, write_record
 from hpctrain.report.page import read_summary, render, settings, write_report
 from support.golden import check_text
 from support.refusals import refused
@@ -107,19 +103,6 @@ def test_failed_run_shows_the_fault_and_the_ranks(tmp_path: Path) -> None:
     check_text("page-failed", page.stored())
 
 
-def test_texts_that_are_not_utf8_are_shown_with_escapes(tmp_path: Path) -> None:
-    """``open`` quotes the name of a missing file in its error, whatever bytes the name has."""
-    missing = os.fsdecode(b"no such file: train-\xff.tar")
-    error = RankError(type="FileNotFoundError", message=missing)
-    directory = write_run(tmp_path / os.fsdecode(b"run-\xff"), recipe_plan(), run_events(epochs=1))
-    write_record(directory, RankRecord(**_rank(0, "node1", "failed", exit_code=1, error=error)))
-    shown = r" .* train-\\udcff\.tar"
-    assert re.search(f"node1: FileNotFoundError:{shown}", _Page(directory).text)
-    with EventWriter(directory.events) as events:
-        events.emit(FaultEvent(rank=0, host="node1", message=f"rank 0 on node1 failed: {missing}"))
-    assert re.search(f"failed:{shown}", _Page(directory).text)
-
-
 @pytest.mark.parametrize("events", [None, []])
 def test_script_without_events(tmp_path: Path, events: list[dict[str, object]] | None) -> None:
     page = _Page(write_run(tmp_path / "run", script_plan(), events))
@@ -143,13 +126,6 @@ def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
 def test_not_a_run_directory(tmp_path: Path) -> None:
     with refused("HT-file-unreadable", path=tmp_path / "plan.json"):
         write_report(RunDirectory(tmp_path))
-
-
-def test_summary_that_the_run_left_goes_first(finished: RunDirectory) -> None:
-    assert read_summary(finished)["status"] == "done"
-    left = {**read_summary(finished), "status": "resumable", "failure": {"rank": 1}}
-    write_json(finished.summary, left)
-    assert read_summary(finished) == left
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EnergyEvent, StartEvent
 from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.report.page import read_summary, render
-from hpctrain.report.run_energy import energy_of, energy_text
+from hpctrain.report.run_energy import energy_of
 from hpctrain.report.summary import summarise
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, record_of, run_events, write_run
@@ -125,13 +125,6 @@ def test_sums_over_hosts_and_attempts(run: tuple[list[Event], dict[str, float]])
     # A reading that comes again adds nothing.
     again = energy_of([*events, events[-1]], recipe_plan())
     assert again and again.joules == found.joules
-
-
-@pytest.mark.parametrize(
-    ("kwh", "text"), [(1234.5678, "1,234.57 kWh"), (0.5, "500.00 Wh"), (0.01, "10.00 Wh"), (1e-4, "360 J"), (0, "0 J")]
-)
-def test_amounts_for_people(kwh: float, text: str) -> None:
-    assert energy_text(kwh) == text
 
 
 def test_slurms_accounting_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,3 @@ def test_slurm_is_asked_once_and_only_where_there_was_a_job(runs: Path, monkeypa
     states = {Path(each.run_dir).name: each.state for each in list_runs(runs)[0]}
     assert (states["job-1"], states["job-2"]) == ("stopped", "running")
     assert len(calls.read_text().splitlines()) == 1
-
-
-def test_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["status"]) == 0
-    assert str(tmp_path / RUNS) in capsys.readouterr().err
-    assert main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"runs": []}

@@ -54,13 +54,6 @@ def test_what_does_not_go_with_text_is_refused(overrides, code, values):
         load_recipe("gpt2-124m", overrides)
 
 
-def test_keys_of_a_gpt_are_for_nothing_else():
-    with refused("HT-recipe-key-of-another", key="layers", owners="gpt", name="digits_cnn"):
-        load_recipe("digits", ["model.layers=3"])
-    with refused("HT-keys-not-together", "model.name: digits_cnn"):
-        load_recipe("digits", ["data.name=text"])
-
-
 def test_without_a_folder_only_a_small_run_begins():
     recipe = load_recipe("gpt2-124m")
     with refused("HT-recipe-needs-data-path", recipe="gpt2-124m"):

@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 
-from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.families import FAMILIES, ModelName
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh, Pipeline
@@ -66,14 +65,6 @@ def test_what_does_not_go_together(overrides: list[str], code: str, values: dict
         digits(*overrides)
 
 
-def test_ranks_that_the_mesh_does_not_divide():
-    recipe = digits("mesh.dp_shard=2")
-    with refused("HT-ranks-not-divisible", mesh="dp_shard 2", product=2, problem="does not divide 3 ranks"):
-        recipe.at(3)
-    with refused("HT-ranks-not-divisible", problem="does not divide 3 ranks"):
-        require_recipe(recipe.at(4), 3)
-
-
 @pytest.mark.parametrize(
     ("pipeline", "fault"),
     [
@@ -100,7 +91,3 @@ def test_interleaved_schedules_go_in_rounds():
     with refused("HT-pipeline-wrong-micro-batches", "in 2 rounds of 2 stages, which do not divide 5 ") as caught:
         require_recipe(recipe.at(2), 2)
     assert caught.value.hint == "--set pipeline.micro_batches=4"
-
-
-def test_no_result_depends_on_how_ranks_are_divided():
-    assert deciding_differences(digits(), digits("mesh.dp_shard=2", "sharding.zero=1")) == []

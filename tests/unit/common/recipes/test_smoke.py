@@ -108,10 +108,3 @@ def test_a_warm_up_in_steps_stays_its_part_of_the_run():
     assert small.warmup_epochs == pytest.approx(3 * 781.96 / (781.96 + 6095), rel=1e-4)
     file = smoke(RECIPES["you2017-lars@1024-file"]).schedule
     assert (file.warmup_epochs, file.decay_from) == (pytest.approx(3 * 8 / 100), "start")
-
-
-def test_a_warm_up_of_the_whole_run_stays_one():
-    values = RECIPES["mlperf-resnet50@3264"].model_dump(mode="json")
-    for epochs in range(180, 190):
-        changed = {**values, "epochs": epochs, "schedule": {**values["schedule"], "warmup_epochs": epochs}}
-        assert smoke(Recipe.model_validate_json(json.dumps(changed))).schedule.warmup_epochs == 3

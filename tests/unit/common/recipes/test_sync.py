@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from hpctrain.common.recipes.difference import deciding_differences
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.requirements import require_recipe
 from hpctrain.common.recipes.schema import Recipe
 from support.digits_recipes import digits_recipe
 from support.refusals import invalid, refused
@@ -42,12 +40,6 @@ def test_shows_the_keys_that_are_used_and_reads_them_again(given: list[str], sho
     assert deciding_differences(load_recipe("digits"), recipe)
 
 
-def test_gradients_are_averaged_in_every_step_unless_it_says_otherwise() -> None:
-    assert load_recipe("digits").sync is None
-    assert "sync" not in used_values(load_recipe("digits"))
-    assert load_recipe("digits", ["sync=null"]).sync is None
-
-
 @pytest.mark.parametrize(
     ("given", "code", "values"),
     [
@@ -57,16 +49,6 @@ def test_gradients_are_averaged_in_every_step_unless_it_says_otherwise() -> None
             "sync={mode: async, after_epochs: 2}",
             "HT-recipe-key-of-another",
             {"key": "after_epochs", "owners": "local", "name": "async"},
-        ),
-        (
-            "sync={mode: async, outer: {optimizer: nesterov}}",
-            "HT-recipe-key-of-another",
-            {"key": "outer", "owners": "local", "name": "async"},
-        ),
-        (
-            "sync={every: 2, staleness: 3}",
-            "HT-recipe-key-of-another",
-            {"key": "staleness", "owners": "async", "name": "local"},
         ),
         (
             "sync={mode: async, moving_rate: 0.5}",
@@ -111,15 +93,3 @@ def test_asynchronous_ranks_meet_at_the_end_of_an_epoch_only() -> None:
     assert digits_recipe(sync={"every": 4}, checkpoints={"every_steps": 5}).sync
     with invalid("HT-keys-not-together"):
         digits_recipe(sync="async", checkpoints={"every_steps": 5})
-
-
-def test_statistics_over_ranks_are_refused(tmp_path: Path) -> None:
-    values = {
-        "model": {"name": "resnet18", "batch_norm": {"span": 16}},
-        "data": {"name": "imagenet", "path": str(tmp_path)},
-        "batch": {"per_rank": 8},
-    }
-    require_recipe(digits_recipe(**values).at(4), 4)
-    with refused("HT-keys-not-together", together=2) as caught:
-        require_recipe(digits_recipe(**values, sync={"every": 4}).at(4), 4)
-    assert "model.batch_norm.span=8" in caught.value.hint

@@ -10,9 +10,8 @@ import pytest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.difference import deciding_differences, differences
 from hpctrain.common.recipes.load import load_recipe
-from hpctrain.common.recipes.tracking import parse_trackers
 from hpctrain.control.resuming.resume import changed_work
-from support.refusals import check, refused
+from support.refusals import check
 from support.report.written_runs import digits, recipe_plan, script_plan
 
 
@@ -22,15 +21,6 @@ def test_what_is_no_tracker(value: str) -> None:
         load_recipe("digits", [f"tracking={value}"])
     check(caught.value, "HT-file-value", where=f"--set tracking={value}")
     assert all(name.startswith("tracking") for name in re.findall(r"tracking[.0-9]*(?=: )", caught.value.message))
-
-
-def test_trackers_of_the_command_line() -> None:
-    assert parse_trackers("tensorboard, mlflow,mlflow") == ("tensorboard", "mlflow")
-    assert parse_trackers("none") == ()
-    for text in ("mlfow", "mlflow,", "", "none,mlflow"):
-        with refused("HT-choice-unknown", text=text) as caught:
-            parse_trackers(text)
-        assert {"mlflow", "none", "tensorboard", "wandb"} <= {*caught.value.hint.replace(",", "").split()}
 
 
 def test_who_follows_a_run_is_no_difference_of_it() -> None:

@@ -100,13 +100,6 @@ def test_names_that_are_not_there(name: str, code: str, values: dict[str, str]) 
             "    optimizer: {name: adam",
             *("HT-recipe-key-of-another", "momentum"),
         ),
-        (
-            "512}\n  adam",
-            "512, remrk: x}\n  adam",
-            "512",
-            "      - {metric",
-            *("HT-file-unknown-key", "reported.0.remrk"),
-        ),
         # What the base says is blamed on its own line, whichever variant was asked for.
         (
             "learning_rate: 0.025",

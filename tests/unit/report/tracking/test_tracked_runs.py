@@ -43,9 +43,3 @@ def test_a_server_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "export MLFLOW_TRACKING_URI=http://HOST:PORT" in capsys.readouterr().err
     assert not Path("run").exists()
     require_trackers(("mlflow",), {"MLFLOW_TRACKING_URI": "http://host:5000"})
-
-
-def test_an_unknown_tracker(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--tracking", "mlfow") == 2
-    error = capsys.readouterr().err
-    assert "'mlflow'?" in error and "tensorboard" in error
