@@ -96,21 +96,6 @@ def test_misuse(capsys: pytest.CaptureFixture[str], arguments: list[str], said: 
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("print('nothing is trained here')\n", "HT-script-no-optimizer-step"),
-        ("raise ValueError('no data')\n", "no data"),
-    ],
-)
-def test_a_script_that_cannot_be_traced(capsys: pytest.CaptureFixture[str], script: str, said: str) -> None:
-    pytest.importorskip("torch")
-    Path("train.py").write_text(script)
-    assert main(["predict", "train.py", *H100, "--batch", "8"]) != 0
-    assert said in capsys.readouterr().err
-
-
 def test_a_workload_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     import hpctrain.common.workloads
 

@@ -89,18 +89,6 @@ def test_a_class_of_few_images_has_some_of_each(share: float) -> None:
         assert val == by_hash or len(val) == 1 or len(train) == 1
 
 
-def test_folders_that_are_divided_already(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for split, count in {"train": 6, "val": 2}.items():
-        for name in ("cat", "dog"):
-            images(here / "photos" / split / name, count, 100)
-    assert main(["recipes", "new", "pets", "--data", "photos"]) == 0
-    (shard, _) = commands(capfd.readouterr().out)
-    assert "--validation-share" not in shard
-    assert load_recipe("pets.yaml").images.size == 96
-    assert main([*shard, "--validation-share", "0.2"]) == 2
-    assert codes(capfd.readouterr().err) == ["HT-source-wrong"]
-
-
 def test_tokens(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (here / "text").mkdir()
     for number in range(40):

@@ -288,30 +288,6 @@ def _record(directory: RunDirectory, rank: int, status: str, *, host: str | None
     write_record(directory, RankRecord(rank=rank, host=host, pid=pid, started=time.time(), status=status))
 
 
-@pytest.mark.parametrize(
-    ("begun", "records", "words"),
-    [
-        ({"pid": 2**22 + 1}, [(0, None, 2**22 + 1), (1, "gpu9", 77)], ["rank"]),
-        ({"pid": 77, "host": "gpu9"}, [], ["gpu9", "kill 77"]),
-    ],
-    ids=["ranks elsewhere of a killed launcher", "a launcher elsewhere"],
-)
-def test_cancel_says_what_to_do_where_it_can_end_nothing(
-    begun: dict[str, Any],
-    records: list[tuple[int, str | None, int]],
-    words: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    directory = write_run(tmp_path / "run", recipe_plan(), [started(**begun)])
-    for rank, host, pid in records:
-        _record(directory, rank, "running", host=host, pid=pid)
-    assert main(["cancel", str(directory.path)]) == 1
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-cancel-not-possible"] and all(word in said for word in words)
-    assert not directory.stop.exists(), "no rank would see it"
-
-
 @pytest.mark.parametrize("leaves", [True, False])
 def test_cancel_stops_ranks_of_a_launcher_on_another_host(
     leaves: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -131,11 +131,3 @@ def test_misuse(
     assert main([*SUBMIT, *options, "--dry-run"]) == 2
     assert said in capsys.readouterr().err
     assert not notes.exists()
-
-
-@pytest.mark.parametrize("target", ["job/digits-1", "job.batch/digits-1"])
-def test_a_job_is_kubectls(notes: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", target]) == 2
-    said = capsys.readouterr().err
-    assert codes(said) == ["HT-run-not-found"] and str(target) in said
-    assert "delete job,service,configmap" in said and "-l app.kubernetes.io/instance=digits-1" in said

@@ -123,11 +123,6 @@ def test_nothing_a_user_wrote_becomes_markup(tmp_path: Path) -> None:
     assert page.text.count(attack) == 8
 
 
-def test_not_a_run_directory(tmp_path: Path) -> None:
-    with refused("HT-file-unreadable", path=tmp_path / "plan.json"):
-        write_report(RunDirectory(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("file", "text", "code", "values"),
     [

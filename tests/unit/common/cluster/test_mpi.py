@@ -91,9 +91,3 @@ def test_no_mpi_says_how_to_get_one(environment: Path) -> None:
     with refused("HT-mpi-unavailable") as error:
         find_mpi()
     assert "hpctrain[mpi]" in error.value.hint
-
-
-def test_an_mpirun_that_does_not_run(environment: Path) -> None:
-    (environment / "mpirun").write_text("#!/no/such/interpreter\n")
-    with refused("HT-mpi-unavailable", mpirun=environment / "mpirun"):
-        find_mpi()
