@@ -63,7 +63,7 @@ def _read(directory: RunDirectory, jobs: Jobs) -> _Settled:
         numbers = {*submitted_jobs(directory), *record.jobs}
         known, problem = jobs(scheduler_of(directory)) if numbers else ([], None)
         run = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)
-        return run, _settings(read_model(directory.plan, Plan))
+        return run.model_copy(update={"updated": run.updated or made}), _settings(read_model(directory.plan, Plan))
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)

@@ -51,7 +51,8 @@ class RunStatus(BaseModel):
         elapsed_s: the seconds of this attempt so far.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
         job_remaining_s: the seconds until the running job's time limit.
-        updated: the time of the last event, or of the plan, in seconds since the epoch.
+        updated: the time of the last event, in seconds since the epoch; before the first 0, and in a list that of the
+            plan.
         last_event_s: the seconds since the last event.
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
@@ -202,7 +203,7 @@ class KnownRun:
             survived=tuple(filter(None, map(event_line, survived))),
             stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
             unread=self.unread,
-            updated=record.last_time or self.directory.plan.stat().st_mtime,
+            updated=record.last_time or 0.0,
             **self._times(state, now),
         )
 
