@@ -76,10 +76,11 @@ def _foreign_keys(section: BaseModel) -> Iterator[InvalidValueError]:
     fields = type(section).model_fields
     for key, field in fields.items():
         for mark in kinds_of(field):
-            kind = mark.kind(section)
             # Sizes of a network by themselves have no name.
-            if kind is None or mark.idle or mark.has(section) or getattr(section, key) == field.default:
+            decided = mark.decisive.partition(".")[0] in fields
+            if not decided or mark.idle or mark.has(section) or getattr(section, key) == field.default:
                 continue
+            kind = mark.kind(section)
             others = [
                 name
                 for name, other in fields.items()

@@ -56,7 +56,7 @@ class FaultTolerance(CheckedSection):
             yield f"min_ranks: {self.min_ranks} needs lost_rank: shrink; with lost_rank: stop {ends}"
 
 
-class Checkpointing(Section):
+class Checkpointing(CheckedSection):
     """When checkpoints are written besides the end of each epoch and a stop, and which are kept."""
 
     every_steps: Count | None = Field(None, description="also after every so many steps of the run")

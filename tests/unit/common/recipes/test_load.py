@@ -15,7 +15,7 @@ from hpctrain.cli.main import main
 from hpctrain.cli.recipes import list_row, list_table
 from hpctrain.common.files.checked_yaml import subsection
 from hpctrain.common.recipes.entries import load_entry, recipe_names
-from hpctrain.common.recipes.keys import kinds_of
+from hpctrain.common.recipes.keys import CheckedSection, kinds_of
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.report.results import reported_rows, reported_text, result_name, row_text
@@ -242,6 +242,7 @@ def test_keys_of_kinds_exist() -> None:
     def check(section: type[BaseModel]) -> None:
         for key, field in section.model_fields.items():
             for mark in kinds_of(field):
+                assert issubclass(section, CheckedSection), "the key would be taken for other kinds too"
                 *path, decisive = mark.decisive.split(".")
                 holder = functools.reduce(subsection, path, section)
                 found = holder.model_fields.get(decisive)
