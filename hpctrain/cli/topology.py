@@ -289,8 +289,8 @@ def _print_placement(found: PlacementReport, order: Sequence[str], laid: Laid | 
 
 def _print_links(flows: Sequence[Flow], faults: Sequence[Fault], *, as_json: bool) -> None:
     if as_json:
-        rows = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
-        answer_json({"flows": rows, "faults": [asdict(fault) for fault in faults]})
+        written = [{**asdict(flow), "source": str(flow.source), "target": str(flow.target)} for flow in flows]
+        answer_json({"flows": written, "faults": [asdict(fault) for fault in faults]})
         return
     from hpctrain.control.topology.verify import rate
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
+from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import DamagedEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records, works_in
@@ -176,7 +177,8 @@ class KnownRun:
         state, record = self._state(), self.record
         start, run, attempt = record.start, record.run, record.last_attempt
         epoch = record.epochs[-1] if record.epochs else None
-        survived = [*(fault for _, fault in record.survived), *of_kind(record.events, DamagedEvent)]
+        survived: list[Event] = [fault for _, fault in record.survived]
+        survived += of_kind(record.events, DamagedEvent)
         return RunStatus(
             run_dir=str(self.directory.path),
             title=self.plan.title,
