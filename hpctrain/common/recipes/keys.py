@@ -39,7 +39,7 @@ class Of:
     """Marks a key that only some kinds of its section have.
 
     Attributes:
-        decisive: the key of the section, dotted for one further inside, or property that says of which kind it is.
+        decisive: the key of the section, dotted for one further inside that says of which kind it is.
         kinds: its values for which the key has an effect, separated by spaces.
         idle: whether the key may be given for other kinds too, so that ``--set`` can choose another.
     """
@@ -57,7 +57,7 @@ class Of:
 
     def has(self, section: BaseModel) -> bool:
         """Whether the section is of a kind that has the key."""
-        return str(self.kind(section)) in self.kinds.split()
+        return self.kind(section) in self.kinds.split()
 
 
 def kinds_of(field: FieldInfo) -> list[Of]:
@@ -99,13 +99,15 @@ def _foreign_keys(section: BaseModel) -> Iterator[InvalidValueError]:
 def used_values(work: BaseModel) -> dict[str, Any]:
     """The values of a recipe by key, without defaults that mean "none" and those of keys that have no effect.
 
-    What is left is the same recipe when it is read again: only defaults are left out.
+    What is left is the same recipe when it is read again: only defaults are left out. A section's ``idle_keys`` are
+    further ones without effect.
     """
     shown: dict[str, Any] = {}
+    idle = getattr(work, "idle_keys", ())
     for key, dumped in work.model_dump(mode="json").items():
         field, value = type(work).model_fields[key], getattr(work, key)
         if value == field.get_default(call_default_factory=True) and (
-            value in (None, "", ()) or not all(mark.has(work) for mark in kinds_of(field))
+            value in (None, "", ()) or key in idle or not all(mark.has(work) for mark in kinds_of(field))
         ):
             continue
         if isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):

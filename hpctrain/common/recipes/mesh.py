@@ -91,11 +91,6 @@ class Mesh(CheckedSection):
         """Whether it is plain data parallelism: every rank has the whole model."""
         return all(size == 1 for axis, size in self.sizes.items() if axis != "dp_replicate")
 
-    @property
-    def pipelined(self) -> bool:
-        """Whether the model is divided into stages."""
-        return self.pp != 1
-
     # Of a mesh that at() made.
 
     @property

@@ -310,8 +310,8 @@ class RecipeKeys(CheckedSection):
     notes: tuple[str, ...] = Field((), description="what --set changed besides the given values")
     communication: Communication = Communication.defaults()
     mesh: Mesh = Mesh.defaults()
-    sharding: Annotated[Sharding, Of("mesh.replicates_only", "False", idle=True)] = Sharding.defaults()
-    pipeline: Annotated[Pipeline, Of("mesh.pipelined", "True", idle=True)] = Pipeline.defaults()
+    sharding: Sharding = Sharding.defaults()
+    pipeline: Pipeline = Pipeline.defaults()
     sync: Sync | None = Field(None, description="ranks take steps by themselves; null averages gradients in every step")
     guard: GuardSettings = GuardSettings.defaults()
     fault_tolerance: FaultTolerance = FaultTolerance.defaults()
@@ -320,6 +320,11 @@ class RecipeKeys(CheckedSection):
     tracking: Trackers | None = Field(
         None, description="where curves go: tensorboard (the default), mlflow, wandb; changes no number of the run"
     )
+
+    @property
+    def idle_keys(self) -> tuple[str, ...]:
+        """Keys without effect beside the others."""
+        return (*["sharding"] * self.mesh.replicates_only, *["pipeline"] * (self.mesh.sizes["pp"] == 1))
 
     @field_validator("compile", mode="before")
     @classmethod
