@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,5 +22,6 @@ def report(
     directory = find_run(target)
     if as_json:
         answer_json(read_summary(directory))
-    else:
-        answer(write_report(directory))
+        return
+    page, here = write_report(directory), Path.cwd()
+    answer(page.relative_to(here) if page.is_relative_to(here) else page)
