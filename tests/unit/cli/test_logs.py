@@ -93,12 +93,6 @@ def test_a_line_cannot_play_with_the_terminal() -> None:
     assert plain(f"\x9b{text}") == f"\\u009b{text}"
 
 
-def test_a_contradiction_costs_no_more_than_itself() -> None:
-    lines = {0: ["x", "y", "p", "q"], 1: ["y", "x"], 2: ["y", "x"], 3: ["q", "p"]}
-    first = [((0,), "x"), ((0, 1, 2), "y"), ((1, 2), "x")]
-    assert list(merge(lines)) == [*first, ((0,), "p"), ((0, 3), "q"), ((3,), "p")]
-
-
 def test_a_log_without_a_line_is_read_to_its_end(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.logs.mkdir()

@@ -84,19 +84,6 @@ def test_misuse(arguments: list[str], said: str, capsys: pytest.CaptureFixture[s
     assert captured.out == "" or "--json" in arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["train.py", "--set", "epochs=2"], "--set epochs is for recipes, and train.py is a script"),
-        (["train.py", "--framework", "torch"], "HT-option-not-usable-here"),
-    ],
-)
-def test_options_of_recipes_with_a_script(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("train.py").touch()
-    assert main(["run", *arguments]) == 2
-    assert said in capsys.readouterr().err
-
-
 @needs.pytorch
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)

@@ -32,15 +32,6 @@ def test_one_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kg_co2"]["value"] == pytest.approx(0.3 * found["facility_kwh"]["value"])
 
 
-@pytest.mark.slow
-def test_a_table_of_several(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "goyal2017", *H100, "--nodes", "1..8", "--explain"]) == 0
-    said = capsys.readouterr()
-    assert [line.split()[0] for line in said.out.splitlines() if line[:6].strip().isdigit()] == ["1", "2", "4", "8"]
-    assert "comes from" in said.out
-    assert "--adapters-per-node" in said.err
-
-
 def test_a_narrow_terminal_shows_every_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

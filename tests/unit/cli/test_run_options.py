@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import socket
 from pathlib import Path
@@ -205,31 +204,6 @@ def test_a_checkpoint_is_of_one_model_optimizer_and_data(
 def checkpoint_of_now(**progress: Any) -> Path:
     of = progress_of(10, **progress)
     return write_checkpoint(Path("run/checkpoints"), of, {}, plan=plan().model_dump(mode="json"))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@needs.pytorch
-def test_a_run_with_values_that_do_not_fit_is_taken_back(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """By the command that is shown, however they came into its plan."""
-    programs(monkeypatch, mpirun=f"{MPIRUN}\nexit 1")
-    assert main(["run", "digits", "-np", "2", "--run-dir", "run"]) == 1
-    checkpoint_of_now()
-    changed = plan().model_dump(mode="json")
-    changed["recipe"] |= {"precision": "fp16", "seed": 8, "epochs": 21}
-    Path("run/plan.json").write_text(json.dumps(changed))
-    capfd.readouterr()
-    assert main(["run", "--resume", "--run-dir", "run"]) == 2
-    said = capfd.readouterr().err
-    assert codes(said) == ["HT-run-plan-changed"]
-    assert main(["run", "--resume", "--run-dir", "run", "--accept-changes"]) == 2
-    command = shlex.split(capfd.readouterr().err.splitlines()[-1])
-    assert command[-5:] == ["--accept-changes", "--set", "precision=float32", "--set", "seed=7"]
-    assert main(command[1:]) == 4
-    recipe = plan().recipe
-    assert recipe is not None and (recipe.precision, recipe.seed, recipe.epochs) == ("float32", 7, 21)
 
 
 @needs.pytorch

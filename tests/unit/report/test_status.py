@@ -15,7 +15,6 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.open_directory import HeldDirectory
-from hpctrain.common.run.records import RankRecord, write_record
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
@@ -200,22 +199,3 @@ def test_a_run_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     before = psutil.Process().create_time() - 60
     assert local_run(tmp_path / "another's number", time=before).state == "stopped"
     assert local_run(tmp_path / "elsewhere", host="another").state == "running"
-
-
-def test_ranks_that_outlived_their_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    me = psutil.Process()
-    # This process began after that event, so it cannot be the launcher; it is a rank.
-    events = [start(job=None, host=socket.gethostname(), pid=me.pid, time=me.create_time() - 60)]
-    directory = write_run(tmp_path / "run", recipe_plan(), events)
-    directory.ranks.mkdir(exist_ok=True)
-    rank = RankRecord(rank=0, host=socket.gethostname(), pid=me.pid, started=me.create_time(), status="running")
-    write_record(directory, rank)
-
-    def state() -> str:
-        status, _ = read_status(find_run(str(directory.path)))
-        return status.state
-
-    assert state() == "stopped"
-    with HeldDirectory(directory):
-        assert state() == "running"
