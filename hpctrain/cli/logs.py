@@ -189,17 +189,21 @@ class _Log(Tail):
     """A log from its beginning, for a terminal."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, whole=True, longest=_LEAST_BYTES)
+        super().__init__(path, whole=True)
         self._end = 0
+        self._open = b""
 
     def new(self, *, last: bool, at_most: int) -> list[str]:
         """New lines. After the run's end, lines that are added while reading are not waited for."""
         with reading(self.path, "--rank leaves it out"):
             if last:
                 self._end = self._end or self.path.stat().st_size or 1
-                if self.offset >= self._end:
-                    return []
-            lines = self.lines(last=last, at_most=at_most)
+            text = b"" if last and self.offset >= self._end else self.text(at_most=at_most)
+        *lines, self._open = (self._open + text).split(b"\n")
+        # Output without line breaks comes in parts, so that it does not fill the memory.
+        if self._open and (len(self._open) > _LEAST_BYTES or (last and not lines)):
+            lines.append(self._open)
+            self._open = b""
         return [plain(without_marks(line.decode(errors="replace"))) for line in lines]
 
 

@@ -61,8 +61,7 @@ class Tail:
         if (last and ended) or len(text) - end > self._longest:
             end = len(text)
         self.offset += end
-        # Not by splitlines, which takes the states of a progress bar apart.
-        return text[:end].removesuffix(b"\n").split(b"\n") if end else []
+        return text[:end].splitlines()
 
     def text(self, *, at_most: int) -> bytes:
         """What was written since the last call, whether or not its last line is complete.

@@ -109,8 +109,7 @@ def test_lines_are_those_of_the_file_however_it_grows_and_is_read(parts, at_most
             got += tail.lines(at_most=at_most)
         for _ in range(len(b"".join(parts)) + 1):
             got += tail.lines(last=True, at_most=at_most)
-    written = b"".join(parts)
-    assert got == (written.removesuffix(b"\n").split(b"\n") if written else [])
+    assert got == b"".join(parts).splitlines()
 
 
 def test_a_long_file_in_place_of_the_events_is_not_kept_in_memory(tmp_path):
