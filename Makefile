@@ -44,8 +44,8 @@ SIDE_BY_SIDE := --numprocesses $$(($$(nproc) + 1)) $(MODULES)
 LINKS := tests/hosts/test_verify.py
 define suite
 @rm -f $(FLAKY)
-$(call tests,$(SIDE_BY_SIDE) -m '$(1)' --ignore $(LINKS) tests/hosts tests/slurm tests/unit)
-$(call tests,--numprocesses 2 $(MODULES) -m '$(1)' --ignore tests/hosts --ignore tests/slurm --ignore tests/unit)
+$(call tests,$(SIDE_BY_SIDE) -m '$(1)' --ignore $(LINKS) tests/grid_engine tests/hosts tests/slurm tests/unit)
+$(call tests,--numprocesses 2 $(MODULES) -m '$(1)' --ignore tests/grid_engine --ignore tests/hosts --ignore tests/slurm --ignore tests/unit)
 $(call tests,-m '$(1)' $(LINKS))
 @if [ -s $(FLAKY) ]; then cat $(FLAKY); fi
 endef

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -35,7 +36,7 @@ from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError, joined
 from hpctrain.common.files.disk import disk_error, reading
-from hpctrain.common.files.printable import dotted, json_text, shell_word
+from hpctrain.common.files.printable import dotted, json_text, printable, shell_word
 from hpctrain.common.files.regular import make_folder, private, read_regular
 from hpctrain.common.files.whole import remove_leftovers, write_whole
 
@@ -209,7 +210,14 @@ def resume_command(directory: RunDirectory, *options: str) -> str:
     """
     if options or not directory.submission.exists():
         return " ".join([f"hpctrain run --resume --run-dir {shell_word(directory.path)}", *map(shlex.quote, options)])
+    with contextlib.suppress(HpctrainError):
+        if command := read_model(directory.submission, _Submitted).resume:
+            return printable(command)
     return f"sbatch --chdir={shell_word(directory.path)} {shell_word(directory.script)}"
+
+
+class _Submitted(BaseModel):
+    resume: str | None = None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from hpctrain.control.doctor.rank_checks import (
     same_versions,
     without_ranks,
 )
+from hpctrain.control.hosts.arrange import are_given, arrange
 
 if TYPE_CHECKING:
     from hpctrain.control.planning.place_hosts import PlacedHosts
@@ -58,12 +58,8 @@ def diagnose(
     Raises:
         HpctrainError: hosts and ranks that do not fit, or no folder for what the ranks write.
     """
-    named = options.hosts is not None or options.hostfile is not None or os.environ.get("SLURM_JOB_NODELIST")
-    if ranks is None and not named and start == Start():
+    if ranks is None and not are_given(options) and start == Start():
         return failed_first([*without_ranks(), *check_host(read_host(), run_directory)])
-    # Imported here because it takes 80 ms, which a check of this machine alone does not need.
-    from hpctrain.control.hosts.arrange import arrange
-
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:
         notice(f"warning: {warning}")

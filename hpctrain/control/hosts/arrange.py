@@ -1,4 +1,4 @@
-"""Arranges the hosts of a run: which they are, from the user or Slurm, and their order, from the fabric."""
+"""Arranges the hosts of a run: which they are, from the user or the scheduler, and their order, from the fabric."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hpctrain.common.cluster.host_list import HostSlots, expand_hosts, expand_slots
 from hpctrain.common.cluster.node_map import NodeMap
@@ -14,7 +15,7 @@ from hpctrain.common.errors import HpctrainError, counted
 from hpctrain.common.recipes.requirements import require_ranks
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import HostOptions, Script
-from hpctrain.control.hosts.hostfile import read_hostfile
+from hpctrain.control.hosts.hostfile import read_hostfile, read_pe_hostfile
 from hpctrain.control.planning.mesh_plan import mesh_work
 from hpctrain.control.planning.place_hosts import KnownFabric, PlacedHosts, place_hosts
 from hpctrain.control.topology.names import is_guid, managers
@@ -24,6 +25,9 @@ from hpctrain.control.topology.records import SwitchGroup
 FLAT = "unknown, taken to be flat"
 _LISTED = "scontrol show topology"
 _ALLOCATED = "SLURM_JOB_NODELIST"
+# Files with the hosts of a job: of PBS and LSF with a line for each slot, of Grid Engine with a line for each host.
+# Sources: pbs_resources(7B), bsub's environment variables in IBM's documentation of LSF, sge_pe(5).
+_JOB_FILES = {"PBS_NODEFILE": read_hostfile, "LSB_DJOB_HOSTFILE": read_hostfile, "PE_HOSTFILE": read_pe_hostfile}
 # Slurm writes 2(x3),1 for 2, 2, 2 and 1.
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
@@ -40,7 +44,8 @@ def arrange(
     """The hosts in the plan's order with their slots, and warnings.
 
     Args:
-        options: from the command line. If they name no hosts, the hosts are those of the Slurm allocation.
+        options: from the command line. If they name no hosts, the hosts are those of the job of Slurm, PBS, LSF or Grid
+            Engine in which this process runs.
         this_host: the only host where nothing names hosts.
         ranks: the world size; by default the sum of the slots, else one per GPU, or one per host where no node map
             shows the GPUs. Where only some hosts have slots, the others have one.
@@ -87,8 +92,9 @@ def arrange(
 
 
 def are_given(options: HostOptions, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a list, a hostfile or Slurm's allocation gives the hosts and their slots."""
-    return options.hosts is not None or options.hostfile is not None or _is_allocation(options, environment)
+    """Whether a list, a hostfile or the scheduler's job gives the hosts and their slots."""
+    named_by_job = any(environment.get(name) for name in (_ALLOCATED, *_JOB_FILES))
+    return options.hosts is not None or options.hostfile is not None or named_by_job
 
 
 def _default_ranks(names: Sequence[str], slots: Mapping[str, int] | None, node_map: NodeMap | None) -> int:
@@ -112,7 +118,7 @@ def _is_allocation(options: HostOptions, environment: Mapping[str, str]) -> bool
 
 
 def _named_hosts(options: HostOptions, environment: Mapping[str, str]) -> tuple[HostSlots, str]:
-    """The hosts that the options or the allocation name, with their slots, and what names them."""
+    """The hosts that the options or the scheduler's job name, with their slots, and what names them."""
     if options.hosts is not None and options.hostfile is not None:
         raise HpctrainError(
             "HT-options-exclude-each-other", "--hosts and --hostfile both say which hosts", "give one of them"
@@ -123,6 +129,9 @@ def _named_hosts(options: HostOptions, environment: Mapping[str, str]) -> tuple[
         return read_hostfile(options.hostfile), str(options.hostfile)
     if allocated := environment.get(_ALLOCATED):
         return dict.fromkeys(expand_hosts(allocated, _ALLOCATED)), "the allocation"
+    for name, read in _JOB_FILES.items():
+        if path := environment.get(name):
+            return read(Path(path)), f"the job ({name})"
     return {}, ""
 
 

@@ -38,6 +38,16 @@ def read_hostfile(path: Path) -> HostSlots:
     return parse_hostfile(read_text(path, "hostfile", _HINT, limit=_MOST_BYTES), str(path))
 
 
+def read_pe_hostfile(path: Path) -> HostSlots:
+    """The hosts of Grid Engine's ``PE_HOSTFILE`` with their slots: lines of host, slots, queue and processors.
+
+    Raises:
+        HpctrainError: as :func:`read_hostfile`.
+    """
+    lines = read_text(path, "hostfile of Grid Engine", "see sge_pe(5)", limit=_MOST_BYTES).splitlines()
+    return parse_hostfile("\n".join(":".join(line.split()[:2]) for line in lines), str(path))
+
+
 def parse_hostfile(text: str, name: str) -> HostSlots:
     """The hosts in a file's text; ``name`` names the file in messages. Raises as :func:`read_hostfile`."""
     hosts: HostSlots = {}

@@ -229,7 +229,9 @@ class ClusterProfile(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     source: Line
     scheduler: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = Field(
-        None, description="that an installed package adds; None for Slurm, or Kubernetes where that section is there"
+        None,
+        description="pbs, grid_engine, or one that an installed package adds; None for Slurm, or Kubernetes where that "
+        "section is there",
     )
     tried: bool = False
     remark: Annotated[str, AfterValidator(_line)] = ""
@@ -241,6 +243,11 @@ class ClusterProfile(Section):
     constraint: Word | None = None
     time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
     sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
+    qsub: tuple[Line, ...] = Field(
+        (),
+        description="further options of PBS' or Grid Engine's qsub, a line each, in which {nodes}, {ranks} and "
+        "{gpus_per_node} stand for the job's numbers",
+    )
 
     launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
     interface: Word | None = Field(None, description="for connections that are not InfiniBand")

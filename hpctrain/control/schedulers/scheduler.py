@@ -1,4 +1,4 @@
-"""What hpctrain asks of a scheduler. Slurm and Kubernetes have a room each beside this file.
+"""What hpctrain asks of a scheduler. Slurm, Kubernetes, and those of qsub have a room each beside this file.
 
 A package of its own adds one by an entry point of the group ``hpctrain.schedulers``: a class derived from
 :class:`Scheduler`, by the name that ``scheduler`` in a cluster profile says.
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _BUILT_IN = {
     "slurm": "hpctrain.control.schedulers.slurm.slurm_scheduler:Slurm",
     "kubernetes": "hpctrain.control.schedulers.kubernetes.kubernetes_scheduler:Kubernetes",
+    "pbs": "hpctrain.control.schedulers.qsub.pbs:Pbs",
+    "grid_engine": "hpctrain.control.schedulers.qsub.grid_engine:GridEngine",
 }
 # Of the cluster at hand, and of jobs in which a run was started by hand.
 DEFAULT = "slurm"

@@ -41,6 +41,7 @@ class Submission(FrozenModel):
     submitted: float = Field(description="seconds since the epoch")
     host: str
     folder: str
+    resume: str | None = Field(None, description="the command that submits it again; None for Slurm's")
 
 
 def submission_of(directory: RunDirectory) -> Submission | None:
@@ -90,7 +91,7 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
         raise
 
 
-def record(directory: RunDirectory, order: Order, jobs: Sequence[str]) -> None:
+def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: str | None = None) -> None:
     """Write down how a run was submitted, by which its jobs are found."""
     profile = order.cluster.profile
     submission = Submission(
@@ -101,6 +102,7 @@ def record(directory: RunDirectory, order: Order, jobs: Sequence[str]) -> None:
         submitted=time.time(),
         host=socket.gethostname(),
         folder=str(Path.cwd()),
+        resume=resume,
     )
     write_json(directory.submission, submission.model_dump(mode="json"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.control.hosts import arrange as arranging
-from hpctrain.control.hosts.arrange import FLAT, arrange, find_fabric
+from hpctrain.control.hosts.arrange import FLAT, are_given, arrange, find_fabric
 from hpctrain.control.topology.fat_tree import fat_tree
 from support.golden import check_text
 from support.refusals import refused
@@ -179,6 +179,30 @@ JOB = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "7", "SLURM_TASKS_PER_NOD
 def test_the_tasks_of_a_job(programs: Path, ranks: int | None, environment: dict[str, str], slots: list[int]) -> None:
     hosts, _ = arrange(HostOptions(), "here", ranks, environment)
     assert [host.slots for host in hosts.slots] == slots
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "slots"),
+    [
+        ("PBS_NODEFILE", "n2.site\nn2.site\nn1.site\nn1.site\n", {"n2.site": 2, "n1.site": 2}),
+        ("PBS_NODEFILE", "n2\nn1\n", {"n2": 1, "n1": 1}),
+        ("LSB_DJOB_HOSTFILE", "n3\nn3\nn3\nn4\n", {"n3": 3, "n4": 1}),
+        ("PE_HOSTFILE", "n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 0,1:0,2\n", {"n1": 4, "n2": 2}),
+    ],
+)
+def test_the_hosts_of_a_job_of_another_scheduler(
+    tmp_path: Path, variable: str, text: str, slots: dict[str, int]
+) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    hosts, _ = arrange(HostOptions(), "here", None, {variable: str(path)})
+    assert {host.host: host.slots for host in hosts.slots} == slots
+    assert are_given(HostOptions(), {variable: str(path)})
+    hosts, _ = arrange(HostOptions(hosts="n9:3"), "here", None, {variable: str(path)})
+    assert {host.host: host.slots for host in hosts.slots} == {"n9": 3}
+    path.write_text("")
+    with refused("HT-hostfile-not-valid"):
+        arrange(HostOptions(), "here", None, {variable: str(path)})
 
 
 def test_what_the_user_says_goes_before_the_job(programs: Path, tmp_path: Path) -> None:

@@ -591,7 +591,8 @@ COMPOSED = _made(
     x.repeat_interleave(2, 0); x.movedim(0, -1); x.expand(2, *x.shape); x.unflatten(-1, (-1, 1)); x.repeat(2, *x.shape)
     torch.diff(x, dim=0); x.narrow(0, 1, 2); x.select(0, -1); torch.aminmax(x, dim=0).max
     x[x > 0]; x[x.argsort(0)[:, 0]]
-    x * x.mean().item(); x / x.numel(); sum(x[number] for number in range(len(x))); torch.as_tensor(x.detach().numpy().copy())
+    x * x.mean().item(); x / x.numel(); sum(x[number] for number in range(len(x)))
+    torch.as_tensor(x.detach().numpy().copy())
     after(lambda own: own[1:3].zero_(), x); after(lambda own: own[:, 0].add_(1), x)
     after(lambda own: own.t().mul_(3), x)
     after(lambda own: own.view(-1).add_(2), x); after(lambda own: own.clamp_(-1, 1).sub_(0.5), x)

@@ -1,0 +1,1 @@
+"""PBS and Grid Engine, whose jobs are scripts given to qsub."""

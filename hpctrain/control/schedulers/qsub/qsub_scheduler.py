@@ -1,0 +1,159 @@
+"""What PBS and Grid Engine have in common: a job script with directives, ``qsub`` and ``qdel``."""
+
+from __future__ import annotations
+
+import getpass
+import pwd
+import re
+import shlex
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.jobs import slurm_seconds
+from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
+from hpctrain.control.schedulers.scheduler import Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.submission import made_run, record, run_path
+
+SECONDS = 60.0
+# Options of `hpctrain submit` that are Slurm's, or that only its jobs act on.
+_NOT_HERE = frozenset(
+    ("--qos", "--constraint", "--dependency", "--sbatch", "--stage", "--verify", "--container-runtime", "--container")
+)
+
+_PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
+
+
+class QsubScheduler(Scheduler):
+    """Jobs of ``qsub``. A job whose time ends writes a checkpoint, and sees to it that the run goes on."""
+
+    name: ClassVar[str]
+    # Of a directive's line.
+    prefix: ClassVar[str]
+    # Bash that prints the job's number within the job.
+    number: ClassVar[str]
+    # Bash by which a job that is not finished lets the run go on.
+    again: ClassVar[str]
+    # Of qsub, so that it prints the job's number alone.
+    terse: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def directives(self, profile: ClusterProfile, request: JobRequest, directory: Path) -> Sequence[str]:
+        """The options of the job, a line each, without :attr:`prefix` and the profile's own.
+
+        Raises:
+            HpctrainError: the profile lacks what this scheduler needs.
+        """
+
+    def describe(self, order: Order, say: Say) -> Description:
+        return Description(text=self._script(order, run_path(order, order.plan())))
+
+    def submit(self, order: Order, say: Say) -> Submitted:
+        if warning := order.request.warning:
+            say(warning)
+        with made_run(order, order.plan(), {}) as directory:
+            write_whole(directory.script, self._script(order, directory.path).encode(), private=True)
+            done = run_program(*self._qsub(directory.script), seconds=SECONDS)
+            number = re.match(r"\d+", done.stdout.strip())
+            if done.returncode != 0 or number is None:
+                raise HpctrainError(
+                    "HT-job-refused",
+                    "qsub refuses the job: {reason}",
+                    "hpctrain submit … --dry-run shows its script",
+                    reason=done.stderr.strip() or done.stdout.strip(),
+                )
+            record(directory, order, [number[0]], shlex.join(self._qsub(directory.script)))
+        advice = f"submitted as job {number[0]}; see its state: hpctrain status {shell_word(directory.path)}"
+        return Submitted(directory=directory.path, jobs=(number[0],), advice=advice)
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        done = run_program("qdel", *jobs, seconds=SECONDS)
+        if done.returncode != 0:
+            raise HpctrainError(
+                "HT-program-failed",
+                "qdel {jobs} failed: {reason}",
+                exit_code=1,
+                jobs=" ".join(jobs),
+                reason=done.stderr.strip() or done.stdout.strip(),
+            )
+
+    def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
+        if logs := [path for number in jobs if (path := directory.logs / f"job-{number}.log").exists()]:
+            return logs
+        return sorted(directory.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
+
+    def _qsub(self, script: Path) -> tuple[str, ...]:
+        return ("qsub", *self.terse, str(script))
+
+    def _script(self, order: Order, directory: Path) -> str:
+        # Imported here because only this needs it, and it takes long.
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        for option in sorted(_NOT_HERE & {*order.options}):
+            raise HpctrainError(
+                "HT-option-not-usable-here",
+                "{option} has no meaning for {scheduler}",
+                "leave it out; the profile's `qsub` has lines for whatever the site's qsub takes",
+                option=option,
+                scheduler=self.name,
+            )
+        if not _PLAIN.fullmatch(str(directory)):
+            raise HpctrainError(
+                "HT-run-directory-unfit",
+                "{directory!r}: a directive of qsub takes a path of letters, digits and @%+=:,./_- alone",
+                "choose another one with --run-dir",
+                directory=str(directory),
+            )
+        profile, request = order.cluster.profile, order.request
+        seconds = slurm_seconds(request.time) if request.time else None
+        environment = Environment(  # noqa: S701 - it is bash, which the filter quotes for
+            loader=FileSystemLoader(slurm_folder()),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters["quote"] = lambda value: shlex.quote(str(value))
+        numbers = {"nodes": request.nodes, "ranks": request.ranks, "gpus_per_node": request.gpus_per_node}
+        lines = [*self.directives(profile, request, directory), *(_filled(line, numbers) for line in profile.qsub)]
+        return environment.get_template("qsub.sh.j2").render(
+            directives=[f"{self.prefix} {line}" for line in lines],
+            run_dir=directory,
+            folder=Path.cwd(),
+            bin=Path(sys.executable).parent,
+            modules=profile.modules,
+            setup=profile.setup,
+            environment=profile.environment,
+            number=self.number,
+            signal=request.signal,
+            seconds=max(1, seconds - request.signal_seconds) if seconds else None,
+            again=self.again.format(qsub=shlex.join(self._qsub(RunDirectory(directory).script))),
+        )
+
+
+def job_name(name: str) -> str:
+    """A name of a job that both schedulers take: without blanks and signs, beginning with a letter."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)[:64]
+    return plain if plain[:1].isalpha() else f"run-{plain}"
+
+
+def user_name(user: int) -> str:
+    """The name of a user by number, which ``qstat -u`` wants."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return getpass.getuser()
+
+
+def _filled(line: str, numbers: dict[str, int]) -> str:
+    for name, number in numbers.items():
+        line = line.replace(f"{{{name}}}", str(number))
+    return line
