@@ -41,12 +41,12 @@ _BROKEN = 4
 
 
 class Measurement:
-    """The ways to make the shards of a folder of archives."""
+    """The ways to make the shards of a folder of images."""
 
     def __init__(self, folder: Path, hosts: LocalHosts, shard_mb: float) -> None:
         self._folder = folder
         self._hosts = hosts
-        self._command = ("data", "shard", str(folder / "archives"), str(folder / "shards"), "--shard-mb", str(shard_mb))
+        self._command = ("data", "shard", str(folder / "images"), str(folder / "shards"), "--shard-mb", str(shard_mb))
         self.ways: dict[str, Callable[[], object]] = {
             _ALONE: self._alone,
             **{title: self._on_hosts(number) for number, title in _HOSTS.items()},
@@ -134,7 +134,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hpctrain-shards-") as name:
         folder = Path(name)
         fake = FakeSet(images=options.images, classes=_CLASSES, seed=0, size=options.size, broken=_BROKEN)
-        make_fake(folder / "archives", fake)
+        make_fake(folder / "images", fake)
         place = folder.parent / f"hpctrain-hosts-{secrets.token_hex(4)}"
         shared = [folder, Path(__file__).parents[1], Path(sys.prefix).resolve()]
         variables = {"PYTHONPATH": str(Path(__file__).parents[1]), **AS_ROOT}

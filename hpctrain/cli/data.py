@@ -36,7 +36,7 @@ _USUAL_MB = 64
 
 @app.command()
 def fake(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the archives.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the images.")],
     images: Annotated[
         int, typer.Option(metavar="N", min=10, help="Number of images; one in ten is for validation.")
     ] = 5000,
@@ -45,7 +45,7 @@ def fake(
     size: Annotated[int, typer.Option(metavar="PIXELS", min=8, max=4096, help="Longer side of most images.")] = 500,
     broken: Annotated[int, typer.Option(metavar="N", min=0, help="Training images that cannot be decoded.")] = 4,
 ) -> None:
-    """Write a small set laid out like ImageNet's original archives, including odd and broken images."""
+    """Write a small set with ImageNet's irregularities to train/CLASS/ and val/CLASS/, broken images among it."""
     from hpctrain.common.shards.fake import FakeSet, make_fake
 
     require("train", "imagenet")
@@ -61,7 +61,7 @@ def shard(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="A folder of the original archives, of train/ and val/ (or of classes), or of Parquet files.",
+            help="A folder with train/ and val/ (or of classes), of Parquet files or of other programs' shards.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the shards go.")],

@@ -1,39 +1,37 @@
-"""Makes a small set with the structure and irregularities of ImageNet's original archives, of drawn images."""
+"""Makes a small set with the irregularities of ImageNet's images: drawn photographs in folders of classes."""
 
 from __future__ import annotations
 
 import colorsys
-import gzip
 import io
 import os
-import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.whole import put_in_place, temporary, write_whole
-from hpctrain.common.shards.devkit import GROUND_TRUTH, META
-from hpctrain.common.shards.image_sources import DEVKIT, TRAIN, VALIDATION
+from hpctrain.common.files.disk import disk_error, require_empty
 
 if TYPE_CHECKING:
     from PIL import Image
 
+Kind = Literal["colour", "grey", "cmyk", "png", "cut short", "overwritten"]
 
 _VALIDATION_SHARE = 10
 _GREY_SHARE = 50
 # In the training split; the real set has one PNG and 22 CMYK images among 1.28 million.
 _CMYK, _PNG = 3, 1
 _CHUNK = 32
+_PHOTOGRAPHS = ("china.jpg", "flower.jpg")
+_TINT = 0.45
+_GRATING = 45.0
+_MIDDLE = 115
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,52 +63,54 @@ class FakeSet:
     def train(self) -> int:
         return self.images - self.validation
 
+
+@dataclass(frozen=True, kw_only=True)
+class FakeImage:
+    """One image of a set. ``number`` counts the images of its split (0 for training, 1 for validation), and decides its
+    class, whose hue and direction of stripes it has, and its random part.
+    """
+
+    folder: Path
+    fake: FakeSet
+    split: int
+    number: int
+    kind: Kind
+
     @property
-    def wnids(self) -> list[str]:
-        """Sorted identifiers in the form of WordNet's."""
-        return [f"n{9_000_000 + 17 * label:08}" for label in range(self.classes)]
+    def label(self) -> int:
+        return self.number % self.fake.classes
+
+    @property
+    def path(self) -> Path:
+        """Its file, named as ImageNet's are: by the identifier of its class in the form of WordNet's."""
+        wnid = f"n{9_000_000 + 17 * self.label:08}"
+        if self.split:
+            return self.folder / "val" / wnid / f"ILSVRC2012_val_{self.number + 1:08}.JPEG"
+        # Numbers with gaps and without zeros in front.
+        return self.folder / "train" / wnid / f"{wnid}_{3 * (self.number // self.fake.classes) + 1}.JPEG"
 
 
 def make_fake(folder: Path, fake: FakeSet) -> None:
-    """Write the three archives; their bytes depend on ``fake`` alone.
+    """Write the images into ``train/CLASS/`` and ``val/CLASS/``; their bytes depend on ``fake`` alone.
 
     Raises:
-        HpctrainError: the folder holds one of them already, the disk is full, or a process was killed.
+        HpctrainError: the folder holds files already, or the disk is full.
     """
-    if there := [folder / name for name in (TRAIN, VALIDATION, DEVKIT) if (folder / name).exists()]:
-        raise HpctrainError("HT-fake-wrong", "{path} is there already", "choose another folder", path=there[0])
     # Before the processes fork, so that they share them.
     photographs()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        require_empty(folder)
+        images = [*_images(folder, fake)]
+        for parent in {image.path.parent for image in images}:
+            parent.mkdir(parents=True)
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            _write_archive(folder / TRAIN, _class_tars(fake, pool))
-            _write_archive(folder / VALIDATION, _validation(fake, pool))
+            list(pool.map(_write, images, chunksize=_CHUNK))
     except OSError as error:
         raise disk_error(error, folder, "choose another folder") from error
-    except BrokenProcessPool as error:
-        raise HpctrainError(
-            "HT-process-killed",
-            "a process that makes images was killed",
-            "usually memory ran out: --size PIXELS makes smaller ones",
-            exit_code=1,
-        ) from error
-    write_whole(folder / DEVKIT, _devkit(fake))
 
 
-def train_labels(fake: FakeSet) -> list[int]:
-    """The label of each training image, in class order; class sizes differ by at most one."""
-    return sorted(number % fake.classes for number in range(fake.train))
-
-
-def validation_labels(fake: FakeSet) -> list[int]:
-    """The label of each validation image, in random order."""
-    labels = np.arange(fake.validation) % fake.classes
-    return [int(label) for label in np.random.default_rng((fake.seed, 2)).permutation(labels)]
-
-
-def kinds(fake: FakeSet) -> list[Kind]:
-    """The irregularity of each training image."""
+def _images(folder: Path, fake: FakeSet) -> Iterator[FakeImage]:
     odd: dict[Kind, int] = {
         "cut short": -(-fake.broken // 2),
         "overwritten": fake.broken // 2,
@@ -118,123 +118,26 @@ def kinds(fake: FakeSet) -> list[Kind]:
         "png": _PNG,
         "grey": fake.train // _GREY_SHARE,
     }
-    drawn = [kind for kind, count in odd.items() for _ in range(count)]
-    drawn += ["colour"] * (fake.train - len(drawn))
+    kinds: list[Kind] = [kind for kind, count in odd.items() for _ in range(count)]
     order = np.random.default_rng((fake.seed, 3)).permutation(fake.train)
-    return [drawn[index] for index in order]
+    for number, index in enumerate(order):
+        kind = kinds[index] if index < len(kinds) else "colour"
+        yield FakeImage(folder=folder, fake=fake, split=0, number=number, kind=kind)
+    for number in range(fake.validation):
+        kind = "grey" if number % _GREY_SHARE == 1 else "colour"
+        yield FakeImage(folder=folder, fake=fake, split=1, number=number, kind=kind)
 
 
-def _images(fake: FakeSet, split: int, labels: Sequence[int], kinds: Iterable[Kind]) -> list[FakeImage]:
-    return [
-        FakeImage(entropy=(fake.seed, split, number), label=label, classes=fake.classes, size=fake.size, kind=kind)
-        for number, (label, kind) in enumerate(zip(labels, kinds, strict=True))
-    ]
-
-
-def _class_tars(fake: FakeSet, pool: ProcessPoolExecutor) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each class's tar."""
-    images = _images(fake, 0, train_labels(fake), kinds(fake))
-    contents = zip(images, pool.map(encode, images, chunksize=_CHUNK), strict=True)
-    for label, group in groupby(contents, key=lambda pair: pair[0].label):
-        wnid = fake.wnids[label]
-        # Numbers with gaps and without zeros in front, as WordNet's images have them.
-        names = ((f"{wnid}_{3 * number + 1}.JPEG", content) for number, (_, content) in enumerate(group))
-        yield f"{wnid}.tar", _tar(names)
-
-
-def _validation(fake: FakeSet, pool: ProcessPoolExecutor) -> Iterator[tuple[str, bytes]]:
-    labels = validation_labels(fake)
-    grey: list[Kind] = ["grey" if number % _GREY_SHARE == 1 else "colour" for number in range(fake.validation)]
-    images = _images(fake, 1, labels, grey)
-    for number, content in enumerate(pool.map(encode, images, chunksize=_CHUNK), 1):
-        yield f"ILSVRC2012_val_{number:08}.JPEG", content
-
-
-def _devkit(fake: FakeSet) -> bytes:
-    ids = _ids(fake)
-    truth = "".join(f"{ids[label]}\n" for label in validation_labels(fake))
-    content = _tar([(META, _meta(fake, ids)), (GROUND_TRUTH, truth.encode())])
-    return gzip.compress(content, mtime=0)
-
-
-def _ids(fake: FakeSet) -> list[int]:
-    """The kit's own number of each class, from 1, in another order than the sorted one."""
-    return [int(number) + 1 for number in np.random.default_rng((fake.seed, 4)).permutation(fake.classes)]
-
-
-def _meta(fake: FakeSet, ids: Sequence[int]) -> bytes:
-    """The table of synsets: classes by their numbers, and after them one that has classes below it."""
-    from scipy.io import savemat
-
-    counts = np.bincount(train_labels(fake), minlength=fake.classes)
-    fields = [
-        *("ILSVRC2012_ID", "WNID", "words", "gloss"),
-        *("num_children", "children", "wordnet_height", "num_train_images"),
-    ]
-    rows = [
-        (ids[label], wnid, f"fake {label}", "an image that was generated", 0, np.zeros((1, 0)), 0, int(counts[label]))
-        for label, wnid in enumerate(fake.wnids)
-    ]
-    rows.sort()
-    rows.append((fake.classes + 1, "n00001740", "entity", "all", fake.classes, np.array([sorted(ids)]), 1, 0))
-    table = np.array(rows, [(name, object) for name in fields])[:, None]
-    buffer = io.BytesIO()
-    savemat(buffer, {"synsets": table})
-    # The format begins with a text of 116 bytes, in which scipy notes the time.
-    return b"MATLAB 5.0 MAT-file".ljust(116) + buffer.getvalue()[116:]
-
-
-def _write_archive(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
-    fresh = temporary(path)
-    try:
-        with fresh.open("xb") as file:
-            _pack(file, files)
-        put_in_place(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def _tar(files: Iterable[tuple[str, bytes]]) -> bytes:
-    buffer = io.BytesIO()
-    _pack(buffer, files)
-    return buffer.getvalue()
-
-
-def _pack(file: IO[bytes], files: Iterable[tuple[str, bytes]]) -> None:
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name, content in files:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
-Kind = Literal["colour", "grey", "cmyk", "png", "cut short", "overwritten"]
-
-_PHOTOGRAPHS = ("china.jpg", "flower.jpg")
-_TINT = 0.45
-_GRATING = 45.0
-_MIDDLE = 115
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeImage:
-    """What makes one image: ``entropy`` is its own part, ``label`` of ``classes`` its hue and the direction of its
-    stripes, ``size`` the longer side in pixels that most images of the set have.
-    """
-
-    entropy: tuple[int, ...]
-    label: int
-    classes: int
-    size: int
-    kind: Kind
+def _write(image: FakeImage) -> None:
+    image.path.write_bytes(encode(image))
 
 
 def encode(image: FakeImage) -> bytes:
-    """Encode the image as the set would have it in a file named JPEG."""
+    """Encode the image as ImageNet would have it in a file named JPEG."""
     import simplejpeg
     from PIL import Image
 
-    rng = np.random.default_rng(image.entropy)
+    rng = np.random.default_rng((image.fake.seed, image.split, image.number))
     pixels = _draw(image, rng)
     if odd := {"grey": ("L", "JPEG"), "cmyk": ("CMYK", "JPEG"), "png": ("RGB", "PNG")}.get(image.kind):
         buffer = io.BytesIO()
@@ -251,11 +154,12 @@ def _draw(image: FakeImage, rng: np.random.Generator) -> NDArray[np.uint8]:
     """uint8, shape (height, width, 3)."""
     from PIL import Image, ImageChops
 
-    width, height = _shape(image.size, rng)
+    classes = image.fake.classes
+    width, height = _shape(image.fake.size, rng)
     base = _crop(rng, width, height) if rng.random() < 0.7 else _clouds(rng, width, height)
-    red, green, blue = colorsys.hsv_to_rgb(image.label / image.classes, 0.8, 0.9)
+    red, green, blue = colorsys.hsv_to_rgb(image.label / classes, 0.8, 0.9)
     colour = Image.new("RGB", base.size, (round(255 * red), round(255 * green), round(255 * blue)))
-    angle = np.pi * (image.label + rng.uniform(-0.2, 0.2)) / image.classes
+    angle = np.pi * (image.label + rng.uniform(-0.2, 0.2)) / classes
     over = Image.fromarray(_stripes(angle, rng, width, height) + rng.integers(0, 25, (height, width), np.uint8))
     tinted = Image.blend(base, colour, _TINT)
     return np.asarray(ImageChops.add(tinted, Image.merge("RGB", (over, over, over)), offset=-_MIDDLE))

@@ -1,35 +1,20 @@
-"""Finds the images in a folder: ImageNet's original archives, train/ and val/ with class folders, Parquet files, or
-WebDataset shards of other programs; and which of them are for training, and which for validation, by their names.
+"""Finds the images in a folder: train/ and val/ with class folders, Parquet files, or WebDataset shards of others; and
+which of them are for training, and which for validation, by their names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import read_error
-from hpctrain.common.shards.devkit import Devkit, read_devkit
-from hpctrain.common.shards.listing import (
-    ArchivePart,
-    ClassFolder,
-    ClassTar,
-    ValidationTar,
-    WebDatasetTar,
-    is_clutter,
-    tar_files,
-    wrong_archive,
-    wrong_source,
-)
-from hpctrain.common.shards.manifest import SplitName
+from hpctrain.common.shards.listing import ClassFolder, SourcePart, WebDatasetTar, is_clutter
+from hpctrain.common.shards.manifest import SplitName, wrong_source
 from hpctrain.common.shards.parquet import Columns, row_groups
 
-TRAIN = "ILSVRC2012_img_train.tar"
-VALIDATION = "ILSVRC2012_img_val.tar"
-DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-ARCHIVES = (TRAIN, VALIDATION, DEVKIT)
 _PARQUET = ".parquet"
 SPLITS: tuple[SplitName, ...] = ("train", "val")
 # The names of the folder of the images that validate.
@@ -39,11 +24,9 @@ _WORD = re.compile(r"(?:^|[^a-z])(train|val|test)")
 # The number of a file among those of its split, as `datasets` names them: train-00000-of-00294.parquet.
 _OF = re.compile(r"(?P<set>.*?)(?P<number>[0-9]{1,9})(?P<of>[-_]of[-_][0-9]{1,9})(?![0-9])")
 
-# Of data of one's own, whose images ``hpctrain data shard --validation-share`` divides.
-_WANTED_WHOLE = "name a folder with a folder of images for each class, or with train/CLASS/ and val/CLASS/"
 _WANTED = (
-    f"name a folder with {', '.join(ARCHIVES)}, with train/CLASS/ and val/CLASS/, with train-….parquet and "
-    "val-….parquet, or with train-….tar and val-….tar"
+    "name a folder with train/CLASS/ and val/CLASS/, with train-….parquet and val-….parquet, or with train-….tar and "
+    "val-….tar; --validation-share 0.2 takes SOURCE/CLASS/ and divides it"
 )
 
 
@@ -60,7 +43,7 @@ class ImageSource:
     """
 
     classes: tuple[str, ...]
-    parts: Mapping[SplitName, Sequence[ArchivePart]]
+    parts: Mapping[SplitName, Sequence[SourcePart]]
     column: str | None = None
     validation: str = "val"
 
@@ -72,11 +55,10 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
         divided: into training and validation; else it holds one folder a class, which are all listed as training.
 
     Raises:
-        HpctrainError: none of the four or several, an archive or a file is missing or wrong, or classes differ between
-            its parts.
+        HpctrainError: none of the three or several, a file is missing or wrong, or classes differ between its parts.
     """
     if not folder.is_dir():
-        raise wrong_source(folder, "is not a folder", _WANTED if divided else _WANTED_WHOLE)
+        raise wrong_source(folder, "is not a folder", _WANTED)
     try:
         return _divided(folder, columns) if divided else _one_tree(folder)
     except OSError as error:
@@ -84,16 +66,14 @@ def find_source(folder: Path, columns: Columns = Columns(), *, divided: bool = T
 
 
 def _divided(folder: Path, columns: Columns) -> ImageSource:
-    archives = [folder / name for name in ARCHIVES if (folder / name).exists()]
     trees = split_folders(folder)
-    classes = next(_class_folders(trees.values()), None)
-    tables = {} if archives else split_files(folder, _PARQUET)
-    files = archives or [path for paths in tables.values() for path in paths]
-    if files and classes:
-        both = f"holds both {files[0].relative_to(folder)} and {classes.relative_to(folder)}/"
+    tables = split_files(folder, _PARQUET)
+    # Spark writes other folders beside its Parquet files.
+    below = [path for tree in trees.values() for path in sorted(tree.glob("[!._]*")) if path.suffix != _PARQUET]
+    classes = next((path for path in below if path.is_dir() and not is_clutter(path.name)), None)
+    if tables and classes:
+        both = f"holds both {tables['train'][0].relative_to(folder)} and {classes.relative_to(folder)}/"
         raise wrong_source(folder, both, "move one of them elsewhere")
-    if archives:
-        return _archives(folder)
     if by_split := tables or ({} if classes else split_files(folder, ".tar")):
         validation = split_of(by_split["val"][0].relative_to(folder))
         if not tables:
@@ -104,40 +84,12 @@ def _divided(folder: Path, columns: Columns) -> ImageSource:
         names, groups = row_groups(folder, tables, columns)
         return ImageSource(classes=names, parts=groups, column=columns.image, validation=validation)
     if not trees:
-        hint = f"{_WANTED}; --validation-share 0.2 takes SOURCE/CLASS/ and divides it"
-        problem = "holds neither archives nor folders of ImageNet, nor Parquet files or WebDataset shards"
-        raise wrong_source(folder, problem, hint)
+        raise wrong_source(folder, "holds no class folders, Parquet files or WebDataset shards", _WANTED)
     return _trees(folder, trees)
 
 
-def _class_folders(trees: Iterable[Path]) -> Iterator[Path]:
-    """The folders of classes in those of the splits, in which Spark writes others."""
-    below = (path for tree in trees for path in tree.glob("*") if path.suffix != _PARQUET)
-    return (path for path in below if path.is_dir() and not is_clutter(path.name) and not path.name.startswith("_"))
-
-
-def _archives(folder: Path) -> ImageSource:
-    for name in ARCHIVES:
-        if not (folder / name).exists():
-            raise wrong_source(folder, f"has no {name}", _WANTED)
-    devkit = read_devkit(folder / DEVKIT)
-    validation = ValidationTar(archive=folder / VALIDATION, labels=devkit.labels)
-    tars = _class_tars(folder / TRAIN, devkit)
-    return ImageSource(classes=devkit.classes, parts={"train": tars, "val": (validation,)})
-
-
-def _class_tars(archive: Path, devkit: Devkit) -> tuple[ClassTar, ...]:
-    tars = {Path(info.name).name: info for info in tar_files(archive)}
-    wanted = [f"{wnid}.tar" for wnid in devkit.classes]
-    for names, problem in ((set(wanted) - set(tars), "lacks"), (set(tars) - set(wanted), "has")):
-        if names:
-            listed = ", ".join(sorted(names)[:3])
-            raise wrong_archive(archive, f"{problem} {listed}, against the {len(wanted)} classes of {DEVKIT}")
-    return tuple(ClassTar(archive=archive, info=tars[name], label=label) for label, name in enumerate(wanted))
-
-
 def _one_tree(folder: Path) -> ImageSource:
-    names = _class_names(folder, _WANTED_WHOLE)
+    names = _class_names(folder)
     if split_folders(folder) and set(names) <= {"train", "test", *VALIDATION_FOLDERS}:
         problem = f"is divided into {' and '.join(names)} already, and --validation-share would divide it again"
         raise wrong_source(folder, problem, "leave --validation-share out")
@@ -158,12 +110,12 @@ def _folders(tree: Path, classes: Sequence[str]) -> tuple[ClassFolder, ...]:
     return tuple(ClassFolder(folder=tree / name, label=label) for label, name in enumerate(classes))
 
 
-def _class_names(folder: Path, wanted: str = _WANTED) -> list[str]:
+def _class_names(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise wrong_source(folder, "is not there, or no folder", wanted)
+        raise wrong_source(folder, "is not there, or no folder", _WANTED)
     names = sorted(path.name for path in folder.iterdir() if not is_clutter(path.name))
     if not names:
-        raise wrong_source(folder, "has no folder of a class", wanted)
+        raise wrong_source(folder, "has no folder of a class", _WANTED)
     if stray := next((name for name in names if not (folder / name).is_dir()), None):
         hint = "the images of a split lie in one folder per class: move them there"
         raise wrong_source(folder / stray, "is not the folder of a class", hint)

@@ -1,8 +1,9 @@
-"""Lists the images of a source in its archives or folders, without unpacking them."""
+"""Lists the images of a source in its folders or tars, without unpacking them."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import tarfile
@@ -10,13 +11,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.decoding import MOST_BYTES
-from hpctrain.common.shards.manifest import INDEX_ROW
+from hpctrain.common.shards.manifest import INDEX_ROW, wrong_source
 
 _KEY_BYTES = INDEX_ROW["key"].itemsize
 _HASH_DIGITS = 12
@@ -27,16 +27,6 @@ IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 _CLUTTER = frozenset(("thumbs.db", "desktop.ini", "@eadir", "__macosx"))
 # The most digits of a class number in a shard of other programs.
 _MOST_DIGITS = 9
-
-
-def wrong_source(path: Path | str, problem: str, hint: str) -> HpctrainError:
-    """The error for a source whose files or folders are not as they have to be."""
-    return HpctrainError("HT-source-wrong", "{path}: {problem}", hint, path=path, problem=problem)
-
-
-def wrong_archive(where: Path | str, problem: str) -> HpctrainError:
-    """The error for an archive that is damaged, or holds something else than its name says."""
-    return HpctrainError("HT-archive-damaged", "{where}: {problem}", "download it again", where=where, problem=problem)
 
 
 class ImageFile(NamedTuple):
@@ -52,57 +42,10 @@ class ImageFile(NamedTuple):
     key: str
 
 
-class ArchivePart(Protocol):
+class SourcePart(Protocol):
     """The part that one process lists at a time; it is sent to other processes."""
 
     def members(self) -> list[ImageFile]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassTar:
-    """A class's tar inside the training archive."""
-
-    archive: Path
-    info: tarfile.TarInfo
-    label: int
-
-    def members(self) -> list[ImageFile]:
-        """The images, sorted by name.
-
-        Raises:
-            HpctrainError: cut short, or damaged.
-        """
-        files = tar_files(self.archive, self.info)
-        where = f"{self.archive}: {self.info.name}"
-        begin = self.info.offset_data
-        images = [_in_tar(where, self.archive, file, self.label, _stem(file.name), begin) for file in files]
-        return sorted(images, key=lambda image: image.key)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationTar:
-    """The validation archive, and the labels of its images in the order of their names."""
-
-    archive: Path
-    labels: tuple[int, ...]
-
-    def members(self) -> list[ImageFile]:
-        """The images, sorted by name.
-
-        Raises:
-            HpctrainError: cut short, damaged, or other images than those that have labels.
-        """
-        files = sorted(tar_files(self.archive), key=lambda file: _stem(file.name))
-        if len(files) != len(self.labels):
-            raise wrong_archive(self.archive, f"{len(files)} images, where the devkit has {len(self.labels)}")
-        images = []
-        for number, (file, label) in enumerate(zip(files, self.labels, strict=True), 1):
-            key = f"ILSVRC2012_val_{number:08}"
-            if _stem(file.name) != key:
-                problem = f"{file.name} is in the place of {key}.JPEG, so labels would be wrong"
-                raise wrong_archive(self.archive, problem)
-            images.append(_in_tar(self.archive, self.archive, file, label, key))
-        return images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +80,13 @@ class WebDatasetTar:
             raise wrong_source(
                 self.archive,
                 f"{key} is not an image and its class number ({', '.join(sorted(files))})",
-                f"each sample has KEY{' or KEY'.join(IMAGE_SUFFIXES)}, and the number of its class in KEY.cls",
+                f"each sample has KEY{' or KEY'.join(IMAGE_SUFFIXES)}, and the number of its class in KEY.cls; unpack "
+                "ImageNet's archives into train/CLASS/ and val/CLASS/",
             )
         # Keys are often numbers that begin anew in each shard.
         name = re.sub(r"[./]", "_", f"{self.archive.stem}_{key}")
-        return _in_tar(self.archive, self.archive, image, int(label), short_key(name))
+        require_size(f"{self.archive}: {image.name}", image.size)
+        return ImageFile(str(self.archive), image.offset_data, image.size, int(label), short_key(name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +147,8 @@ def require_size(where: str, size: int) -> None:
         raise wrong_source(where, problem, "leave it out, or make it smaller")
 
 
-def list_part(part: ArchivePart) -> list[ImageFile]:
-    """:meth:`ArchivePart.members` as a function for other processes.
+def list_part(part: SourcePart) -> list[ImageFile]:
+    """:meth:`SourcePart.members` as a function for other processes.
 
     Raises:
         HpctrainError: the part cannot be listed, or a file of it cannot be read.
@@ -241,64 +186,42 @@ def _fault(key: str) -> str | None:
     return "whose part after the dot WebDataset takes for the extension" if "." in key else None
 
 
-def tar_files(path: Path, member: tarfile.TarInfo | None = None) -> list[tarfile.TarInfo]:
-    """The files in a tar, or in one that is a member of it, after checking that its end is there. Reads headers alone.
+def tar_files(path: Path) -> list[tarfile.TarInfo]:
+    """The files in a tar, after checking that its end is there. Reads headers alone.
 
-    Links, folders and devices are no images: they are missing where the numbers of images are compared.
+    Links, folders and devices are no images: they are missing where a sample needs them.
 
     Raises:
         HpctrainError: it cannot be read, is no tar file, is cut short or damaged, or has a file with holes.
     """
-    where = f"{path}: {member.name}" if member else path
+    again = "download or write it again"
     try:
-        with open_regular(path) as file:
-            headers = cast("IO[bytes]", _Headers(file.fileno(), member))
-            with tarfile.open(fileobj=headers, mode="r:") as tar:
-                members = tar.getmembers()
-                # tarfile takes a damaged header, and the end of the file, for the end of the archive.
-                headers.seek(tar.offset)
-                end = headers.read(tarfile.BLOCKSIZE)
+        with (
+            open_regular(path) as file,
+            _Headers(file.fileno(), closefd=False) as headers,
+            tarfile.open(fileobj=headers, mode="r:") as tar,
+        ):
+            members = tar.getmembers()
+            # tarfile takes a damaged header, and the end of the file, for the end of the archive.
+            headers.seek(tar.offset)
+            end = headers.read(tarfile.BLOCKSIZE)
     except OSError as error:
-        raise read_error(error, path, "name the folder that holds the archives") from error
+        raise read_error(error, path, "make it readable") from error
     # For numbers in headers, and for a thousand extended headers in a row, tarfile raises other errors than its own.
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-        raise wrong_archive(where, f"no tar file, cut short or damaged: {error}") from error
+        raise wrong_source(path, f"no tar file, cut short or damaged: {error}", again) from error
     if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
-        raise wrong_archive(where, f"cut short or damaged at byte {tar.offset}")
+        raise wrong_source(path, f"cut short or damaged at byte {tar.offset}", again)
     # Its bytes are not those that lie after its header.
     if sparse := next((file.name for file in members if file.issparse()), None):
-        raise wrong_archive(where, f"{sparse} is a sparse file")
+        raise wrong_source(path, f"{sparse} is a sparse file", again)
     return [file for file in members if file.isfile()]
 
 
-class _Headers:
+class _Headers(io.FileIO):
     """A file through which tarfile reads the headers of a tar, without a buffer, which would be filled with images."""
 
-    def __init__(self, file: int, member: tarfile.TarInfo | None) -> None:
-        self._file = file
-        self._begin = member.offset_data if member else 0
-        self._size = member.size if member else os.fstat(file).st_size
-        self._place = 0
-
-    def seek(self, place: int) -> None:
-        self._place = place
-
-    def tell(self) -> int:
-        return self._place
-
-    def read(self, size: int) -> bytes:
-        if not 0 <= size <= _LONGEST_HEADER:
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _LONGEST_HEADER:
             raise tarfile.ReadError(f"a header has more than {_LONGEST_HEADER} bytes")
-        content = os.pread(self._file, max(0, min(size, self._size - self._place)), self._begin + self._place)
-        self._place += len(content)
-        return content
-
-
-def _in_tar(where: Path | str, archive: Path, file: tarfile.TarInfo, label: int, key: str, begin: int = 0) -> ImageFile:
-    """The image that is a file of a tar which begins at a byte of the archive."""
-    require_size(f"{where}: {file.name}", file.size)
-    return ImageFile(str(archive), begin + file.offset_data, file.size, label, key)
-
-
-def _stem(name: str) -> str:
-    return re.sub(r"\.[A-Za-z]+$", "", PurePosixPath(name).name)
+        return super().read(size) or b""

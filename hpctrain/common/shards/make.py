@@ -16,7 +16,7 @@ import numpy as np
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import require_room, write_whole
 from hpctrain.common.shards.image_sources import find_source
-from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct, wrong_source
+from hpctrain.common.shards.listing import ImageFile, list_part, require_distinct
 from hpctrain.common.shards.manifest import (
     MANIFEST,
     SETTINGS,
@@ -28,6 +28,7 @@ from hpctrain.common.shards.manifest import (
     SplitName,
     data_command,
     index_name,
+    wrong_source,
 )
 from hpctrain.common.shards.one_shard import ShardTask, make_shard, tar_bytes
 from hpctrain.common.shards.parquet import Columns

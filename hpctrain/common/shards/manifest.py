@@ -192,6 +192,11 @@ def read_manifest(folder: Path) -> ShardManifest:
         raise model_error(error, folder / MANIFEST, f"{remake(folder)} writes it again") from error
 
 
+def wrong_source(path: Path | str, problem: str, hint: str) -> HpctrainError:
+    """The error for images, tables or texts that shards cannot be made of."""
+    return HpctrainError("HT-source-wrong", "{path}: {problem}", hint, path=path, problem=problem)
+
+
 def not_there(folder: Path, hint: str) -> HpctrainError:
     """The error for a folder without a manifest, of images or of tokens."""
     problem = f"holds no complete set of shards: there is no {folder / MANIFEST}" if folder.exists() else "is not there"

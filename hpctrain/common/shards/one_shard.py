@@ -20,8 +20,8 @@ from hpctrain.common.files.regular import open_regular
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.shards.decoding import BrokenImageError, fault, shrunk
-from hpctrain.common.shards.listing import ImageFile, wrong_source
-from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, Shrinking, SplitName
+from hpctrain.common.shards.listing import ImageFile
+from hpctrain.common.shards.manifest import INDEX_ROW, BrokenImage, ShardFile, Shrinking, SplitName, wrong_source
 from hpctrain.common.shards.parquet import read_rows
 from hpctrain.common.shards.resumable import RECORDS, all_there, read_record
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.shards.listing import ImageFile, require_size, short_key
-from hpctrain.common.shards.manifest import SplitName
+from hpctrain.common.shards.manifest import SplitName, wrong_source
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -62,7 +62,7 @@ class RowGroup:
             for row, (content, label) in enumerate(rows, self.first):
                 if not content or not isinstance(content, bytes):
                     problem = f"row {row} has no image in the column {self.image!r}, which is binary or has bytes in it"
-                    raise _wrong(self.file, problem, "leave the row out, or --image-column NAME")
+                    raise wrong_source(self.file, problem, "leave the row out, or --image-column NAME")
                 require_size(f"{self.file}, row {row}", len(content))
                 images.append(ImageFile(str(self.file), row, len(content), label, f"{self.name}_{row:08}"))
         return images
@@ -119,10 +119,6 @@ def read_rows(path: Path, column: str, rows: Sequence[int]) -> Iterator[tuple[in
                 yield from ((row, content or b"") for row, content in contents if row in wanted)
 
 
-def _wrong(path: Path, problem: str, hint: str) -> HpctrainError:
-    return HpctrainError("HT-parquet-wrong", "{path}: {problem}", hint, path=path, problem=problem)
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[ParquetFile]:
     """The file; whatever the library finds damaged in it is an error that names it."""
@@ -137,7 +133,7 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
     except Exception as error:
         # The library raises whatever its parsing stumbles over: names that are no text, pages that are none.
         problem = f"cannot be read, or is not a complete Parquet file: {error}"
-        raise _wrong(path, problem, "write it again") from error
+        raise wrong_source(path, problem, "write it again") from error
 
 
 def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
@@ -145,7 +141,7 @@ def _require_columns(file: ParquetFile, path: Path, columns: Columns) -> None:
     for option, name in (("--image-column", columns.image), ("--label-column", columns.label)):
         if name not in names:
             problem = f"there is no column {name!r}, but {', '.join(map(repr, names))}"
-            raise _wrong(path, problem, f"{option} NAME says which; {nearest(name, names)}")
+            raise wrong_source(path, problem, f"{option} NAME says which; {nearest(name, names)}")
 
 
 def _class_names(file: ParquetFile, column: str) -> tuple[str, ...] | None:
@@ -163,7 +159,7 @@ def _labels(file: ParquetFile, group: int, path: Path, column: str) -> list[Any]
         # Not isinstance, as True is an int.
         if type(label) not in (int, str) or (isinstance(label, int) and label < 0):
             problem = f"row {row} of row group {group} has the label {label}"
-            raise _wrong(path, problem, "labels are whole numbers from 0, or text: leave other rows out")
+            raise wrong_source(path, problem, "labels are whole numbers from 0, or text: leave other rows out")
     return labels
 
 
@@ -171,23 +167,23 @@ def _classes(folder: Path, train: set[Any], val: set[Any], names: Mapping[tuple[
     """The names of the classes by number, from the labels of both splits and the names that files have."""
     labels, numbered = train | val, {int} == {*map(type, train | val)}
     if len({*map(type, labels)}) > 1:
-        raise _wrong(folder, "labels are numbers in one file and text in another", "write them alike")
+        raise wrong_source(folder, "labels are numbers in one file and text in another", "write them alike")
     if numbered and names:
         classes, *others = names
         if others:
             problem = f"{names[others[0]]} names the classes differently"
-            raise _wrong(names[classes], problem, "number and name them alike in all files")
+            raise wrong_source(names[classes], problem, "number and name them alike in all files")
         if max(labels) >= len(classes):
             problem = f"a row has the label {max(labels)}, and {len(classes)} classes have names"
-            raise _wrong(names[classes], problem, "")
+            raise wrong_source(names[classes], problem, "")
         return classes
     if numbered and max(labels) >= _MOST_CLASSES:
         problem = f"a row has the label {max(labels)}, which is not a class number"
-        raise _wrong(folder, problem, "classes are numbered from 0")
+        raise wrong_source(folder, problem, "classes are numbered from 0")
     if untrained := sorted(val - train):
         # The two are spelt differently, or numbered from 0 and from 1.
         problem = f"{', '.join(map(repr, untrained[:3]))}: a class only in val"
-        raise _wrong(folder, problem, "write the labels of train and val alike, or leave its rows out")
+        raise wrong_source(folder, problem, "write the labels of train and val alike, or leave its rows out")
     return tuple(map(str, range(max(labels) + 1))) if numbered else tuple(sorted(labels))
 
 

@@ -17,9 +17,9 @@ from hpctrain.common.shards.decoding import MOST_BYTES, BrokenImageError, look
 from hpctrain.common.shards.folders import holds_text
 from hpctrain.common.shards.image_shards import Shards
 from hpctrain.common.shards.image_sources import SPLITS, find_source, split_folders
-from hpctrain.common.shards.listing import ClassFolder, ImageFile, wrong_source
+from hpctrain.common.shards.listing import ClassFolder, ImageFile
 from hpctrain.common.shards.make import divided, list_images
-from hpctrain.common.shards.manifest import MANIFEST, read_manifest
+from hpctrain.common.shards.manifest import MANIFEST, read_manifest, wrong_source
 from hpctrain.common.shards.text.token_manifest import read_text_manifest
 
 # The sizes of so many training images are read, spread evenly over all.
@@ -67,7 +67,7 @@ def survey(folder: Path, share: float) -> Survey:
     source = find_source(folder, divided=not whole)
     if not all(isinstance(part, ClassFolder) for parts in source.parts.values() for part in parts):
         hint = "hpctrain data shard makes shards of them: name their folder"
-        raise wrong_source(folder, "holds archives or Parquet files", hint)
+        raise wrong_source(folder, "holds Parquet files or shards of other programs", hint)
     _require_classes(folder, source.classes)
     listed = {split: list_images(folder, split, parts, map) for split, parts in source.parts.items()}
     if whole:

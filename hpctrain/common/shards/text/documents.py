@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.common.errors import HpctrainError, counted
+from hpctrain.common.errors import counted
 from hpctrain.common.files.disk import read_error, reading
 from hpctrain.common.files.regular import open_regular, read_regular
+from hpctrain.common.shards.manifest import wrong_source
 
 _LINES = ".jsonl"
 _KINDS = (".txt", ".md", ".rst", _LINES)
@@ -43,11 +44,6 @@ class Span:
     end: int
 
 
-def wrong_text(path: Path, problem: str, hint: str) -> HpctrainError:
-    """The error for texts that tokens cannot be made of."""
-    return HpctrainError("HT-text-wrong", "{path}: {problem}", hint, path=path, problem=problem)
-
-
 def list_files(sources: Sequence[Path], say: Callable[[str], None]) -> list[TextFile]:
     """The files of all sources, in their order; those of a folder by their names, without hidden ones.
 
@@ -73,11 +69,11 @@ def _files(source: Path, say: Callable[[str], None]) -> Iterator[TextFile]:
         if paths and others:
             say(counted(f"{source}: left out, since they end in none of {', '.join(_KINDS)}", others))
     if not paths:
-        raise wrong_text(source, "has no text in it", f"looked for files that end in {', '.join(_KINDS)}")
+        raise wrong_source(source, "has no text in it", f"looked for files that end in {', '.join(_KINDS)}")
     for path in paths:
         if not _is_text(path):
             hint = "a .txt, .md or .rst is one document; a .jsonl has one per line, an object with the key text"
-            raise wrong_text(path, "is neither a text file nor a folder of text files", hint)
+            raise wrong_source(path, "is neither a text file nor a folder of text files", hint)
         with reading(path, "name files or folders of text"):
             size = path.stat().st_size
         yield TextFile(path=path, name=str(path.relative_to(source)) if path != source else path.name, size=size)
@@ -134,7 +130,9 @@ def documents(span: Span) -> Iterator[str]:
     except OSError as error:
         raise read_error(error, span.path, "is the source still there?") from error
     except UnicodeDecodeError as error:
-        raise wrong_text(span.path, f"byte {error.start} is not UTF-8", "convert the file, or leave it out") from error
+        raise wrong_source(
+            span.path, f"byte {error.start} is not UTF-8", "convert the file, or leave it out"
+        ) from error
 
 
 def _lines(span: Span) -> Iterator[str]:
@@ -148,10 +146,10 @@ def _lines(span: Span) -> Iterator[str]:
             line = file.readline(_MOST_LINE_BYTES + 1)
             if len(line) > _MOST_LINE_BYTES:
                 problem = f"the line that begins at byte {place} is longer than {_MOST_LINE_BYTES / 1e6:g} MB"
-                raise wrong_text(span.path, problem, "divide it into several documents")
+                raise wrong_source(span.path, problem, "divide it into several documents")
             if not line:
                 problem = f"ends at byte {place}, and had {span.end} when it was listed"
-                raise wrong_text(span.path, problem, "the source changed: begin again with it as it is now")
+                raise wrong_source(span.path, problem, "the source changed: begin again with it as it is now")
             if line.strip():
                 yield _text(line, span.path, place)
 
@@ -166,4 +164,4 @@ def _text(line: bytes, path: Path, place: int) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     problem = f"the line that begins at byte {place} is not a JSON object whose key {_KEY!r} is a text"
-    raise wrong_text(path, problem, "correct the line, or leave the file out")
+    raise wrong_source(path, problem, "correct the line, or leave the file out")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.shards.manifest import MANIFEST, SplitName
+from hpctrain.common.shards.manifest import MANIFEST, SplitName, wrong_source
 from hpctrain.common.shards.resumable import (
     RECORDS,
     Map,
@@ -26,7 +26,7 @@ from hpctrain.common.shards.resumable import (
     require_records,
     write_model,
 )
-from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest, wrong_text
+from hpctrain.common.shards.text.documents import Span, divide, documents, list_files, listing_digest
 from hpctrain.common.shards.text.token_manifest import (
     SETTINGS,
     TOKEN,
@@ -171,7 +171,7 @@ def _finish(folder: Path, settings: TextSettings, tasks: Sequence[PartTask]) -> 
     require_records(folder, records, command(settings, folder))
     train, val = (TokenSplit(shards=tuple(getattr(record, split) for record in records)) for split in _SPLITS)
     if not train.documents or not val.documents:
-        raise wrong_text(
+        raise wrong_source(
             folder,
             f"of {train.documents + val.documents} documents {train.documents} are in train, {val.documents} in val",
             "begin again in another folder with another --validation-share; documents are not split in two",

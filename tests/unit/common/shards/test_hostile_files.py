@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +12,8 @@ import numpy as np
 import pytest
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.shards import devkit, image_sources
 from hpctrain.common.shards.decoding import MOST_BYTES
-from hpctrain.common.shards.fake import FakeSet, _meta, make_fake
+from hpctrain.common.shards.fake import FakeSet, make_fake
 from hpctrain.common.shards.folders import verify_folder
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.common.shards.listing import ClassFolder, list_part
@@ -26,7 +22,6 @@ from hpctrain.common.shards.stage import stage
 from hpctrain.common.shards.text.documents import Span, TextFile, divide, documents
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.token_manifest import TokenShards, read_text_manifest
-from support.hostile_files import cost_of
 from support.refusals import refused
 from support.shard_folders import shard
 
@@ -50,10 +45,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(made: Path, tmp_path: Path) -> Path:
     """A copy to spoil."""
     return Path(shutil.copytree(made, tmp_path / "copy"))
-
-
-def _sharded(folder: Path) -> None:
-    shard(folder / "source", folder / "new")
 
 
 def _verified(folder: Path) -> None:
@@ -82,7 +73,6 @@ def _staged(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reading"),
     [
-        *((f"source/{name}", _sharded) for name in image_sources.ARCHIVES),
         ("shards/manifest.json", _verified),
         ("shards/manifest.json", _opened),
         ("shards/manifest.json", _staged),
@@ -150,65 +140,6 @@ def test_manifests_of_many_faults(content: bytes, tmp_path: Path) -> None:
         assert len(str(caught.value)) < 10_000
 
 
-def _tar(*members: tarfile.TarInfo) -> bytes:
-    return b"".join(info.tobuf(tarfile.USTAR_FORMAT) for info in members)
-
-
-def _member(kind: bytes, size: int) -> tarfile.TarInfo:
-    info = tarfile.TarInfo("ILSVRC2012_val_00000001.JPEG")
-    info.type, info.size = kind, size
-    return info
-
-
-_TARS: dict[str, tuple[bytes, int]] = {
-    "an extended header of 7 GB": (_tar(_member(tarfile.XHDTYPE, 7 << 30)), 8 << 30),
-    "a thousand long names in a row": ((_tar(_member(tarfile.GNUTYPE_LONGNAME, 5)) + b"a".ljust(512, b"\0")) * 3000, 0),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", _TARS)
-def test_tars_with_more_than_a_listing_holds(kind: str, tmp_path: Path) -> None:
-    content, size = _TARS[kind]
-    path = tmp_path / "val.tar"
-    path.write_bytes(content)
-    if size:
-        os.truncate(path, size)
-    program = (
-        "import sys; from pathlib import Path; from hpctrain.common.shards.listing import *; "
-        "list_part(ValidationTar(archive=Path(sys.argv[1]), labels=(0,)))"
-    )
-    cost = cost_of(program, str(path))
-    assert cost.status == 1 and "HpctrainError" in cost.stderr, cost.stderr
-    assert cost.peak < 6e8
-
-
-def _kit(meta: bytes, truth: bytes = b"1\n") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, content in ((devkit.META, meta), (devkit.GROUND_TRUTH, truth)):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return gzip.compress(buffer.getvalue(), 1)
-
-
-_KITS: dict[str, Callable[[], bytes]] = {
-    "a table of zeros": lambda: _kit(bytes(20_000)),
-    "a label of many digits": lambda: _kit(
-        _meta(FakeSet(images=60, classes=2, seed=0, size=16, broken=0), [1, 2]), b"1" * 10_000
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", _KITS)
-def test_kits_with_other_content(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "kit.tar.gz"
-    path.write_bytes(_KITS[kind]())
-    with pytest.raises(HpctrainError):
-        devkit.read_devkit(path)
-
-
 def test_lines_and_documents_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpctrain.common.shards.text.documents._MOST_LINE_BYTES", 100)
     monkeypatch.setattr("hpctrain.common.shards.text.documents._MOST_DOCUMENT_BYTES", 100)
@@ -216,10 +147,10 @@ def test_lines_and_documents_have_limits(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "a.jsonl"
     path.write_bytes(fits + b"\n" + fits)
     assert len(list(documents(Span(path=path, begin=0, end=199)))) == 2
-    with refused("HT-text-wrong", "ends at byte 199, and had 200", path=path):
+    with refused("HT-source-wrong", "ends at byte 199, and had 200", path=path):
         list(documents(Span(path=path, begin=0, end=200)))
     path.write_bytes(fits + b"\n" + longer + b"\n" + fits + b"\n")
-    with refused("HT-text-wrong", "byte 100 is longer", path=path):
+    with refused("HT-source-wrong", "byte 100 is longer", path=path):
         list(documents(Span(path=path, begin=0, end=500)))
     # One of another span is passed over.
     assert len(list(documents(Span(path=path, begin=150, end=302)))) == 1
@@ -231,5 +162,5 @@ def test_lines_and_documents_have_limits(tmp_path: Path, monkeypatch: pytest.Mon
     with refused("HT-file-unreadable", path=text):
         list(documents(Span(path=text, begin=0, end=101)))
     path.write_bytes(b"[" * 100)
-    with refused("HT-text-wrong", "byte 0 is not a JSON object", path=path):
+    with refused("HT-source-wrong", "byte 0 is not a JSON object", path=path):
         list(documents(Span(path=path, begin=0, end=100)))

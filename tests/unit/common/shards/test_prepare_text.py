@@ -153,7 +153,7 @@ def test_other_settings_do_not_go_on_in_a_folder(source, tmp_path):
 )
 def test_what_is_no_text_is_refused(tmp_path, name, line, words):
     (tmp_path / name).write_bytes(line)
-    with refused("HT-text-wrong", words, path=tmp_path / name):
+    with refused("HT-source-wrong", words, path=tmp_path / name):
         prepared(tmp_path / name, tmp_path / "out")
 
 
@@ -161,9 +161,9 @@ def test_misuse_is_refused(source, tmp_path):
     with refused("HT-file-unreadable", path=tmp_path / "missing.txt"):
         prepared(tmp_path / "missing.txt", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with refused("HT-text-wrong", "has no text in it", path=tmp_path / "empty"):
+    with refused("HT-source-wrong", "has no text in it", path=tmp_path / "empty"):
         prepared(tmp_path / "empty", tmp_path / "out")
-    with refused("HT-text-wrong", "of 120 documents 120 are in train, 0 in val"):
+    with refused("HT-source-wrong", "of 120 documents 120 are in train, 0 in val"):
         prepared(source, tmp_path / "none", validation_share=0.0)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

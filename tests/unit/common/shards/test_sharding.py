@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
 from hpctrain.common.files.whole import temporary
-from hpctrain.common.shards import image_sources
 from hpctrain.common.shards import make as sharding
 from hpctrain.common.shards.decoding import look
 from hpctrain.common.shards.fake import FakeSet, make_fake
@@ -32,7 +30,6 @@ from hpctrain.common.shards.one_shard import tar_bytes
 from support.refusals import refused
 from support.shard_folders import contents, samples, shard
 
-_TRAIN, _VAL, _DEVKIT = image_sources.ARCHIVES
 Sample = tuple[str, int, bytes]
 
 
@@ -58,24 +55,13 @@ def shards(whole: Path, tmp_path: Path) -> Path:
 
 
 def _of_source(source: Path) -> dict[str, list[Sample]]:
-    """Key, label and content of each image, by tarfile alone; labels are indices of the sorted class tars' names."""
-    train, val = [], []
-    with tarfile.open(source / _TRAIN) as outer:
-        wnids = sorted(name.removesuffix(".tar") for name in outer.getnames())
-        for member in outer:
-            label = wnids.index(member.name.removesuffix(".tar"))
-            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
-                train += [(i.name.removesuffix(".JPEG"), label, inner.extractfile(i).read()) for i in inner]
-    from scipy.io import loadmat
-
-    with tarfile.open(source / _DEVKIT) as kit:
-        meta = loadmat(io.BytesIO(kit.extractfile("ILSVRC2012_devkit_t12/data/meta.mat").read()), squeeze_me=True)
-        truth = kit.extractfile("ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt").read().split()
-    wnid_of = {row[0]: row[1] for row in meta["synsets"]}
-    with tarfile.open(source / _VAL) as tar:
-        for name, line in zip(sorted(tar.getnames()), truth, strict=True):
-            val.append((name.removesuffix(".JPEG"), wnids.index(wnid_of[int(line)]), tar.extractfile(name).read()))
-    return {"train": train, "val": val}
+    """Key, label and content of each image in the order of the folders."""
+    found: dict[str, list[Sample]] = {}
+    for split in ("train", "val"):
+        for label, folder in enumerate(sorted((source / split).iterdir())):
+            images = [(path.stem, label, path.read_bytes()) for path in sorted(folder.iterdir())]
+            found.setdefault(split, []).extend(images)
+    return found
 
 
 def _by_webdataset(folder: Path, split: str) -> list[Sample]:
@@ -84,7 +70,7 @@ def _by_webdataset(folder: Path, split: str) -> list[Sample]:
     return [(sample["__key__"], int(sample["cls"]), sample["jpg"]) for sample in dataset]
 
 
-def test_webdataset_and_the_reader_see_what_the_archives_hold(source: Path, whole: Path):
+def test_webdataset_and_the_reader_see_what_the_folders_hold(source: Path, whole: Path):
     wanted = _of_source(source)
     for split, images in wanted.items():
         read = _by_webdataset(whole, split)
@@ -102,21 +88,6 @@ def test_training_is_mixed_and_broken_images_are_named(whole: Path, source: Path
     assert {image.split for image in manifest.broken} == {"train"}
     assert [shard.samples for shard in manifest.splits["train"].shards] == [20, 20, 20, 20, 20, 8]
     assert [shard.samples for shard in manifest.splits["val"].shards] == [12]
-
-
-def test_folders_of_classes_make_the_same_shards(source: Path, whole: Path, tmp_path: Path):
-    classes = json.loads((whole / "manifest.json").read_text())["classes"]
-    for split, images in _of_source(source).items():
-        for key, label, content in images:
-            path = tmp_path / "tree" / split / classes[label] / f"{key}.JPEG"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    shard(tmp_path / "tree", tmp_path / "shards")
-    train = {name: content for name, content in contents(tmp_path / "shards").items() if name.startswith("train-")}
-    assert len(train) == 7
-    assert train == {name: content for name, content in contents(whole).items() if name.startswith("train-")}
-    # Validation is in the order of the folders there.
-    assert sorted(_by_webdataset(tmp_path / "shards", "val")) == sorted(_by_webdataset(whole, "val"))
 
 
 @pytest.mark.parametrize("validation", ["valid", "validation", "test"])
@@ -334,3 +305,30 @@ def test_photographs_are_shrunk_and_the_settings_kept(source: Path, tmp_path: Pa
     (folder / "val-000000.tar").write_bytes(b"")
     assert main(["data", "verify", "--json", str(folder)]) == 3
     assert "--short-side 16 --quality 80" in json.loads(capfd.readouterr().out)["remedy"]
+
+
+# Files and folders of a source (which end in a slash), and the one that is named with some words.
+_FOLDERS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    ((), "", "holds no class folders"),
+    (("train/n1/",), "val", "is not there"),
+    (("train/n1/", "val/n2/"), "", "n1, n2"),
+    (("train/n1/", "val/n1/"), "train/n1", "holds no image"),
+    (("train/n1/one.JPEG", "val/n1/notes.txt"), "val/n1/notes.txt", "is not an image"),
+    (("train/n1/one.JPEG", "val/notes.txt"), "val/notes.txt", "is not the folder of a class"),
+    (("train/n1/one.JPEG", "val/"), "val", "has no folder of a class"),
+    (("train/n1/n1_1.JPEG", "train/n1/n1_1.jpg", "val/n1/1.jpg"), "train/n1/n1_1.JPEG", "2 images have the name n1_1"),
+)
+
+
+@pytest.mark.parametrize(("paths", "named", "words"), _FOLDERS)
+def test_a_folder_without_a_set_is_refused(paths: tuple[str, ...], named: str, words: str, tmp_path: Path):
+    source = tmp_path / "source"
+    with refused("HT-source-wrong", "is not a folder", path=source):
+        shard(source, tmp_path / "shards")
+    source.mkdir()
+    for path in paths:
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).mkdir() if path.endswith("/") else (source / path).touch()
+    with refused("HT-source-wrong", words, path=source / named):
+        shard(source, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.shards.listing import ValidationTar, tar_files
 from hpctrain.control.schedulers.slurm import node_files
-from support.refusals import refused
 
 
 def _file(name: str, content: bytes = b"new") -> tuple[tarfile.TarInfo, bytes]:
@@ -71,33 +69,3 @@ def test_a_tar_that_a_job_stages_stays_in_its_folder(
     copy = node_files.StagedPaths(source=str(archive), name="stage", kind="tar")
     assert node_files._copy(copy, tmp_path / "stage")
     assert (tmp_path / "stage" / "right").read_text() == "new"
-
-
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
-)
-def test_what_is_no_file_is_no_image(kind: bytes, tmp_path: Path) -> None:
-    name = "ILSVRC2012_val_00000001.JPEG"
-    archive = _write(tmp_path / "val.tar", [_other(kind, name, "/etc/passwd")])
-    with refused("HT-archive-damaged", "0 images, ", where=archive):
-        ValidationTar(archive=archive, labels=(0,)).members()
-
-
-def test_names_lead_nowhere(tmp_path: Path) -> None:
-    """Nothing is unpacked, and of a name only its last part is looked at."""
-    archive = _write(tmp_path / "val.tar", [_file("/../../etc/ILSVRC2012_val_00000001.JPEG", b"image")])
-    (member,) = ValidationTar(archive=archive, labels=(3,)).members()
-    assert (member.file, member.size, member.label, member.key) == (str(archive), 5, 3, "ILSVRC2012_val_00000001")
-
-
-def test_a_file_with_holes_is_refused(tmp_path: Path) -> None:
-    """It says to be larger than what lies in the archive, so that bytes of others would be read for its own."""
-    holes = tmp_path / "ILSVRC2012_val_00000001.JPEG"
-    with holes.open("wb") as file:
-        file.truncate(1 << 30)
-        file.seek(1 << 20)
-        file.write(b"image")
-    subprocess.run(["tar", "-S", "-cf", "val.tar", holes.name], cwd=tmp_path, timeout=30, check=True)
-    assert (tmp_path / "val.tar").stat().st_size < 1 << 20
-    with refused("HT-archive-damaged", f"{holes.name} is a sparse file", where=tmp_path / "val.tar"):
-        tar_files(tmp_path / "val.tar")
