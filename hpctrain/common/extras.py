@@ -11,7 +11,7 @@ from hpctrain.common.errors import HpctrainError
 # The modules that each extra brings; pyproject.toml has their packages.
 MODULES = {
     "train": ("ml_dtypes", "mpi4py", "sklearn", "tensorboard"),
-    "imagenet": ("cv2", "PIL", "scipy", "simplejpeg", "webdataset"),
+    "imagenet": ("cv2", "PIL", "simplejpeg", "webdataset"),
     "parquet": ("pyarrow",),
     "text": ("tokenizers",),
     "report": ("matplotlib",),
