@@ -257,4 +257,4 @@ def stage(
     if as_json:
         answer(json_text(asdict(done)))
         return
-    answer(f"{to}: {done.copied} shards copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there")
+    answer(f"{to}: {done.copied} files copied ({done.bytes / 1e6:.3g} MB), {done.there} were already there")

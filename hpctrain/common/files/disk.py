@@ -7,7 +7,7 @@ import errno
 import fnmatch
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hpctrain.common.errors import HpctrainError
@@ -74,14 +74,14 @@ def matching(folder: Path, pattern: str) -> list[Path]:
     return []
 
 
-def require_empty(folder: Path) -> None:
-    """Refuse a folder that has files, apart from hidden ones.
+def require_empty(folder: Path, but: Collection[str] = ()) -> None:
+    """Refuse a folder that has files, apart from hidden ones and those whose names are in ``but``.
 
     Raises:
         HpctrainError: it has some.
         OSError: it cannot be listed.
     """
-    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.name not in but)
     if others:
         raise HpctrainError(
             "HT-output-exists",

@@ -15,17 +15,8 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import open_regular, read_regular
 from hpctrain.common.files.whole import put_in_place, remove_leftovers, require_room, temporary, write_whole
 from hpctrain.common.shards.image_shards import open_shards
-from hpctrain.common.shards.manifest import (
-    MANIFEST,
-    MOST_MANIFEST_BYTES,
-    ShardManifest,
-    StoredFile,
-    damaged,
-    read_manifest,
-)
+from hpctrain.common.shards.manifest import MANIFEST, MOST_MANIFEST_BYTES, damaged, read_manifest
 
-# The manifest of what is being staged, until it is whole.
-_BEGUN = "staging.json"
 _BLOCK_BYTES = 4 << 20
 _ELSEWHERE = "stage to another folder"
 
@@ -36,7 +27,7 @@ def _misuse(problem: str, hint: str) -> HpctrainError:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedFolder:
-    """The numbers of shards and bytes copied, and of shards already there."""
+    """The numbers of files and bytes copied, and of files already there."""
 
     copied: int
     bytes: int
@@ -46,7 +37,8 @@ class StagedFolder:
 def stage(source: Path, to: Path, *, wait_seconds: float, check: bool = False) -> StagedFolder:
     """Copy a set; files that are there are kept. The result is opened like the original.
 
-    One process of a node copies, and others that are called meanwhile wait and find all there.
+    One process of a node copies, and others that are called meanwhile wait and find all there. The manifest is copied
+    last, so that a folder without one is a copy that was interrupted.
 
     Args:
         check: compare the hashes of shards that are there too, rather than their sizes alone.
@@ -64,41 +56,27 @@ def stage(source: Path, to: Path, *, wait_seconds: float, check: bool = False) -
     content = read_regular(source / MANIFEST, MOST_MANIFEST_BYTES)
     with locked(to, seconds=wait_seconds):
         try:
-            _begin(to, content)
-            done = _stage(source, to, manifest, check)
-            if not (to / MANIFEST).exists():
+            complete = (to / MANIFEST).exists()
+            if not complete:
+                require_empty(to, {file.name for file in manifest.files})
+            elif read_regular(to / MANIFEST, MOST_MANIFEST_BYTES) != content:
+                raise _misuse(f"{to} holds another set of shards", f"rm -r {shell_word(to)}, or {_ELSEWHERE}")
+            remove_leftovers(to)
+            missing = []
+            for file in manifest.files:
+                # Only of a complete copy, whose files are this set's, sizes say enough.
+                hashed = check or not complete or file.size is None
+                if (to / file.name).is_symlink() or file.fault(to, hashed=hashed):
+                    missing.append(file)
+            size = sum(file.size or 0 for file in missing)
+            require_room(to, size, "copied", f"free some space there, or {_ELSEWHERE}")
+            for file in missing:
+                _copy(source / file.name, to / file.name, file.sha256)
+            if not complete:
                 write_whole(to / MANIFEST, content)
-            (to / _BEGUN).unlink(missing_ok=True)
-            return done
         except OSError as error:
             raise disk_error(error, to, _ELSEWHERE) from error
-
-
-def _stage(source: Path, to: Path, manifest: ShardManifest, check: bool) -> StagedFolder:
-    shards = [shard.stored for split in manifest.splits.values() for shard in split.shards]
-    missing = [shard for shard in shards if not _is_copied(to, shard, check)]
-    size = sum(shard.size or 0 for shard in missing)
-    require_room(to, size, "copied", f"free some space there, or {_ELSEWHERE}")
-    indices = [split.index(name) for name, split in manifest.splits.items()]
-    indices = [index for index in indices if not _is_copied(to, index, check=True)]
-    for file in (*missing, *indices):
-        _copy(source / file.name, to / file.name, file.sha256)
-    return StagedFolder(copied=len(missing), bytes=size, there=len(shards) - len(missing))
-
-
-def _begin(to: Path, content: bytes) -> None:
-    """Refuse a folder of something else; leave word of what this one is for."""
-    for name in (MANIFEST, _BEGUN):
-        if (to / name).exists() and read_regular(to / name, MOST_MANIFEST_BYTES) != content:
-            raise _misuse(f"{to} holds another set of shards", f"rm -r {shell_word(to)}, or {_ELSEWHERE}")
-    if not (to / MANIFEST).exists() and not (to / _BEGUN).exists():
-        require_empty(to)
-        write_whole(to / _BEGUN, content)
-    remove_leftovers(to)
-
-
-def _is_copied(to: Path, file: StoredFile, check: bool) -> bool:
-    return not (to / file.name).is_symlink() and not file.fault(to, hashed=check)
+    return StagedFolder(copied=len(missing), bytes=size, there=len(manifest.files) - len(missing))
 
 
 def _copy(source: Path, to: Path, sha256: str) -> None:

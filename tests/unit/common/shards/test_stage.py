@@ -36,10 +36,10 @@ def _same(one: Path, other: Path) -> None:
 
 def test_all_shards_are_copied_once(whole: Path, tmp_path: Path):
     size = sum(path.stat().st_size for path in whole.glob("*.tar"))
-    assert stage(whole, tmp_path / "to", wait_seconds=0) == StagedFolder(copied=7, bytes=size, there=0)
+    assert stage(whole, tmp_path / "to", wait_seconds=0) == StagedFolder(copied=9, bytes=size, there=0)
     _same(whole, tmp_path / "to")
     files = {path: path.stat().st_ino for path in (tmp_path / "to").glob("*.tar")}
-    assert stage(whole, tmp_path / "to", wait_seconds=0) == StagedFolder(copied=0, bytes=0, there=7)
+    assert stage(whole, tmp_path / "to", wait_seconds=0) == StagedFolder(copied=0, bytes=0, there=9)
     assert {path: path.stat().st_ino for path in files} == files
     assert main(["data", "verify", str(tmp_path / "to")]) == 0
 
@@ -61,7 +61,7 @@ def test_what_was_interrupted_goes_on(whole: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(stage_module, "_copy", copy)
     temporary(to / "train-000002.tar").write_bytes(b"half")
     done = stage(whole, to, wait_seconds=0)
-    assert (done.copied, done.there) == (5, 2)
+    assert (done.copied, done.there) == (7, 2)
     _same(whole, to)
     assert {path.name for path in to.iterdir()} == {
         *(path.name for path in whole.glob("*.tar")), "manifest.json", "train-index.npy", "val-index.npy", ".lock"
@@ -108,7 +108,7 @@ def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
     assert main(["data", "verify", str(to), "--json"]) == 3
     command = json.loads(capsys.readouterr().out)["remedy"].replace("DIR", str(whole), 1).split()
     assert main(command[1:]) == 0
-    assert "1 shards" in capsys.readouterr().out
+    assert "2 files" in capsys.readouterr().out
     assert main(["data", "verify", str(to)]) == 0
     _same(whole, to)
 
@@ -146,5 +146,5 @@ def test_one_process_copies_and_others_wait(whole: Path, tmp_path: Path):
         assert not results
     for thread in threads:
         thread.join()
-    assert sorted(result.copied for result in results) == [0, 0, 7]
+    assert sorted(result.copied for result in results) == [0, 0, 9]
     _same(whole, to)
