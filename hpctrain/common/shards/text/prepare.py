@@ -31,6 +31,7 @@ from hpctrain.common.shards.text.token_manifest import (
     SETTINGS,
     TOKEN,
     TextManifest,
+    TextOptions,
     TextSettings,
     TokenFile,
     TokenSplit,
@@ -43,25 +44,14 @@ _MOST_RECORD_BYTES = 1 << 16
 _SPLITS: tuple[SplitName, ...] = ("train", "val")
 
 
-class Preparation(FrozenModel):
-    """Which folder of tokens to make, and from what.
-
-    Attributes:
-        sources: files and folders of text.
-        tokenizer: ``bytes``, or the path of a ``tokenizer.json``.
-        separator: the token between documents; ``bytes`` ignores it.
-        validation_share: the share of the documents that are set apart, between 0 and 1.
-        seed: decides which documents are set apart.
-        part_bytes: text that one process turns into a shard at once.
+class Preparation(TextOptions):
+    """Which folder of tokens to make, and from what: files and folders of text, and ``bytes`` or the path of a
+    ``tokenizer.json``.
     """
 
     sources: tuple[Path, ...]
     folder: Path
     tokenizer: str
-    separator: str = "<|endoftext|>"
-    validation_share: float = 0.0005
-    seed: int = 0
-    part_bytes: int = 64 << 20
 
 
 class PartRecord(FrozenModel):
@@ -102,14 +92,11 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
     """
     files = list_files(preparation.sources, say)
     settings = TextSettings(
+        **preparation.model_dump(include=set(TextOptions.model_fields)),
         sources=tuple(str(source.absolute()) for source in preparation.sources),
         listing=listing_digest(files),
         tokenizer_file=BYTES if preparation.tokenizer == BYTES else str(Path(preparation.tokenizer).absolute()),
-        separator=preparation.separator,
         tokenizer=open_tokenizer(preparation.tokenizer, preparation.separator).settings,
-        validation_share=preparation.validation_share,
-        seed=preparation.seed,
-        part_bytes=preparation.part_bytes,
     )
     folder = preparation.folder
     parts = divide(files, preparation.part_bytes)

@@ -75,17 +75,29 @@ class TokenSplit(FrozenModel):
         return hashlib.sha256("".join(file.sha256 for file in self.shards if file.tokens).encode()).hexdigest()
 
 
-class TextSettings(FrozenModel):
+class TextOptions(FrozenModel):
+    """How tokens are made.
+
+    Attributes:
+        separator: the token between documents; ``bytes`` ignores it.
+        validation_share: the share of the documents that are set apart, between 0 and 1.
+        seed: decides which documents are set apart.
+        part_bytes: text that one process turns into a shard at once.
+    """
+
+    separator: str = "<|endoftext|>"
+    validation_share: float = 0.0005
+    seed: int = 0
+    part_bytes: int = 64 << 20
+
+
+class TextSettings(TextOptions):
     """What determines the bytes of the shards; ``listing`` is the SHA-256 of the files' names and sizes."""
 
     sources: tuple[str, ...]
     listing: str
     tokenizer_file: str
-    separator: str
     tokenizer: TokenizerSettings
-    validation_share: float
-    seed: int
-    part_bytes: int
 
 
 class TextManifest(FrozenModel):

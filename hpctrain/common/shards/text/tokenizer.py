@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,21 +49,13 @@ def wrong_tokenizer(path: Path, problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-tokenizer-wrong", "{path}: {problem}", hint, path=path, problem=problem)
 
 
-class Tokenizer(Protocol):
-    """Turns documents into tokens."""
-
-    settings: TokenizerSettings
-
-    def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
-        """The tokens of each document and the separator."""
-
-
 class ByteTokenizer:
     """A token for each byte of UTF-8, and one more as separator."""
 
     settings = TokenizerSettings(name=BYTES, sha256="", vocabulary=257, separator=256)
 
     def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        """The tokens of each document and the separator."""
         return [
             np.append(np.frombuffer(text.encode(), np.uint8), [self.settings.separator]).astype(np.uint16)
             for text in documents
@@ -113,6 +104,7 @@ class FileTokenizer:
         )
 
     def tokens(self, documents: Sequence[str]) -> list[NDArray[np.uint16]]:
+        """The tokens of each document and the separator."""
         rows = []
         for batch in _batches(documents):
             with self._naming("cannot encode a text"):
@@ -141,6 +133,9 @@ def _batches(documents: Sequence[str]) -> Iterator[Sequence[str]]:
         characters += len(text)
     if documents:
         yield documents[begin:]
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def open_tokenizer(name: str, separator: str) -> Tokenizer:
