@@ -22,7 +22,6 @@ from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.streams import without_marks
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.console import Console
@@ -204,7 +203,7 @@ class _Log(Tail):
         if self._open and (len(self._open) > _LEAST_BYTES or (last and not lines)):
             lines.append(self._open)
             self._open = b""
-        return [plain(without_marks(line.decode(errors="replace"))) for line in lines]
+        return [plain(line.decode(errors="replace")) for line in lines]
 
 
 class JobLogs:

@@ -73,7 +73,6 @@ class Terminal:
             yield Audience(
                 show=show,
                 output=console.output,
-                errors=console.errors,
                 notice=console.notice,
                 failed=failed,
             )

@@ -89,15 +89,11 @@ class Console:
                 self._progress_line(text)
 
     def output(self, text: str) -> None:
-        """Print what a rank wrote to stdout.
+        """Print what a rank printed.
 
         Control characters pass: the program is the user's own, and may use colours.
         """
         self._pass_on(text, self._stdout)
-
-    def errors(self, text: str) -> None:
-        """Print what a rank wrote to stderr, as :meth:`output` does."""
-        self._pass_on(text, self._stderr)
 
     def _pass_on(self, text: str, stream: TextIO) -> None:
         if self._bar and stream.isatty():

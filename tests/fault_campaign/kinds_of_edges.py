@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from functools import partial
 
 from fault_campaign.cases import Scene, kind
 from fault_campaign.faulted_run import BIN, Training
@@ -17,31 +16,6 @@ def _wait(training: Training) -> None:
         training.process.wait(training.place.limit)
     except subprocess.TimeoutExpired:
         return
-
-
-def _moved(scene: Scene, *, exchanged: bool) -> Promise:
-    """The run directory gets another name, and another folder its own; what is put back goes on."""
-    training = scene.begin()
-    training.wait_for_step(*scene.moment(3, 40))
-    path, moved = scene.place.directory.path, scene.place.folder / "moved"
-    path.rename(moved)
-    if exchanged:
-        path.mkdir()
-    _wait(training)
-    strange = sorted(each.name for each in path.rglob("*"))
-    if path.exists() and not exchanged:
-        strange.append(path.name)
-    shutil.rmtree(path, ignore_errors=True)
-    moved.rename(path)
-    return Promise(
-        codes=(1,),
-        says=("was moved or deleted while the run used it",),
-        check=lambda events: [f"at the old name: {strange}"] if strange else [],
-    )
-
-
-kind("the run directory renamed", tm=1, th=1, ts=1, kh=1)(partial(_moved, exchanged=False))
-kind("another folder in place of the run directory", tm=1, tg=1, km=1)(partial(_moved, exchanged=True))
 
 
 @kind("the run directory deleted", tm=1, th=1, ts=1)
@@ -58,7 +32,7 @@ def deleted(scene: Scene) -> Promise:
     shutil.rmtree(path, ignore_errors=True)
     return Promise(
         codes=(1,),
-        says=("was moved or deleted while the run used it",),
+        says=("No such file or directory",),
         check=lambda events: [f"made again: {left}"] if left else [],
     )
 

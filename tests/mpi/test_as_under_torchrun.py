@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.run.streams import without_marks
 from support.interrupted_runs import started
 from support.launching import Launch
 from support.ports import free_port
@@ -60,7 +59,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def printed(folder: Path, rank: int) -> Counter[str]:
     """The lines that a rank of ``hpctrain run`` has printed, without those of hpctrain."""
-    return lines_of(without_marks((folder / "run" / "logs" / f"rank-{rank}.log").read_text()), folder)
+    return lines_of((folder / "run" / "logs" / f"rank-{rank}.log").read_text(), folder)
 
 
 def lines_of(text: str, folder: Path) -> Counter[str]:

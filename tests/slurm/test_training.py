@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.common.run.streams import without_marks
 from support.launching import Launch
 from support.slurm.local_slurm import LocalSlurm
 from support.slurm.submitted_runs import SIZE, TWO_NODES, Submit, events, held, jobs_of, wait_for_step
@@ -57,7 +56,7 @@ def test_ranks_are_in_the_order_of_the_placement(submit: Submit, tmp_path: Path)
     options += ["--launcher", "mpirun", "--env", f"ODD={ODD}", "--run-dir", "run", "--wait"]
     result = submit("where.py", *options, "--", ODD)
     assert result.returncode == 0, result.stdout
-    log = without_marks((tmp_path / "run" / "logs" / "rank-0.log").read_text())
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     names = re.findall(r"^order (.*)$", log, re.M)[0].split()
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert names == [host["host"] for host in plan["hosts"]]

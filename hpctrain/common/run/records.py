@@ -20,7 +20,7 @@ import psutil
 from pydantic import BaseModel
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import matching
+from hpctrain.common.files.disk import disk_error, matching
 from hpctrain.common.run.directory import RunDirectory, read_model, write_json
 from hpctrain.common.run.value_types import Count, Seconds, Text
 
@@ -92,6 +92,28 @@ def processes_with(*words: str) -> list[int]:
     """The numbers of this host's processes, of all users, whose command lines have all of these words."""
     named = (process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"])
     return [process.pid for process in named if set(words) <= set(process.info["cmdline"])]
+
+
+def hold(directory: RunDirectory) -> int:
+    """Open a run's directory, by which this process is known to belong to the run; returns the descriptor.
+
+    Raises:
+        HpctrainError: it cannot be opened.
+    """
+    try:
+        return os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise disk_error(error, directory.path) from error
+
+
+@contextlib.contextmanager
+def holding(directory: RunDirectory) -> Iterator[None]:
+    """Hold a run's directory open meanwhile."""
+    descriptor = hold(directory)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def works_in(process: psutil.Process, path: Path) -> bool:

@@ -6,6 +6,7 @@ imported here: a rank listens before it imports anything else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -36,7 +37,6 @@ class StopRequests:
         self._reason: str | None = None
         self._agreed = False
         self._file: Path | None = None
-        self._otherwise: Callable[[], str | None] | None = None
         self._looked = float("-inf")
         self._handled: set[signal.Signals] = set()
         self._repeated: signal.Handlers = signal.SIG_DFL
@@ -75,13 +75,9 @@ class StopRequests:
         """Call ``say`` once this process :meth:`listens`, unless it already does."""
         self._announce = say
 
-    def watch(self, file: Path, otherwise: Callable[[], str | None] | None = None) -> None:
-        """Treat the existence of ``file`` as a request to stop; its text is the reason.
-
-        Args:
-            otherwise: gives another reason, or None; called whenever the file is looked for and not there.
-        """
-        self._file, self._otherwise = file, otherwise
+    def watch(self, file: Path) -> None:
+        """Treat the existence of ``file`` as a request to stop; its text is the reason."""
+        self._file = file
 
     def asked(self, *, look: bool) -> str | None:
         """The reason for which this process was asked to stop; None if it was not.
@@ -91,10 +87,8 @@ class StopRequests:
         """
         if self._reason is None and look and self._file and time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._looked = time.monotonic()
-            try:
+            with contextlib.suppress(OSError):
                 self._reason = reason_in(self._file) or f"the file {self._file.name} was made"
-            except OSError:
-                self._reason = self._otherwise() if self._otherwise else None
         return self._reason
 
     def agree(self) -> None:

@@ -146,7 +146,7 @@ def run_program(plan: Plan, folder: Path, machine: Machine, launcher: Launcher |
     """
     say = partial(print, end="", flush=True, file=sys.stderr)
     ready = ReadyRun(plan=plan, machine=machine, launcher=launcher)
-    failure = run_plan(ready, RunDirectory(folder / "run"), Audience(output=say, errors=say, notice=_notice))
+    failure = run_plan(ready, RunDirectory(folder / "run"), Audience(output=say, notice=_notice))
     if failure:
         # The output of rank 0 was already shown, and its log is removed with the folder. The log of another one repeats
         # an error of hpctrain.

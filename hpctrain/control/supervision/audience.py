@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hpctrain.common.cluster.machine import Machine
     from hpctrain.common.run.directory import RunDirectory
     from hpctrain.common.run.events import Event
-    from hpctrain.common.run.open_directory import HeldDirectory
     from hpctrain.common.run.plan import Plan
     from hpctrain.control.launchers.command import Launcher
     from hpctrain.control.supervision.failure import Failure
@@ -48,31 +47,24 @@ class Audience:
 
     Attributes:
         show: gets each event as it happens.
-        output, errors: get what rank 0 writes to stdout and to stderr as it comes, which may end in the middle of a
-            line.
+        output: gets what rank 0 prints as it comes, which may end in the middle of a line.
         notice: gets what the user has to know now.
         failed: gets why the run is not done before any of it is written, which a full disk would refuse.
     """
 
     show: Callable[[Event], None] = _ignore
     output: Callable[[str], None] = _ignore
-    errors: Callable[[str], None] = _ignore
     notice: Callable[[str], None] = _ignore
     failed: Callable[[Failure], None] = _ignore
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun:
-    """A run that this process carries out: its directory, held; where its signals are collected; and who is told."""
+    """A run that this process carries out: its directory, where its signals are collected, and who is told."""
 
-    held: HeldDirectory
+    directory: RunDirectory
     interrupts: Interrupts
     audience: Audience
-
-    @property
-    def directory(self) -> RunDirectory:
-        """The directory, under the name that it had at first."""
-        return self.held.named
 
 
 class Output(Protocol):

@@ -15,7 +15,6 @@ from hpctrain.common.cluster.machine import Machine, as_if_installed, this_machi
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require_trackers
 from hpctrain.common.run.directory import RunDirectory, default_directory, new_directory, read_model, write_json
-from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.stopping import RESUMABLE
@@ -198,16 +197,14 @@ def _is_done(directory: RunDirectory, output: Output) -> int:
 
 
 def _execute(run: ReadyRun, directory: RunDirectory, interrupts: Interrupts, output: Output) -> int:
-    # Imported here because it takes 20 ms, which a dry run does not need.
+    # Imported here because they take 20 ms, which a dry run does not need.
+    from hpctrain.common.run.records import holding
     from hpctrain.control.supervision.execution import Execution
 
-    with HeldDirectory(directory) as held:
-        with output.follow(run.plan, directory, interrupts) as audience:
-            execution = Execution(held=held, interrupts=interrupts, audience=audience, summarise=output.summarise)
-            failure, summary = execution.run(run)
-        gone = held.gone()
-    if not gone:
-        output.ended(run.plan, directory, failure, summary)
+    with holding(directory), output.follow(run.plan, directory, interrupts) as audience:
+        execution = Execution(directory=directory, interrupts=interrupts, audience=audience, summarise=output.summarise)
+        failure, summary = execution.run(run)
+    output.ended(run.plan, directory, failure, summary)
     return failure.exit_code if failure else 0
 
 

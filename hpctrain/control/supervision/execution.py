@@ -32,7 +32,6 @@ from hpctrain.control.supervision.audience import LiveRun, ReadyRun, Summary
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.host_questions import silent_hosts
 from hpctrain.control.supervision.interrupts import Interrupted
-from hpctrain.control.supervision.running_job import directory_gone
 from hpctrain.control.supervision.start import available_launcher, run_attempt
 
 _LONGEST_SECONDS = 60.0
@@ -66,8 +65,7 @@ class Execution(LiveRun):
         while True:
             script = script_sha256(run.plan)
             failure = self._attempt(run, supervisor)
-            # After a directory was moved or deleted, the user has to say what comes next.
-            if failure is None or self.interrupts.received or self.held.gone():
+            if failure is None or self.interrupts.received:
                 break
             further = self._after_failure(supervisor, run, failure)
             if isinstance(further, Failure):
@@ -113,8 +111,6 @@ class Execution(LiveRun):
             self._record_begin(run.attempt)
             failure = run_attempt(run, replace(self, audience=replace(self.audience, show=show)))
         except Exception as error:
-            if isinstance(error, HpctrainError) and self.held.gone():
-                return directory_gone(self)
             fault = HpctrainError(
                 "HT-launcher-internal-error",
                 "hpctrain failed: {type}: {reason}",
@@ -166,9 +162,6 @@ class Execution(LiveRun):
     def _record_end(self, plan: Plan, failure: Failure | None) -> Summary:
         """Record how the run ended; returns its summary."""
         directory = self.directory
-        if self.held.gone():
-            # It is not made again, and another in its place is not written to. The user has been told why it failed.
-            return {"status": failure.status if failure else "done", "ranks": plan.ranks, "metrics": {}}
         with EventWriter(directory.events) as events:
             if failure and not failure.stopped:
                 events.emit(FaultEvent(**failure.cause))

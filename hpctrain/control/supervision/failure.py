@@ -18,7 +18,6 @@ from hpctrain.common.run.events import EventsFile
 from hpctrain.common.run.events.kinds import StoppedEvent
 from hpctrain.common.run.records import LOST_CONNECTION, RankRecord, final_records
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.common.run.streams import without_marks
 from hpctrain.common.settings import RANKS_ALONE
 
 LOG_LINES = 20
@@ -358,13 +357,6 @@ def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, ending
         rank=record.rank,
         host=record.host,
         log=log,
-        lines=_printed(log, record.log_begin),
+        lines=last_lines(log, LOG_LINES, begin=record.log_begin),
         exit_code=exit_code,
     )
-
-
-def _printed(log: Path, begin: int) -> tuple[str, ...]:
-    """The last lines of an attempt."""
-    # One more, because a mark may be all that is in the last one.
-    lines = last_lines(log, LOG_LINES + 1, begin=begin)
-    return tuple(without_marks("\n".join(lines)).splitlines()[-LOG_LINES:])

@@ -6,6 +6,7 @@ is skipped, and either gives one warning.
 
 from __future__ import annotations
 
+import codecs
 import os
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.reader import LONGEST_LINE, count_lines
-from hpctrain.common.run.streams import Streams
 from hpctrain.control.supervision.audience import Audience
 
 # A longer line of a log is passed on in parts, so that output without line breaks does not fill the memory.
@@ -90,30 +90,27 @@ class Follower:
     """Passes on a run's events and rank 0's output as they appear, without those of earlier attempts.
 
     What could not be read is a notice, once for each file.
-
-    Args:
-        named: the run's directory as messages name it, where ``directory`` is its descriptor.
     """
 
-    def __init__(self, directory: RunDirectory, audience: Audience, named: RunDirectory | None = None) -> None:
+    def __init__(self, directory: RunDirectory, audience: Audience) -> None:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
-        self._streams = Streams()
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         # The line number of the last event that was read or skipped, from 1, for error messages.
         self._number = count_lines(directory.events)
-        self._named = named or directory
+        self._directory = directory
         self._audience = audience
         self._said: set[object] = set()
 
     def advance(self, *, last: bool = False) -> None:
         """Pass on what is new; ``last`` says that no more will be written."""
-        while text := self._read(self._named.log(0), lambda: self._log.text(at_most=_LOOK_BYTES), patient=last):
-            for is_stderr, part in self._streams.divide(text):
-                (self._audience.errors if is_stderr else self._audience.output)(part)
+        while text := self._read(self._directory.log(0), lambda: self._log.text(at_most=_LOOK_BYTES), patient=last):
+            self._audience.output(self._decoder.decode(text))
             if not last:
                 break
         # The last line is read only when complete: a crash can cut an event short.
-        while lines := self._read(self._named.events, lambda: self._events.lines(at_most=_LOOK_BYTES), patient=last):
+        path = self._directory.events
+        while lines := self._read(path, lambda: self._events.lines(at_most=_LOOK_BYTES), patient=last):
             for line in lines:
                 self._pass_on(line)
             if not last:
@@ -122,7 +119,7 @@ class Follower:
     def _pass_on(self, line: bytes) -> None:
         self._number += 1
         try:
-            event = parse_event(line, f"{self._named.events}:{self._number}")
+            event = parse_event(line, f"{self._directory.events}:{self._number}")
         except HpctrainError as error:
             self._say_once("an event", f"{error.message}; it is passed over")
         else:

@@ -51,7 +51,7 @@ def run_ranks(command: Command, run: LiveRun, plan: Plan, start: StartEvent) -> 
         HpctrainError: the program cannot be started.
     """
     with EventWriter(run.directory.events) as events:
-        follower = Follower(run.held.work, run.audience, run.directory)
+        follower = Follower(run.directory, run.audience)
         events.emit(start)
     job = RunningJob(command, run, plan, follower)
     try:
@@ -70,13 +70,11 @@ class RunningJob:
     """
 
     def __init__(self, command: Command, run: LiveRun, plan: Plan, follower: Follower) -> None:
-        self._run, self._plan, self._follower = run, plan, follower
+        self._plan, self._follower = plan, follower
         self._interrupts, self._notice = run.interrupts, run.audience.notice
-        # By its descriptor while the processes run, which a rename does not change.
-        self._directory = run.held.work
+        self._directory = run.directory
         # Whether the ranks were ended before they had stopped by themselves, may stop by themselves, and save state.
         self._cut = self._may_stop = self._listen = False
-        self._gone = False
         # The rank that was seen dead, without an error recorded, while others lived that cannot go on without it.
         self._first_dead: int | None = None
         # How long ranks may wait until all are there. A script may do anything before, so only recipes have a limit.
@@ -99,11 +97,6 @@ class RunningJob:
         interrupts, seconds = self._interrupts, self._plan.stop.seconds
         waiting = f"waiting up to {seconds:g} s for the ranks to end their step and save their state"
         self._cut = self._wait(lambda: bool(interrupts.received))
-        if self._gone and not interrupts.received:
-            # The ranks see that by themselves.
-            self._notice(f"{self._run.held.error().message}: {waiting}")
-            deadline = time.monotonic() + seconds
-            self._cut = self._wait(lambda: bool(interrupts.received) or time.monotonic() > deadline)
         self._ended = self._process.poll()
         if self._cut and interrupts.received:
             by = interrupts.received[0]
@@ -120,8 +113,7 @@ class RunningJob:
         try:
             ask(self._directory.stop, reason)
         except HpctrainError as error:
-            why = self._run.held.in_words(error).message
-            self._notice(f"warning: {reason}: the ranks cannot be asked to stop: {why}")
+            self._notice(f"warning: {reason}: the ranks cannot be asked to stop: {error.message}")
             return False
         return True
 
@@ -129,7 +121,7 @@ class RunningJob:
         """Follow until the launcher ends, until it hangs after its ranks have ended, or until ``enough`` is true.
 
         Returns:
-            Whether ranks that had not failed still ran when it was enough, or when the directory was lost.
+            Whether ranks that had not failed still ran when it was enough.
         """
         deadline: float | None = None
         for turn in itertools.count():
@@ -140,9 +132,6 @@ class RunningJob:
             self._follower.advance()
             self._output()
             if deadline is None and turn % max(_POLLS_A_LOOK, self._plan.processes // 10) == 0:
-                if not self._gone and self._run.held.lost():
-                    self._gone = True
-                    return True
                 grace = self._grace()
                 deadline = None if grace is None else time.monotonic() + grace
             if deadline is not None and time.monotonic() > deadline:
@@ -201,14 +190,12 @@ class RunningJob:
         end_processes(
             self._process, self._directory, lambda: len(self._interrupts.received) > interrupted, poll=self._output
         )
-        self._gone = self._gone or self._run.held.gone()
 
     def failure(self) -> Failure | None:
         """Why the ranks are not done: by their records and the launcher's output, and by what is known beside them."""
-        directory = self._directory if self._gone else self._run.directory
         status = self._process.poll()
         failure = find_failure(
-            directory,
+            self._directory,
             self._plan.processes,
             output=self._output(),
             # It may not end even after SIGKILL, perhaps waiting for a disk.
@@ -221,9 +208,7 @@ class RunningJob:
         if failure is None:
             return None
         failure = with_memory(failure, socket.gethostname(), self._memory, group_memory())
-        if self._gone:
-            return directory_gone(self._run, saved=failure.stopped)
-        records = read_records(directory).values()
+        records = read_records(self._directory).values()
         known = failure.hint or failure.stopped or failure.lost_hosts
         if not known and all(record.status != "failed" for record in records):
             # Neither a rank nor the launcher has recorded a cause.
@@ -242,7 +227,7 @@ class RunningJob:
 
         MPI itself reports a shortage as an internal error, or not at all.
         """
-        lacking = list(shortages(run=self._run.directory.path))
+        lacking = list(shortages(run=self._directory.path))
         if not lacking:
             return failure
         faults = "; ".join(shortage.fault for shortage in lacking)
@@ -254,7 +239,7 @@ class RunningJob:
     def _interrupted(self, failure: Failure) -> Failure:
         """The outcome of an interrupted run. The ranks' own account comes first: they may have hung after saving."""
         signalled = f"interrupted by {self._interrupts.received[0].name}"
-        by = CANCELLED if is_cancelled(self._run.directory.stop) else signalled
+        by = CANCELLED if is_cancelled(self._directory.stop) else signalled
         if failure.stopped:
             ended = "all ranks saved their state and left" if self._listen else "all ranks have left"
             return replace(failure, code="HT-run-interrupted", message=f"{by}; {ended}")
@@ -264,10 +249,3 @@ class RunningJob:
             message = f"{by}; every process was ended"
             return Failure(code="HT-run-interrupted", message=message, exit_code=exit_code)
         return failure
-
-
-def directory_gone(run: LiveRun, *, saved: bool = False) -> Failure:
-    """The failure of a run whose directory was moved or deleted; ``saved``: after all ranks saved their state."""
-    error = run.held.error()
-    message = f"{error.message}; all ranks saved their state and left" if saved else error.message
-    return Failure(code=error.code, message=message, hint=error.hint, exit_code=error.exit_code)

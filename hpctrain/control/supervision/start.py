@@ -11,8 +11,8 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require as require_extras
 from hpctrain.common.recipes.requirements import has_folder, shard_folder
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.records import holding
 from hpctrain.common.settings import HOST_TIMEOUT, TIMEOUT
 from hpctrain.control.horovod.check import require
 from hpctrain.control.launchers.command import Launcher
@@ -142,8 +142,8 @@ def run_plan(ready: ReadyRun, directory: RunDirectory, audience: Audience = Audi
     """
     plan = ready_hosts(ready.plan, ready.launcher, directory.path, notice=audience.notice)
     directory.create(plan)
-    with Interrupts(plan.stop.signal) as interrupts, HeldDirectory(directory) as held:
-        run = LiveRun(held=held, interrupts=interrupts, audience=audience)
+    with Interrupts(plan.stop.signal) as interrupts, holding(directory):
+        run = LiveRun(directory=directory, interrupts=interrupts, audience=audience)
         return run_attempt(replace(ready, plan=plan), run)
 
 

@@ -31,10 +31,8 @@ from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import RunDirectory, port_of, read_model
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import SlowRankEvent, StallEvent
-from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script
-from hpctrain.common.run.records import RankRecord, is_own_record, write_record
-from hpctrain.common.run.streams import mark_stderr
+from hpctrain.common.run.records import RankRecord, hold, is_own_record, write_record
 from hpctrain.common.settings import COLUMNS, STDIN
 from hpctrain.common.stderr import tell
 from hpctrain.worker import comm
@@ -83,19 +81,15 @@ def run_rank(path: Path) -> int:
     """
     launcher = detect()
     rank = launcher.rank if launcher else 0
-    # Held for as long as this process lives, so that it is known to belong to the run.
-    held = HeldDirectory(RunDirectory(path))
-    if held.gone():
-        # Write nothing into a folder that may have taken its place.
-        raise held.error()
-    directory = held.work
-    stopping.this_process.watch(directory.stop, held.lost)
+    # A script may change its working directory.
+    directory = RunDirectory(path.absolute())
+    # For as long as this process lives.
+    hold(directory)
+    stopping.this_process.watch(directory.stop)
     forks.watch()
     terminal, log_begin = _redirect_output(directory.log(rank))
     _take_input(rank)
     faulthandler.enable()
-    if rank == 0:
-        mark_stderr()
     if rank == 0 and (columns := COLUMNS.read()):
         # The launcher passes this log on to a terminal as it grows, so that progress bars can draw over themselves.
         for name, value in {"COLUMNS": str(columns), "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"}.items():
@@ -119,9 +113,7 @@ def run_rank(path: Path) -> int:
             _update(directory, record, **record_fields(ending))
         except HpctrainError as error:
             # On a full disk only the launcher's stream is left.
-            text = (
-                f"rank {rank} on {record.host}: {(ending.error if ending else error).message}; {held.in_words(error)}\n"
-            )
+            text = f"rank {rank} on {record.host}: {(ending.error if ending else error).message}; {error}\n"
             os.write(terminal, text.encode(errors="backslashreplace"))
             if ending is None or ending.resumable:
                 ending = describe(error)
@@ -133,7 +125,7 @@ def run_rank(path: Path) -> int:
             end_job(ending.exit_code)
         return ending.exit_code
 
-    return conclude(_attempt(held, rank, lambda: _update(directory, record, joined=True), conclude))
+    return conclude(_attempt(directory, rank, lambda: _update(directory, record, joined=True), conclude))
 
 
 def _update(directory: RunDirectory, record: RankRecord, **update: Any) -> None:
@@ -208,7 +200,7 @@ def _report_stalls(directory: RunDirectory, record: RankRecord) -> None:
 
 
 def _attempt(
-    held: HeldDirectory, rank: int, joined: Callable[[], None], conclude: Callable[[Ending | None], int]
+    directory: RunDirectory, rank: int, joined: Callable[[], None], conclude: Callable[[Ending | None], int]
 ) -> Ending | None:
     """Do the work; an error is printed to the log and returned.
 
@@ -216,7 +208,7 @@ def _attempt(
         joined: is called when all ranks have met.
         conclude: is called where a script ends this process by itself, and returns its exit status.
     """
-    script, directory = None, held.work
+    script = None
     try:
         plan = read_model(directory.plan, Plan)
         bind_rank(plan, rank)
@@ -227,13 +219,13 @@ def _attempt(
                 recording.begin(directory.events)
             try:
                 comm.watch()
-                serve_torchrun_scripts(plan, rank, port_of(held.named.path))
+                serve_torchrun_scripts(plan, rank, port_of(directory.path))
                 serve_tensorflow_scripts(plan)
                 keep_loader_workers()
                 if plan.processes > 1:
                     save_whole_files()
                 program_end.begin(script, directory.stop, plan.ranks)
-                with _exit_in_good_order(lambda: conclude(_end_script(held, rank, plan, conclude))):
+                with _exit_in_good_order(lambda: conclude(_end_script(rank, plan, conclude))):
                     _run_script(script)
             finally:
                 recording.end()
@@ -244,18 +236,16 @@ def _attempt(
             train_recipe(plan, directory, joined)
             comm.make_last_checks()
     except BaseException as raised:
-        return _ending_by(raised, held, script, conclude)
+        return _ending_by(raised, script, conclude)
     return None
 
 
-def _ending_by(
-    raised: BaseException, held: HeldDirectory, script: Script | None, conclude: Callable[[Ending | None], int]
-) -> Ending | None:
+def _ending_by(raised: BaseException, script: Script | None, conclude: Callable[[Ending | None], int]) -> Ending | None:
     """What an exception makes of this rank; an error is printed to the log."""
     if isinstance(raised, SystemExit):
         left = exit_status(raised)
         return _recorded(left and _after_interrupt(left), script)
-    error = held.in_words(comm.explained(raised))
+    error = comm.explained(raised)
     if script is None and isinstance(error, ModuleNotFoundError):
         error = missing_extra(error) or error
     ending = _after_interrupt(describe(error))
@@ -309,13 +299,13 @@ def _exit_in_good_order(conclude: Callable[[], int]) -> Iterator[None]:
         os._exit = leave
 
 
-def _end_script(held: HeldDirectory, rank: int, plan: Plan, conclude: Callable[[Ending | None], int]) -> Ending | None:
+def _end_script(rank: int, plan: Plan, conclude: Callable[[Ending | None], int]) -> Ending | None:
     """End a script at the line that it is at; an error is printed to the log and returned."""
     try:
         recording.end()
         _check_script(rank, plan.processes)
     except BaseException as raised:
-        return _ending_by(raised, held, plan.script, conclude)
+        return _ending_by(raised, plan.script, conclude)
     return None
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.open_directory import HeldDirectory
+from hpctrain.common.run.records import holding
 from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.outcome import last_words, may_go_on
@@ -185,7 +185,7 @@ def test_a_silent_run(tmp_path: Path) -> None:
 def local_run(tmp_path: Path, *, held: bool = True, **changes: Any) -> RunStatus:
     values = {"job": None, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), **changes}
     directory = write_run(tmp_path, recipe_plan(), [start(**values)])
-    with HeldDirectory(directory) if held else contextlib.nullcontext():
+    with holding(directory) if held else contextlib.nullcontext():
         status, problem = read_status(find_run(str(directory.path)))
     assert problem is None
     return status

@@ -46,7 +46,7 @@ _ALLOWED = {
         "worker.programs.links",
     },
     "written where the user says": {"report.output"},
-    "a folder, of which nothing is read": {"common.run.open_directory"},
+    "a folder, of which nothing is read": {"common.run.records"},
     "made anew, or opened with private() as opener": {
         "common.checkpoints.manifest",
         "common.checkpoints.publish",

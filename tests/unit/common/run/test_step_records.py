@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hpctrain.common.run.step_records import SUMS, RankFacts, StepFiles, projection, read_ranks
@@ -13,7 +11,7 @@ from support.refusals import refused
 from support.step_records import step
 
 # Around the number of elements that are kept as they are, and around the parts in which others are read.
-SIZES = st.sampled_from([0, 1, 7, SUMS, SUMS + 1, 5000, 2**20, 2**20 + 3, 2**21 + 1])
+sizes = pytest.mark.parametrize("size", [0, 1, 7, SUMS, SUMS + 1, 5000, 2**20, 2**20 + 3, 2**21 + 1])
 
 
 def _tensor(seed: int, size: int) -> NDArray[np.float64]:
@@ -26,14 +24,16 @@ def _projected(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return projection(values, lambda part: part)[1]
 
 
-@given(SIZES, st.integers(0, 2**32), st.floats(-10, 10), st.floats(-10, 10))
-def test_the_projection_is_linear(size: int, seed: int, a: float, b: float) -> None:
-    one, other = _tensor(seed, size), _tensor(seed + 1, size)
+@sizes
+def test_the_projection_is_linear(size: int) -> None:
+    a, b = -3.7, 0.2
+    one, other = _tensor(0, size), _tensor(1, size)
     expected = a * _projected(one) + b * _projected(other)
     np.testing.assert_allclose(_projected(a * one + b * other), expected, rtol=0, atol=1e-9 * (1 + size) ** 0.5)
 
 
-@given(SIZES, st.integers(0, 2**32))
+@sizes
+@pytest.mark.parametrize("seed", range(3))
 def test_it_has_the_norm_of_a_difference(size: int, seed: int) -> None:
     """Within ten percent: its standard deviation is about three."""
     one, other = _tensor(seed, size), _tensor(seed + 1, size)

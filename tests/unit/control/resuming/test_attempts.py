@@ -18,7 +18,7 @@ from hpctrain.common.checkpoints.find import set_aside
 from hpctrain.common.checkpoints.layout import checkpoint_path
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import CheckpointEvent, EndEvent, FaultEvent, StartEvent
-from hpctrain.common.run.open_directory import HeldDirectory
+from hpctrain.common.run.records import holding
 from hpctrain.control.resuming import attempts
 from hpctrain.control.resuming.attempts import Attempt, hold_run, next_attempt, require_attempt_ended, run_events
 from support.refusals import refused
@@ -200,14 +200,13 @@ def test_ranks_that_outlived_their_launcher(directory: RunDirectory, monkeypatch
     directory.rank(0).write_text(json.dumps(values))
     # A process of any other kind can have been written there.
     nobody(directory)
-    held = HeldDirectory(directory)
-    with held, refused("HT-run-still-alive", pids=str(me.pid)) as caught:
+    with holding(directory), refused("HT-run-still-alive", pids=str(me.pid)) as caught:
         nobody(directory)
     assert caught.value.exit_code == 2 and caught.value.hint.endswith(f"kill {me.pid}")
     directory.rank(0).write_text(json.dumps({**values, "listens": True}))
     # Not wrong use, of which a job would be told.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    with HeldDirectory(directory), refused("HT-run-still-alive") as caught:
+    with holding(directory), refused("HT-run-still-alive") as caught:
         nobody(directory)
     assert caught.value.exit_code == 1
     assert f"kill {me.pid}, " in caught.value.hint

@@ -214,11 +214,11 @@ def test_a_launcher_that_starts_nothing_is_quoted(directory: RunDirectory) -> No
     check_text("failure-silent", str(failure))
 
 
-def test_a_log_is_quoted_from_where_the_attempt_began_without_marks_of_stderr(directory: RunDirectory) -> None:
+def test_a_log_is_quoted_from_where_the_attempt_began(directory: RunDirectory) -> None:
     before = "Traceback of the attempt before\n"
     for count in (1, 30):
         lines = [f"line {number}" for number in range(count)]
-        directory.log(0).write_text(before + "".join(f"\x1f\x02{line}\n\x1f\x03" for line in lines))
+        directory.log(0).write_text(before + "".join(f"{line}\n" for line in lines))
         record(directory, 0, "failed", "ValueError", log_begin=len(before))
         assert failure_of(directory, 1, output="", exit_status=1).lines == tuple(lines[-20:])
 

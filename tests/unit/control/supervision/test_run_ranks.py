@@ -20,9 +20,8 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.common.run.open_directory import HeldDirectory
 from hpctrain.common.run.plan import Plan, Script, Stop
-from hpctrain.common.run.records import read_records
+from hpctrain.common.run.records import holding, read_records
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.launchers import processes
 from hpctrain.control.launchers.command import Command
@@ -100,8 +99,8 @@ def run(
     plan: Plan,
     audience: Audience = Audience(),
 ) -> Failure | None:
-    with Interrupts() as interrupts, HeldDirectory(directory) as held:
-        live = LiveRun(held=held, interrupts=interrupts, audience=audience)
+    with Interrupts() as interrupts, holding(directory):
+        live = LiveRun(directory=directory, interrupts=interrupts, audience=audience)
         return run_ranks(command, live, plan, StartEvent(attempt=1, iteration=0))
 
 
@@ -143,58 +142,6 @@ os._exit(0)
     records = read_records(directory)
     assert len(records) == 2
     assert [record.process() for record in records.values()] == [None, None]
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_ranks_leave_a_directory_that_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
-    """They see it by themselves."""
-    made = script_run(tmp_path / "run")
-    monkeypatch.chdir(made.path)
-    failure = failed(
-        made,
-        f"""
-record(0, "running", listens=True)
-os.rename("../run", "../moved")
-if {replaced}: os.mkdir("../run")
-time.sleep(2.5)
-open(f"/proc/self/fd/{{held}}/checkpoint", "w").close()
-record(0, "resumable")
-""",
-    )
-    assert (failure.code, failure.exit_code) == ("HT-run-directory-gone", 1) and "saved" in failure.message
-    assert (tmp_path / "moved" / "checkpoint").exists()
-    assert not replaced or not any(made.path.iterdir())
-
-
-def test_ranks_elsewhere_are_ended_though_the_directory_was_just_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks that are no descendants of the launcher, and in another session, as those of a daemon."""
-    made = script_run(tmp_path / "run")
-    monkeypatch.chdir(made.path)
-    failure = failed(
-        made,
-        """
-rank = "import os, time; held = os.open('.', os.O_RDONLY); print(flush=True); time.sleep(600)"
-child = subprocess.Popen([sys.executable, "-c", rank], stdout=subprocess.PIPE, start_new_session=True)
-child.stdout.readline()
-record(0, "running", child.pid)
-os.rename("../run", "../moved")
-os._exit(0)
-""",
-    )
-    assert failure.code == "HT-run-directory-gone"
-    (record,) = read_records(RunDirectory(tmp_path / "moved")).values()
-    assert record.process() is None
-
-
-def test_a_directory_that_is_deleted_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = script_run(tmp_path / "run")
-    monkeypatch.chdir(made.path)
-    deletes = "import shutil\nshutil.rmtree(os.getcwd())\ntime.sleep(600)"
-    failure = failed(made, deletes, stop_seconds=0.2)
-    assert (failure.code, failure.stopped, failure.exit_code) == ("HT-run-directory-gone", False, 1)
-    assert not made.path.exists()
 
 
 def test_a_process_that_is_no_rank_is_not_ended(directory: RunDirectory) -> None:

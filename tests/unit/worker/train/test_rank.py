@@ -15,7 +15,6 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan, Script, Slots
-from hpctrain.common.run.streams import without_marks
 from support.launching import Launch
 from support.small_disks import small_disk_at
 
@@ -37,7 +36,7 @@ def run_rank(folder: Path, text: str, *arguments: str) -> tuple[int, dict[str, A
     command = [sys.executable, "-P", "-m", "hpctrain.worker.train", str(directory.path)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     status = subprocess.run(command, check=False, cwd=folder, env=environment, timeout=120).returncode
-    return status, json.loads(directory.rank(0).read_text()), without_marks(directory.log(0).read_text())
+    return status, json.loads(directory.rank(0).read_text()), directory.log(0).read_text()
 
 
 def test_a_rank_of_an_attempt_before_leaves_the_records_and_events_of_the_next_alone(tmp_path: Path) -> None:
