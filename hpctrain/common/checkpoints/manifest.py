@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import reprlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,14 +16,9 @@ from hpctrain.common.checkpoints.layout import MANIFEST, SUM, share_name
 from hpctrain.common.checkpoints.pieces import damaged
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import read_error
-from hpctrain.common.files.printable import dotted
 from hpctrain.common.files.regular import private, read_regular
 from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import model_error
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 
 # The limit leaves room for every piece of every tensor on thousands of ranks.
 _MOST_BYTES = 2**30
@@ -121,9 +115,8 @@ def read_manifest(path: Path) -> CheckpointManifest:
     try:
         manifest = CheckpointManifest.model_validate_json(_content(path))
     except ValidationError as error:
-        if difference := _of_another_version(error):
-            raise OtherVersionError(path, difference) from error
-        raise model_error(error, path / MANIFEST, "the file is damaged: restore it, or run again") from error
+        # By its hash it is what was written.
+        raise OtherVersionError(path, model_error(error, MANIFEST, "").message) from error
     # The names are opened below the checkpoint's folder.
     ranks, names = manifest.progress.ranks, list(manifest.files)
     if len(names) != ranks or names != [share_name(rank, ranks) for rank in range(ranks)]:
@@ -159,18 +152,3 @@ def _content(path: Path) -> bytes:
 
 def _sum(content: bytes) -> bytes:
     return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
-
-
-def _of_another_version(error: ValidationError) -> str | None:
-    """How the keys of a whole file differ from :class:`CheckpointManifest`'s; None for any other fault."""
-    faults = error.errors()
-    if any(fault["type"] not in ("missing", "extra_forbidden", "literal_error") for fault in faults):
-        return None
-    return f"{MANIFEST} {', '.join(map(_difference, faults))}"
-
-
-def _difference(fault: ErrorDetails) -> str:
-    key = dotted(fault["loc"])
-    if fault["type"] == "literal_error":
-        return f"has {key!r} = {reprlib.repr(fault['input'])} instead of {fault['ctx']['expected']}"
-    return f"{'lacks' if fault['type'] == 'missing' else 'has'} {key!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -108,27 +109,16 @@ class EventWriter:
         if _identity(event) in self._there:
             return
         assert self._file is not None
-        line = line_of(event)
+        line, written = line_of(event), 0
         try:
-            # A disk that fills up takes a part of it, and refuses the rest.
-            written = self._file.write(line)
-            if written < len(line):
-                self._complete(line[written:], written)
+            while written < len(line):
+                written += self._file.write(line[written:])
         except OSError as error:
+            if written:
+                # A disk that fills up takes a part of it, to which the next line must not be glued.
+                with contextlib.suppress(OSError):
+                    self._file.truncate(self._file.tell() - written)
             raise disk_error(error, self._path) from error
-
-    def _complete(self, rest: bytes, written: int) -> None:
-        """Write the rest of a line, or take back what was written of it: the next line must not be glued to it."""
-        assert self._file is not None
-        end = self._file.tell()
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            # Truncate only if no other writer has appended meanwhile.
-            if os.fstat(self._file.fileno()).st_size == end:
-                self._file.truncate(end - written)
-            raise
 
 
 def _identity(event: Event) -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,7 +121,4 @@ def test_one_of_another_version_is_told_from_a_damaged_one(tmp_path: Path) -> No
     with refused("HT-checkpoint-other-version") as caught:
         newest_whole(tmp_path)
     assert type(caught.value) is OtherVersionError and caught.value.exit_code == 1
-    assert re.findall("'(.*?)'", caught.value.values["difference"]) == [
-        *("format", "hpctrain 0", "hpctrain 2"),
-        "progress.sizes",
-    ]
+    assert "progress.sizes" in caught.value.message and "'hpctrain 2'" in caught.value.message

@@ -217,16 +217,6 @@ def test_more_ranks_than_there_can_be_cost_nothing(tmp_path: Path) -> None:
         read_manifest(path)
 
 
-def test_a_saved_recipe_without_keys_is_damage(tmp_path: Path) -> None:
-    path = saved(tmp_path, 1)
-    manifest = json.loads((path / "state.json").read_text())
-    manifest["plan"]["recipe"] = "digits"
-    with_manifest(path, json.dumps(manifest).encode())
-    with pytest.raises(HpctrainError):
-        read_manifest(path)
-    assert_found(path)
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 1_000_001])
 @pytest.mark.parametrize("refused_from", [None, 0, 1], ids=["direct", "refused", "refused on the way"])
 def test_what_is_written_is_what_was_there(
