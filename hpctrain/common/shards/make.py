@@ -20,6 +20,7 @@ from hpctrain.common.shards.listing import ImageFile, list_part, require_distinc
 from hpctrain.common.shards.manifest import (
     MANIFEST,
     SETTINGS,
+    AbsolutePath,
     BrokenImage,
     ShardManifest,
     ShardOptions,
@@ -42,8 +43,8 @@ _MIXED_SHARDS = 8
 class ShardRequest(ShardOptions):
     """The shards that are to be made in a folder."""
 
-    source: Path
-    folder: Path
+    source: AbsolutePath
+    folder: AbsolutePath
 
 
 def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) -> ShardManifest:
@@ -69,7 +70,7 @@ def make_shards(sharding: ShardRequest, run: Map, say: Callable[[str], None]) ->
         say("the test set validates, for lack of another")
     settings = ShardSettings(
         **sharding.model_dump(exclude={"source", "folder"}),
-        source=str(sharding.source.absolute()),
+        source=str(sharding.source),
         listing=listing_digest(splits),
     )
     tasks = plan_shards(sharding, source.column, parts)

@@ -18,7 +18,7 @@ from shlex import quote
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.disk import read_error
@@ -41,6 +41,10 @@ SplitName = Literal["train", "val"]
 ShardName = Annotated[str, Field(pattern=r"^(train|val)-[0-9]{6,}\.tar$")]
 Count = Annotated[int, Field(ge=0)]
 Some = Annotated[int, Field(ge=1)]
+
+
+# Absolute, since the work goes to processes with another current directory.
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
 
 
 class StoredFile(NamedTuple):

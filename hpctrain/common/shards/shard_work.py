@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -12,7 +11,6 @@ from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.resumable import Map
 from hpctrain.common.shards.text.prepare import Preparation, prepare_text
 from hpctrain.common.shards.text.token_manifest import TextManifest
-from hpctrain.common.shards.text.tokenizer import BYTES
 
 Work = ShardRequest | Preparation
 Manifest = ShardManifest | TextManifest
@@ -30,16 +28,6 @@ def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
             :func:`hpctrain.common.shards.text.prepare.prepare_text`.
     """
     return make_shards(work, run, say) if isinstance(work, ShardRequest) else prepare_text(work, run, say)
-
-
-def with_absolute_paths(work: Work) -> Work:
-    """The same work with absolute paths, for processes with another current directory."""
-    folder = work.folder.absolute()
-    if isinstance(work, ShardRequest):
-        return work.model_copy(update={"source": work.source.absolute(), "folder": folder})
-    sources = tuple(source.absolute() for source in work.sources)
-    tokenizer = work.tokenizer if work.tokenizer == BYTES else str(Path(work.tokenizer).absolute())
-    return work.model_copy(update={"sources": sources, "folder": folder, "tokenizer": tokenizer})
 
 
 def read_work(text: str) -> Work:

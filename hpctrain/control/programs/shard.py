@@ -11,7 +11,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import ShardRequest
-from hpctrain.common.shards.shard_work import Manifest, Work, as_manifest, make, with_absolute_paths
+from hpctrain.common.shards.shard_work import Manifest, Work, as_manifest, make
 from hpctrain.common.stderr import tell
 from hpctrain.control.programs.bench import run_on_hosts
 
@@ -44,7 +44,7 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
     require("train")
 
     def request(out: Path) -> TrainingRequest:
-        script = Script(path=_PROGRAM, arguments=(with_absolute_paths(work).model_dump_json(), str(out)))
+        script = Script(path=_PROGRAM, arguments=(work.model_dump_json(), str(out)))
         return TrainingRequest(work=script, backend="mpi", host_options=hosts, start=_START)
 
     # The rank that hands out the work mostly waits.

@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
 from hpctrain.common.files.locks import locked
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.frozen import FrozenModel
-from hpctrain.common.shards.manifest import MANIFEST, SplitName, wrong_source
+from hpctrain.common.shards.manifest import MANIFEST, AbsolutePath, SplitName, wrong_source
 from hpctrain.common.shards.resumable import (
     RECORDS,
     Map,
@@ -49,9 +51,9 @@ class Preparation(TextOptions):
     ``tokenizer.json``.
     """
 
-    sources: tuple[Path, ...]
-    folder: Path
-    tokenizer: str
+    sources: tuple[AbsolutePath, ...]
+    folder: AbsolutePath
+    tokenizer: Annotated[str, AfterValidator(lambda name: name if name == BYTES else str(Path(name).absolute()))]
 
 
 class PartRecord(FrozenModel):
@@ -93,9 +95,9 @@ def prepare_text(preparation: Preparation, run: Map, say: Callable[[str], None])
     files = list_files(preparation.sources, say)
     settings = TextSettings(
         **preparation.model_dump(include=set(TextOptions.model_fields)),
-        sources=tuple(str(source.absolute()) for source in preparation.sources),
+        sources=tuple(map(str, preparation.sources)),
         listing=listing_digest(files),
-        tokenizer_file=BYTES if preparation.tokenizer == BYTES else str(Path(preparation.tokenizer).absolute()),
+        tokenizer_file=preparation.tokenizer,
         tokenizer=open_tokenizer(preparation.tokenizer, preparation.separator).settings,
     )
     folder = preparation.folder

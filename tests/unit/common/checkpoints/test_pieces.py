@@ -41,13 +41,6 @@ def test_a_key_says_all_of_a_place(place: Place) -> None:
     assert Place.of(json.loads(json.dumps(place.key)), place.box.lengths) == place
 
 
-@given(places(), places())
-def test_two_places_have_two_keys(one: Place, other: Place) -> None:
-    """As long as both can be in a file; of the other shape of a whole array the file itself tells."""
-    if one.name != other.name or (one.shape == other.shape and one.box != other.box):
-        assert one.key != other.key
-
-
 @pytest.mark.parametrize(
     "key, lengths", [("w[0:2 of 4]", (3,)), ("w[0:2,0:1 of 4,1]", (2,)), ("w[3:5 of 4]", (2,)), ("w[2:1 of 4]", (0,))]
 )

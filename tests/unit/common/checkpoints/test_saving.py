@@ -62,15 +62,6 @@ def test_each_share_that_comes_begins_the_limit_anew(tmp_path: Path, monkeypatch
     assert newest_whole(tmp_path) == Newest(iteration=5)
 
 
-def test_what_is_abandoned_is_not_waited_for(tmp_path: Path) -> None:
-    fresh = hidden_path(checkpoint_path(tmp_path, 5), "token")
-    write_share(fresh, share_of(0), 0, 2)
-    abandoned = threading.Event()
-    threading.Timer(0.05, abandoned.set).start()
-    assert publish(fresh, progress_of(5, ranks=2), {}, abandoned, seconds=10) is None
-    assert newest_whole(tmp_path) == Newest()
-
-
 def test_shares_of_an_attempt_that_died_are_not_taken(tmp_path: Path) -> None:
     """The same step, by other ranks' numbers: what the first attempt left is neither waited for nor read."""
     path = checkpoint_path(tmp_path, 5)
@@ -181,7 +172,7 @@ def test_a_reader_finds_a_whole_one_at_each_moment(tmp_path: Path) -> None:
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            for training.step in range(2, 150):
+            for training.step in range(2, 60):
                 saving.save(progress_of(training.step), training)
             saving.wait()
         finally:
@@ -226,12 +217,3 @@ def test_a_disk_that_is_full_at_any_file_keeps_the_one_before(
         saving.wait()
     assert newest_whole(tmp_path) == Newest(iteration=2)
     assert hidden(tmp_path) == []
-
-
-def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("mine")
-    with checkpoints(tmp_path / "checkpoints") as saving:
-        saving.save(progress_of(1), Numbers())
-        with refused("HT-file-unwritable"):
-            saving.wait()
-    assert (tmp_path / "checkpoints").read_text() == "mine"

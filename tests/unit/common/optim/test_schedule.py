@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -133,21 +132,6 @@ def test_a_gradual_warmup_climbs_in_equal_steps_from_where_it_begins_to_the_scal
 
 
 @given(rates())
-def test_no_jump_where_a_gradual_warmup_ends(rate):
-    schedule = rate.schedule
-    if schedule.warmup == "constant" or schedule.held == "epoch" or schedule.name in ("step", "piecewise"):
-        return
-    warmup = schedule.climb_steps(rate.iterations_per_epoch)
-    near = 1e-9 * max(1.0, warmup)
-    if warmup and warmup + near < rate.epochs * rate.iterations_per_epoch:
-        largest = max(rate.begin, rate.peak)
-        steepest = math.pi * max(4, schedule.power) * largest * near
-        assert abs(rate(warmup + near) - rate(warmup - near)) <= steepest / min(1.0, warmup) * 2 + 1e-9 * largest + (
-            largest * (near / (schedule.decay_steps or 1)) ** min(1.0, schedule.power)
-        )
-
-
-@given(rates())
 def test_a_rate_that_is_held_changes_with_the_epoch_only(rate):
     if rate.schedule.held == "iteration":
         return
@@ -166,28 +150,6 @@ def test_never_climbs_after_the_warmup_and_ends_where_it_is_told(rate):
     decays = rate.schedule.name in ENDS and not rate.schedule.decay_steps
     if decays and rate.schedule.climb_steps(1) < rate.epochs:
         assert rate(total) == pytest.approx(rate.schedule.end_rate, rel=1e-9, abs=1e-9 * rate.peak)
-
-
-@given(rates())
-def test_never_above_where_it_begins_and_the_scaled_rate_and_positive_behind_the_first_step(rate):
-    total = rate.epochs * rate.iterations_per_epoch
-    highest = max(rate.peak, rate.begin if rate.schedule.climbs else 0.0)
-    values = [rate(iteration) for iteration in range(0, total, 1 + total // 100)]
-    assert all(0 <= value <= highest * (1 + 1e-12) for value in values)
-    # Where it stays at what it begins with, that may be nothing; and so may what is after decay_steps.
-    if rate.schedule.warmup == "gradual" and not rate.schedule.decay_steps:
-        assert all(value > 0 for value in values[1:])
-
-
-@given(rates(), st.integers(2, 64))
-def test_linear_scaling_multiplies_the_rate_behind_the_warmup(rate, times):
-    if rate.schedule.base_batch is None or rate.schedule.end_rate:
-        return
-    larger = dataclasses.replace(rate, batch_size=rate.batch_size * times)
-    total = rate.epochs * rate.iterations_per_epoch
-    first = math.ceil(rate.schedule.climb_steps(rate.iterations_per_epoch)) + rate.iterations_per_epoch
-    iterations = range(first, total, 1 + total // 20)
-    assert [larger(t) for t in iterations] == pytest.approx([times * rate(t) for t in iterations], rel=1e-9, abs=1e-15)
 
 
 TRANSITION = Transition(center=10, period=5, rmsprop_rate=1e-3)

@@ -132,14 +132,6 @@ def test_all_that_is_wrong_is_named_with_its_place_in_the_event(line: str, keys:
     assert all(key in caught.value.values["problem"] for key in keys)
 
 
-@given(line=st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_line_is_an_event_or_refused(line: bytes) -> None:
-    with pytest.raises(HpctrainError) as caught:
-        parse_event(line, "events.jsonl:7")
-    assert caught.value.code == "HT-event-invalid"
-    assert caught.value.values["where"] == "events.jsonl:7"
-
-
 # One of each kind, as its writer leaves it: programs and users read these.
 LINES = [
     '{"time": 1767225600.5, "event": "start", "attempt": 2, "iteration": 46, "restart": 1, "job": "812_3", '

@@ -117,11 +117,6 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     assert caught.value.exit_code == 2
 
 
-def test_no_file_is_an_error(tmp_path):
-    with refused("HT-file-unreadable", path=tmp_path / "events.jsonl"):
-        list(read_events(tmp_path / "events.jsonl"))
-
-
 def test_a_new_writer_goes_on_where_the_dead_one_was(tmp_path):
     """Both emit the same; the dead one had an attempt before, wrote up to step 4, and half of step 5."""
     path = tmp_path / "events.jsonl"
