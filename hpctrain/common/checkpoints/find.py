@@ -10,7 +10,7 @@ from pathlib import Path
 import xxhash
 
 from hpctrain.common.checkpoints.index import read_index
-from hpctrain.common.checkpoints.layout import checkpoint_path, damaged_path, iterations
+from hpctrain.common.checkpoints.layout import DAMAGED, checkpoint_path, iterations
 from hpctrain.common.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
@@ -109,7 +109,10 @@ def set_aside(path: Path) -> Path:
     Raises:
         HpctrainError: the disk refuses.
     """
-    free = damaged_path(path)
+    free, number = path.with_name(f"{DAMAGED}{path.name}"), 1
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{DAMAGED}{path.name}-{number}")
     try:
         return path.rename(free)
     except OSError as error:

@@ -18,7 +18,7 @@ OWN = (RANDOM, STATISTICS, MOMENTS)
 
 _NAME = re.compile(r"step-(\d{8,18})")
 _HIDDEN = re.compile(r"\.step-\d{8,18}\..+")
-_DAMAGED = "damaged-"
+DAMAGED = "damaged-"
 
 
 def checkpoint_path(folder: Path, iteration: int) -> Path:
@@ -47,18 +47,9 @@ def hidden(folder: Path) -> list[Path]:
     return [path for path in folder.glob(".step-*") if _HIDDEN.fullmatch(path.name)]
 
 
-def damaged_path(path: Path) -> Path:
-    """A free name beside a damaged checkpoint, under which nothing looks for it."""
-    free, number = path.with_name(f"{_DAMAGED}{path.name}"), 1
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{_DAMAGED}{path.name}-{number}")
-    return free
-
-
 def damaged_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that were found damaged and renamed. Raises HpctrainError, see :func:`matching`."""
-    return matching(folder, f"{_DAMAGED}step-*")
+    return matching(folder, f"{DAMAGED}step-*")
 
 
 def shares(sizes: Iterable[tuple[str, int]], ranks: int, loads: Sequence[int] = ()) -> list[list[str]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pydantic import TypeAdapter
-
 from hpctrain.common.shards.make import ShardRequest, make_shards
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.shards.resumable import Map
@@ -14,10 +12,6 @@ from hpctrain.common.shards.text.token_manifest import TextManifest
 
 Work = ShardRequest | Preparation
 Manifest = ShardManifest | TextManifest
-
-# A union, since neither kind has all keys of the other.
-_WORK: TypeAdapter[Work] = TypeAdapter(Work)
-_MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Manifest)
 
 
 def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
@@ -28,13 +22,3 @@ def make(work: Work, run: Map, say: Callable[[str], None]) -> Manifest:
             :func:`hpctrain.common.shards.text.prepare.prepare_text`.
     """
     return make_shards(work, run, say) if isinstance(work, ShardRequest) else prepare_text(work, run, say)
-
-
-def read_work(text: str) -> Work:
-    """The work that was written as JSON."""
-    return _WORK.validate_json(text)
-
-
-def as_manifest(values: object) -> Manifest:
-    """The manifest that was written as JSON."""
-    return _MANIFEST.validate_python(values)

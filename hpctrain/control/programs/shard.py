@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 import hpctrain
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
@@ -11,7 +13,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.plan import HostOptions, Script, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.shards.make import ShardRequest
-from hpctrain.common.shards.shard_work import Manifest, Work, as_manifest, make
+from hpctrain.common.shards.shard_work import Manifest, Work, make
 from hpctrain.common.stderr import tell
 from hpctrain.control.programs.bench import run_on_hosts
 
@@ -51,4 +53,4 @@ def on_ranks(work: Work, ranks: int | None, hosts: HostOptions = HostOptions()) 
     made, _ = run_on_hosts(request, ranks, hosts, further=1)
     if "error" in made:
         raise HpctrainError.from_record(made["error"])
-    return as_manifest(made["manifest"])
+    return TypeAdapter[Manifest](Manifest).validate_python(made["manifest"])

@@ -17,7 +17,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.regular import open_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import parse_event
-from hpctrain.common.run.events.reader import LONGEST_LINE, count_lines
+from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.control.supervision.audience import Audience
 
 # A longer line of a log is passed on in parts, so that output without line breaks does not fill the memory.
@@ -96,8 +96,6 @@ class Follower:
         self._events = Tail(directory.events, longest=LONGEST_LINE)
         self._log = Tail(directory.log(0))
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # The line number of the last event that was read or skipped, from 1, for error messages.
-        self._number = count_lines(directory.events)
         self._directory = directory
         self._audience = audience
         self._said: set[object] = set()
@@ -117,9 +115,8 @@ class Follower:
                 break
 
     def _pass_on(self, line: bytes) -> None:
-        self._number += 1
         try:
-            event = parse_event(line, f"{self._directory.events}:{self._number}")
+            event = parse_event(line, str(self._directory.events))
         except HpctrainError as error:
             self._say_once("an event", f"{error.message}; it is passed over")
         else:

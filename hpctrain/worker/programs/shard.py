@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run import stopping
 from hpctrain.common.run.directory import write_json
-from hpctrain.common.shards.shard_work import Manifest, make, read_work
+from hpctrain.common.shards.shard_work import Manifest, Work, make
 
 
 def main(work: str, out: str) -> None:
@@ -35,7 +37,7 @@ def main(work: str, out: str) -> None:
 
 def _make(work: str, executor: Any) -> Manifest:
     try:
-        return make(read_work(work), partial(_map, executor), partial(print, flush=True))
+        return make(TypeAdapter[Work](Work).validate_json(work), partial(_map, executor), partial(print, flush=True))
     except BaseException:
         # Shards in progress are finished; the others are left to the next attempt.
         executor.shutdown(wait=False, cancel_futures=True)

@@ -113,7 +113,6 @@ def parse_event(line: bytes, where: str) -> Event:
     raise HpctrainError("HT-event-invalid", "{where}: not an event: {problem}", where=where, problem=problem, keys=keys)
 
 
-_BLOCK_BYTES = 2**18
 # Steps and logs at the end that are known: enough for a calm mean, few enough to follow a change.
 _NEWEST = 100
 Kind = TypeVar("Kind", bound=Event)
@@ -241,15 +240,6 @@ class EventsFile:
 
 # By which it is known what was lost and done again.
 BOUNDS = (StartEvent, RunEvent, StoppedEvent, ContinuedEvent)
-
-
-def count_lines(path: Path) -> int:
-    """How many lines a file has; 0 for one that cannot be read."""
-    try:
-        with open_regular(path, links=False) as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
-    except OSError:
-        return 0
 
 
 def intact_length(text: bytes) -> int:
