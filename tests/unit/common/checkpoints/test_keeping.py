@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.common.checkpoints import keep
 from hpctrain.common.checkpoints.find import newest_whole
 from hpctrain.common.checkpoints.keep import Policy
-from hpctrain.common.checkpoints.layout import hidden, iterations
+from hpctrain.common.checkpoints.layout import hidden
 from support.written_checkpoints import progress_of, write_checkpoint
 
 POLICIES = st.builds(Policy, last=st.integers(1, 4), best=st.booleans(), every_epochs=st.none() | st.integers(1, 3))
@@ -36,28 +35,6 @@ def test_what_is_kept(policy: Policy, saves: list[tuple[bool, float | None]]) ->
         assert first_best in kept
         others -= {first_best}
     assert others <= every
-
-
-@pytest.mark.slow
-@given(POLICIES, SAVES, st.data())
-@settings(deadline=None, max_examples=40)
-def test_the_newest_is_there_after_each_save_and_after_a_crash(
-    policy: Policy, saves: list[tuple[bool, float | None]], data: st.DataObject
-) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder, scores = Path(name), {}
-        for iteration, (ends, score) in enumerate(saves, start=1):
-            write_checkpoint(folder, progress_of(iteration, epoch=iteration, ends_epoch=ends))
-            if data.draw(st.booleans(), label="crash"):
-                assert newest_whole(folder).iteration == iteration
-                continue
-            keep.apply(policy, folder, iteration, scores)
-            assert newest_whole(folder).iteration == iteration
-            assert not newest_whole(folder).damaged
-            assert len(iterations(folder)) >= min(policy.last, iteration)
-            if score is not None:
-                scores[iteration] = score
-        assert hidden(folder) == []
 
 
 def test_one_that_cannot_be_read_back_just_now_stays(tmp_path: Path) -> None:

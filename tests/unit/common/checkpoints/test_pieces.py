@@ -90,12 +90,6 @@ def test_only_what_covers_each_element_once_is_accepted(shape: tuple[int, ...], 
     assert values["pieces"].count("file ") == min(values["times"] or len(boxes), 4)
 
 
-def test_arrays_of_two_shapes() -> None:
-    two = [(Place("w", shape, Box((0,), (2,))), f"rank {rank}") for rank, shape in enumerate([(2,), (3,)])]
-    with refused("HT-checkpoint-damaged", "'w' has shape [3], and [2] in rank 0", where="rank 1"):
-        check_cover(two)
-
-
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 15)), max_size=30))
 def test_each_piece_has_one_writer_that_holds_it(drawn: list[tuple[int, int]]) -> None:
     """Holders as the bits of a number, of four ranks."""

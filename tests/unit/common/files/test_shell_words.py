@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.files.printable import shell_word
@@ -22,6 +22,7 @@ def words_in_bash(command: str) -> list[str]:
     return [os.fsdecode(word) for word in shown.stdout.split(b"\0")[:-1]]
 
 
+@settings(max_examples=20)
 @given(st.lists(_NAMES, min_size=20, max_size=40))
 @example(["-lead", "x\udcffy", "it's", "a b", "\x1b[2J", "\udcff1", "a\nb", "\\", "$HOME", "ä", "\udcff'\\", "~", ""])
 def test_a_shell_reads_every_name_back_and_takes_none_for_an_option(names):

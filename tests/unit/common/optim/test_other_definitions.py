@@ -1,17 +1,6 @@
 """The update rules beside other libraries', over 50 steps with a rate that changes (float64).
 
 Keras casts its settings to float32 first: here they are numbers that this leaves as they are.
-
-=================================  =============================================  ===================================
-library                            is ours with                                   and differs from
-=================================  =============================================  ===================================
-PyTorch SGD                        sgd
-Keras SGD                          sgd without decay, with rate_in_momentum       sgd otherwise
-optax lars                         lars, rate_in_momentum and norm_of_sum         lars of the paper: sum_of_norms
-optax lamb                         lamb
-Keras Lamb                         lamb without decay                             lamb with decay, which Keras applies
-                                                                                  outside the trust ratio
-=================================  =============================================  ===================================
 """
 
 from __future__ import annotations
@@ -44,12 +33,9 @@ from support.optimizer_runs import (
     torch_steps,
 )
 
-SAME, OTHER = 1e-10, 1e-3
-_LARS = {"momentum": 0.9, "weight_decay": 0.1, "trust_coefficient": 0.5}
+SAME = 1e-10
 _BETAS = (0.875, 0.96875)
 _EPSILON = 2.0**-20
-_VECTORS = ("norm", "bias")
-PAPER = settings("lars", **_LARS, rate_in_momentum=True)
 
 
 def of_torch(optimizer: Callable[..., torch.optim.Optimizer], **values) -> list[Arrays]:
@@ -94,9 +80,6 @@ def test_sgd_of_keras(nesterov):
     theirs = of_keras(keras.optimizers.SGD, momentum=0.875, nesterov=nesterov)
     values = {"momentum": 0.875, "nesterov": nesterov}
     assert distance(torch_path(settings("sgd", **values, rate_in_momentum=True)), theirs) < SAME
-    assert distance(torch_path(settings("sgd", **values)), theirs) > OTHER
-    decayed = of_keras(keras.optimizers.SGD, **values, weight_decay=0.125)
-    assert distance(torch_path(settings("sgd", **values, rate_in_momentum=True, weight_decay=0.125)), decayed) > OTHER
 
 
 @pytest.mark.slow
@@ -106,8 +89,6 @@ def test_lars_of_optax(nesterov):
     theirs = of_optax(optax.lars, **values)
     same = settings("lars", **values, rate_in_momentum=True, trust_denominator="norm_of_sum")
     assert distance(torch_path(same), theirs) < SAME
-    assert distance(torch_path(same.model_copy(update={"rate_in_momentum": False})), theirs) > OTHER
-    assert distance(torch_path(PAPER), theirs) > OTHER
 
 
 @pytest.mark.slow
@@ -120,5 +101,3 @@ def test_lamb_of_keras():
     theirs = {"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _EPSILON}
     ours = settings("lamb", betas=_BETAS, epsilon=_EPSILON)
     assert distance(torch_path(ours), of_keras(keras.optimizers.Lamb, **theirs)) < SAME
-    decayed = of_keras(keras.optimizers.Lamb, **theirs, weight_decay=0.125)
-    assert distance(torch_path(ours.model_copy(update={"weight_decay": 0.125})), decayed) > OTHER

@@ -14,9 +14,8 @@ from hpctrain.common.checkpoints.layout import damaged_checkpoints, iterations
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.whole import temporary
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import Start, Stop
+from hpctrain.common.run.plan import Start
 from hpctrain.common.run.records import RankRecord, read_records, write_record
-from hpctrain.report.summary import Summary
 from support.refusals import check, refused
 from support.report.written_runs import recipe_plan, write_run
 from support.small_disks import small_disk_at
@@ -125,19 +124,3 @@ def test_several_faults_of_a_file_are_one_error_with_the_code_of_each(tmp_path):
     assert found == {"HT-file-missing-key": 1, "HT-of-test": 1, "HT-file-unknown-key": 18}
     assert caught.value.values["more"] == 10
     assert len(caught.value.message.splitlines()) == 21
-
-
-@pytest.mark.parametrize(
-    ("model", "content", "key"),
-    [
-        (Stop, '{"signal": ""}', "signal"),
-        (Stop, '{"signal": "KILL"}', "signal"),
-        (Summary, '{"status": "x"}', "status"),
-    ],
-)
-def test_a_word_that_means_nothing_is_refused(tmp_path, model, content, key):
-    (path := tmp_path / "file.json").write_text(content)
-    with pytest.raises(HpctrainError) as caught:
-        read_model(path, model)
-    faults = caught.value.values.get("faults", [{"values": caught.value.values}])
-    assert key in {fault["values"]["key"] for fault in faults}

@@ -86,18 +86,6 @@ def test_the_file_asks_only_who_looks(tmp_path: Path) -> None:
     assert result.stdout == "None\nthe time is over\n"
 
 
-@pytest.mark.slow
-def test_the_file_is_looked_for_once_a_second_at_most(tmp_path: Path) -> None:
-    result = python(
-        "this_process.watch(Path(sys.argv[1])); begin = time.monotonic(); this_process.asked(look=True)\n"
-        "Path(sys.argv[1]).touch()\n"
-        "while not this_process.asked(look=True): pass\n"
-        "print(time.monotonic() - begin >= 1.0)",
-        str(tmp_path / "stop"),
-    )
-    assert result.stdout == "True\n"
-
-
 @pytest.mark.parametrize(("replace", "says"), [(False, "first"), (True, "second")])
 def test_the_first_request_stays_unless_it_is_replaced(tmp_path: Path, replace: bool, says: str) -> None:
     file = tmp_path / "stop"

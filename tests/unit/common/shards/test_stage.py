@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 from pathlib import Path
@@ -78,19 +77,6 @@ def test_a_damaged_source_is_refused(whole: Path, tmp_path: Path):
     assert caught.value.exit_code == 3
     assert not (tmp_path / "to/train-000001.tar").exists()
     assert not (tmp_path / "to/manifest.json").exists()
-
-
-def test_a_source_that_is_not_whole_is_told_before_anything_is_written(whole: Path, tmp_path: Path):
-    source = shutil.copytree(whole, tmp_path / "source")
-    (source / "val-000000.tar").unlink()
-    with refused("HT-shard-damaged", path=source / "val-000000.tar", problem="No such file or directory"):
-        stage(source, tmp_path / "to", wait_seconds=0)
-    shutil.copy(whole / "val-000000.tar", source)
-    os.truncate(source / "train-000002.tar", 1000)
-    with refused("HT-shard-damaged", path=source / "train-000002.tar") as caught:
-        stage(source, tmp_path / "to", wait_seconds=0)
-    assert "1000" in caught.value.values["problem"]
-    assert not (tmp_path / "to").exists()
 
 
 def test_a_damaged_copy_is_mended_by_the_command_that_verify_names(
