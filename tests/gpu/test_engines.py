@@ -100,8 +100,8 @@ def test_steps_that_are_compiled_or_replayed(tmp_path, note, way):
 def shards(tmp_path_factory):
     """A small ImageNet: 99 images to train on and 11 for validation."""
     folder = tmp_path_factory.mktemp("imagenet")
-    launch(folder, "data", "fake", "archives", "--images", "110", "--size", "80")
-    launch(folder, "data", "shard", "archives", "shards")
+    launch(folder, "data", "fake", "images", "--images", "110", "--size", "80")
+    launch(folder, "data", "shard", "images", "shards")
     return folder / "shards"
 
 

@@ -48,8 +48,8 @@ def shards(tmp_path_factory) -> Path:
     """Photographs of 500 x 375, as ImageNet's are on average; a tenth of them for validation."""
     folder = tmp_path_factory.mktemp("photographs")
     images, size = (2200, 500) if GPUS else (110, 80)
-    launch(folder, "data", "fake", "archives", "--images", str(images), "--size", str(size), "--broken", "0")
-    launch(folder, "data", "shard", "archives", "shards")
+    launch(folder, "data", "fake", "images", "--images", str(images), "--size", str(size), "--broken", "0")
+    launch(folder, "data", "shard", "images", "shards")
     return folder / "shards"
 
 

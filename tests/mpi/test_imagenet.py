@@ -20,8 +20,8 @@ from support.launching import Launch
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """99 images to train on, two of them broken, and 11 for validation."""
     folder = tmp_path_factory.mktemp("imagenet")
-    fake = ["fake", "archives", "--images", "110", "--size", "80", "--broken", "2"]
-    for arguments in (fake, ["shard", "archives", "shards"]):
+    fake = ["fake", "images", "--images", "110", "--size", "80", "--broken", "2"]
+    for arguments in (fake, ["shard", "images", "shards"]):
         command = [str(BIN / "hpctrain"), "data", *arguments]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     return folder / "shards"
