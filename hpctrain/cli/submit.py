@@ -204,7 +204,7 @@ def _wait(directory: RunDirectory) -> int:
 
     try:
         with Console() as console:
-            audience = Audience(show=console.show, output=console.output, errors=console.errors)
+            audience = Audience(show=console.show, output=console.output)
             wait_for_end(directory, Follower(directory, audience), tell)
     except KeyboardInterrupt:
         place = shell_word(directory.path)

@@ -119,13 +119,13 @@ def _images(folder: Path, fake: FakeSet) -> Iterator[FakeImage]:
         "grey": fake.train // _GREY_SHARE,
     }
     kinds: list[Kind] = [kind for kind, count in odd.items() for _ in range(count)]
+    kinds += ["colour"] * (fake.train - len(kinds))
     order = np.random.default_rng((fake.seed, 3)).permutation(fake.train)
-    for number, index in enumerate(order):
-        kind = kinds[index] if index < len(kinds) else "colour"
-        yield FakeImage(folder=folder, fake=fake, split=0, number=number, kind=kind)
-    for number in range(fake.validation):
-        kind = "grey" if number % _GREY_SHARE == 1 else "colour"
-        yield FakeImage(folder=folder, fake=fake, split=1, number=number, kind=kind)
+    trained = [kinds[index] for index in order]
+    validated: list[Kind] = ["grey" if number % _GREY_SHARE == 1 else "colour" for number in range(fake.validation)]
+    for split, drawn in enumerate((trained, validated)):
+        for number, kind in enumerate(drawn):
+            yield FakeImage(folder=folder, fake=fake, split=split, number=number, kind=kind)
 
 
 def _write(image: FakeImage) -> None:
