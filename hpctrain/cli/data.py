@@ -79,6 +79,13 @@ def shard(
     label_column: Annotated[
         str, typer.Option(metavar="NAME", help="For Parquet: column of the labels, whole numbers or text.")
     ] = "label",
+    short_side: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PIXELS", min=32, help="Make new JPEG files, of larger photographs with this shorter side."
+        ),
+    ] = None,
+    quality: Annotated[int, typer.Option(metavar="Q", min=1, max=100, help="With --short-side: JPEG quality.")] = 90,
     validation_share: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +101,7 @@ def shard(
 ) -> None:
     """Make WebDataset shards of images, or continue making them; remakes shards that are missing or damaged."""
     from hpctrain.common.shards.make import ShardRequest
-    from hpctrain.common.shards.manifest import ShardManifest
+    from hpctrain.common.shards.manifest import ShardManifest, Shrinking
 
     if megabytes and samples:
         raise _wrong_options("--shard-mb and --shard-samples both say how large a shard is", "leave one out")
@@ -106,6 +113,7 @@ def shard(
         shard_samples=samples,
         image_column=image_column,
         label_column=label_column,
+        shrinking=Shrinking(short_side=short_side, quality=quality) if short_side else None,
         validation_share=validation_share,
     )
     manifest = _make(sharding, ranks, hosts)

@@ -18,7 +18,7 @@ from shlex import quote
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import AfterValidator, FailFast, Field, ValidationError, model_validator
 
 from hpctrain.common.errors import HpctrainError, InvalidValueError
 from hpctrain.common.files.disk import read_error
@@ -113,6 +113,15 @@ class BrokenImage(FrozenModel):
     message: str
 
 
+class Shrinking(FrozenModel):
+    """How photographs are made smaller before they go into shards; see
+    :func:`hpctrain.common.shards.decoding.shrunk`.
+    """
+
+    short_side: int = Field(ge=1)
+    quality: int = Field(ge=1, le=100)
+
+
 class ShardOptions(FrozenModel):
     """How shards are made; exactly one of ``shard_bytes`` and ``shard_samples`` is set, and the columns are those of
     Parquet files.
@@ -123,14 +132,12 @@ class ShardOptions(FrozenModel):
     shard_samples: int | None = Field(None, ge=1)
     image_column: str = "image"
     label_column: str = "label"
+    shrinking: Shrinking | None = None
     validation_share: float | None = Field(None, gt=0, lt=1)
 
 
 class ShardSettings(ShardOptions):
     """What determines the bytes of shards; ``listing`` is the SHA-256 of all keys, sizes and labels of the source."""
-
-    # Earlier versions noted more settings.
-    model_config = ConfigDict(extra="ignore")
 
     source: str
     listing: str
