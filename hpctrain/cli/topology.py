@@ -134,7 +134,7 @@ def verify(
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
-    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if something is slow.
+    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if a bandwidth is low.
 
     Names the slow host, adapter or link, and the direction in which it is slow. Starts ranks on --hosts, by default
     those of the Slurm allocation, as `hpctrain run` does; slots do not count. Flows are compared with each other, with

@@ -13,7 +13,6 @@ from hpctrain.control.topology.fabric import Floats
 
 Kind = Literal["fabric", "host", "adapter", "link", "flow"]
 Direction = Literal["both", "sends", "receives"]
-Quantity = Literal["bandwidth", "latency"]
 
 # Of two parts that explain the same flows the wider one is named, since any part of it may be the cause.
 _WIDEST_FIRST: tuple[Kind, ...] = ("host", "adapter", "link")
@@ -40,7 +39,7 @@ class Fault:
     Attributes:
         kind: ``flow`` where both ends and every link between them do well with others, or where measurements cannot
             show which of them is slow: these are then the alternatives.
-        reached: the median of its slow flows: a share of the usual bandwidth, or a multiple of the usual latency.
+        reached: the median of its slow flows, as a share of the usual bandwidth.
         flows: the number of flows that it explains.
         direction: ``sends`` or ``receives`` for a host or an adapter that is slow in one direction only.
         alternatives: other parts that explain the same flows as well.
@@ -48,7 +47,6 @@ class Fault:
 
     kind: Kind
     name: str
-    quantity: Quantity
     reached: float
     flows: int
     direction: Direction = "both"
@@ -56,13 +54,10 @@ class Fault:
 
     def __str__(self) -> str:
         many = "1 flow" if self.flows == 1 else f"{self.flows} flows"
-        if self.quantity == "latency":
-            measured = f": {self.reached:.1f} times the usual latency"
-        else:
-            promise = "what its links carry" if self.kind == "fabric" else "the usual bandwidth"
-            reached = f"{self.reached:.0%}" if self.reached >= 0.01 else "less than 1%"
-            measured = f"{':' if self.direction == 'both' else f' {self.direction} at'} {reached} of {promise}"
-        text = f"{self.kind} {self.name}{measured} ({many})"
+        promise = "what its links carry" if self.kind == "fabric" else "the usual bandwidth"
+        reached = f"{self.reached:.0%}" if self.reached >= 0.01 else "less than 1%"
+        verb = ":" if self.direction == "both" else f" {self.direction} at"
+        text = f"{self.kind} {self.name}{verb} {reached} of {promise} ({many})"
         if not self.alternatives:
             return text
         others = "the link between them, or one of its ends" if self.kind == "flow" else None
@@ -74,7 +69,7 @@ _Cause = tuple[list[Suspect], frozenset[int]]
 
 
 def explain(
-    reached: Floats, least: float, suspects: Sequence[Collection[Suspect]], names: Sequence[str], quantity: Quantity
+    reached: Floats, least: float, suspects: Sequence[Collection[Suspect]], names: Sequence[str]
 ) -> list[Fault]:
     """The faults that explain the slow flows, those of most flows first.
 
@@ -104,8 +99,7 @@ def explain(
         Fault(
             kind=first.kind,
             name=first.name,
-            quantity=quantity,
-            reached=share(flows) if quantity == "bandwidth" else 1 / share(flows),
+            reached=share(flows),
             flows=len(flows),
             direction=first.direction,
             alternatives=tuple(map(str, others)),

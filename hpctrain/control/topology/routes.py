@@ -16,6 +16,8 @@ MOST_HOPS = 64
 
 _NONE = np.empty(0, np.int32)
 
+Ports = NDArray[np.int16]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
@@ -164,12 +166,6 @@ class Routes:
         )
 
 
-Ports = NDArray[np.int16]
-
-# Marks a port in the cache that has not been computed yet.
-_UNASKED = -2
-
-
 class MinHop:
     """Shortest paths over switches; in a fat tree they go up and then down.
 
@@ -177,8 +173,6 @@ class MinHop:
     Non-Blocking Traffic for Shift Permutations on Real Life Fat Trees", 2010): destinations are numbered leaf by leaf;
     the cable between levels ``h`` and ``h + 1`` is that number, divided by the up links of the levels below ``h``,
     modulo the number of such cables.
-
-    Paths are computed on first use, so that the cost depends on the size of the job and not of the fabric.
 
     Attributes:
         switches: the nodes that forward traffic.
@@ -202,47 +196,30 @@ class MinHop:
         self._far, self._port = fabric.target[cables], fabric.source_port[cables]
         self._first = np.searchsorted(fabric.source[cables], np.arange(nodes + 1))
         self._divisors = _divisors(level, fabric.source[cables], self._far)
-        self._row = np.full(nodes, -1, np.int32)
-        self._row[self.switches] = np.arange(len(self.switches))
-        # Hops of each switch to the leaves in use, and the column of each leaf.
-        self._hops = np.empty((nodes, 0), np.int16)
-        self._leaf_column = np.full(nodes, -1, np.int32)
-        # The ports of each switch towards the adapters in use, and the column of each adapter.
-        self._ports = np.empty((len(self.switches), 0), np.int16)
+        leaves = np.unique(fabric.source[down])
+        self._hops = hops(leaves, self._first, self._far)
         self._column = np.full(nodes, -1, np.int32)
-        self._down = down[np.argsort(adapters, kind="stable")]
-        self._fabric = fabric
+        self._column[leaves] = np.arange(len(leaves))
+        # The port of each cable down, by the numbers of its switch and adapter.
+        number = fabric.source[down] * np.int64(nodes) + adapters
+        order = np.argsort(number)
+        self._down, self._down_port = number[order], fabric.source_port[down][order]
 
     def ports(self, row: Ints, target: Ints) -> Ports:
         """The port of each of ``switches`` by number towards the adapter at the same index, or ``NO_PORT``."""
-        self._remember(target)
-        column = self._column[target]
-        ports = self._ports[row, column]
-        asked = np.flatnonzero(ports == _UNASKED)
-        if asked.size:
-            ports[asked] = self._towards(self.switches[row[asked]], target[asked])
-            self._ports[row[asked], column[asked]] = ports[asked]
+        switch = self.switches[row]
+        ports = np.full(len(switch), NO_PORT, np.int16)
+        number = switch * np.int64(len(self._leaf)) + target
+        at = np.searchsorted(self._down, number)
+        here = np.flatnonzero(self._down[np.minimum(at, len(self._down) - 1)] == number) if len(self._down) else at[:0]
+        ports[here] = self._down_port[at[here]]
+        away = np.flatnonzero((ports == NO_PORT) & (self._leaf[target] >= 0))
+        ports[away] = self._towards(switch[away], target[away])
         return ports
 
-    def _remember(self, target: Ints) -> None:
-        """Add columns for adapters that are used for the first time; a leaf's port to its adapter is its cable's."""
-        new = np.unique(target[self._column[target] < 0])
-        if not new.size:
-            return
-        columns = np.full((len(self.switches), new.size), _UNASKED, np.int16)
-        fabric = self._fabric
-        begin, end = (np.searchsorted(fabric.target[self._down], new, side) for side in ("left", "right"))
-        link = self._down[_ranges(begin, end)]
-        columns[self._row[fabric.source[link]], np.repeat(np.arange(new.size), end - begin)] = fabric.source_port[link]
-        # No switch has a cable to these adapters.
-        columns[:, begin == end] = NO_PORT
-        self._column[new] = self._ports.shape[1] + np.arange(new.size)
-        self._ports = np.concatenate([self._ports, columns], axis=1)
-
     def _towards(self, switch: Ints, target: Ints) -> Ports:
-        leaf = self._leaf[target]
-        self._reach(leaf)
-        column = self._leaf_column[leaf]
+        """The ports towards adapters of other leaves."""
+        column = self._column[self._leaf[target]]
         begin, end = self._first[switch], self._first[switch + 1]
         cable, flow = _ranges(begin, end), np.repeat(np.arange(len(switch)), end - begin)
         nearer = self._hops[self._far[cable], column[flow]] == (self._hops[switch, column] - 1)[flow]
@@ -255,14 +232,6 @@ class MinHop:
         digit = self._number[target[known]] // self._divisors[crossed]
         ports[known] = self._port[cable[start + digit % ways[known]]]
         return ports
-
-    def _reach(self, leaf: Ints) -> None:
-        """Count the hops to leaves on their first use."""
-        new = np.unique(leaf[self._leaf_column[leaf] < 0])
-        if not new.size:
-            return
-        self._leaf_column[new] = self._hops.shape[1] + np.arange(new.size)
-        self._hops = np.concatenate([self._hops, hops(new, self._first, self._far)], axis=1)
 
 
 def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
