@@ -47,16 +47,16 @@ class _Device:
 
     @property
     def pci_class(self) -> str:
-        return self.element.attributes.get("pci_type", "")[:4]
+        return self.element.get("pci_type", "")[:4]
 
     @property
     def vendor(self) -> str:
         """``10de`` of ``0302 [10de:20b0] [10de:144e] a1``."""
-        return self.element.attributes.get("pci_type", "")[6:10]
+        return self.element.get("pci_type", "")[6:10]
 
     @property
     def model(self) -> str:
-        return self.element.attributes.get("pci_type", "")[11:15]
+        return self.element.get("pci_type", "")[11:15]
 
     @property
     def is_virtual(self) -> bool:
@@ -65,7 +65,7 @@ class _Device:
     @property
     def functions(self) -> list[Element]:
         """Its devices in the operating system: nvml0, mlx5_0, ib0."""
-        return [child for child in self.element.all("object") if child.attributes.get("type") == "OSDev"]
+        return [child for child in self.element.all("object") if child.get("type") == "OSDev"]
 
 
 @dataclass(kw_only=True)
@@ -85,7 +85,7 @@ def read(text: str, where: str) -> NodeMap:
         HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
     topology = parse(text, where, root="topology", remedy=_REMEDY)
-    version = topology.attributes.get("version", "1").partition(".")[0]
+    version = topology.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
         raise not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
     found = _walk(topology)
@@ -132,7 +132,7 @@ def _restricted(topology: Element, placed: set[int]) -> Iterator[str]:
 
 
 def _set(element: Element, name: str) -> set[int]:
-    return set(cores_of_mask(element.attributes.get(name, ""), element.where))
+    return set(cores_of_mask(element.get(name, ""), element.where))
 
 
 def _walk(topology: Element) -> _Found:
@@ -140,9 +140,9 @@ def _walk(topology: Element) -> _Found:
     below: list[tuple[Element, tuple[int, ...], Bridges]] = [(topology, (), ())]
     while below:
         element, nodes, bridges = below.pop()
-        kind = element.attributes.get("type", "")
-        if "nodeset" in element.attributes:
-            nodes = cores_of_mask(element.attributes["nodeset"], element.where)
+        kind = element.get("type", "")
+        if "nodeset" in element.attrib:
+            nodes = cores_of_mask(element.attrib["nodeset"], element.where)
         if kind == "NUMANode":
             found.numa_nodes.append(element)
         elif kind == "Core":
@@ -150,7 +150,7 @@ def _walk(topology: Element) -> _Found:
         elif kind == "PU":
             found.threads.append(element)
         elif kind == "Bridge":
-            bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
+            bridges = (*bridges, element.get("pci_busid") or element.attribute("bridge_pci"))
         elif kind == "PCIDev":
             # Without bridges in the export, the devices that share one are unknown.
             above = bridges or (element.attribute("pci_busid"),)
@@ -193,7 +193,7 @@ def _indices(gpus: list[_Device]) -> list[int]:
         int(match[1])
         for gpu in gpus
         for function in gpu.functions
-        if (match := _NUMBER.fullmatch(function.attributes.get("name", "")))
+        if (match := _NUMBER.fullmatch(function.get("name", "")))
     ]
     ordered = sorted(gpu.bus_id for gpu in gpus)
     return numbers if len(numbers) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
@@ -239,7 +239,7 @@ def _ports(function: Element) -> list[Port]:
     values: dict[str, dict[str, str]] = {}
     for info in function.all("info"):
         if match := _PORT.fullmatch(info.attribute("name")):
-            values.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
+            values.setdefault(match[1], {})[match[2]] = info.get("value", "")
     return [
         Port(
             lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,

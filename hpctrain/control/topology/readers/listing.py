@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,22 +10,6 @@ from hpctrain.control.topology.records import LANE_GBIT, Remark
 
 # Far longer than any line of the tools, whose descriptions of nodes have 64 characters at most.
 _LONGEST_LINE = 4096
-# A shell's prompt, with or without a command: "$ ", "user@host:~$ ibnetdiscover", "[root@n1 ~]# ".
-_PROMPT = re.compile(
-    r"\s*(?:\([\w.-]{1,64}\)\s*)?(?:\[[^][]{1,200}\]|[\w.-]{1,64}[@:][\w.:~/ -]{1,200})?[#$%>](?:\s.*)?"
-)
-# Escape sequences for colours and window titles, which logs of PuTTY and script(1) contain.
-_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-
-
-def is_prompt(line: str) -> bool:
-    """Whether a line is a shell prompt, with or without a command, copied from a terminal with the output."""
-    return _PROMPT.fullmatch(line) is not None
-
-
-def without_terminal(text: str) -> str:
-    """The text without a terminal's escape sequences."""
-    return _TERMINAL.sub("", text) if "\x1b" in text else text
 
 
 class Listing:
@@ -43,7 +26,7 @@ class Listing:
     def __init__(self, text: str, where: str, tool: str) -> None:
         self.where = where
         self.tool = tool
-        self._lines = without_terminal(text).split("\n")
+        self._lines = text.split("\n")
         if "\r" in text:
             self._lines = [line.rstrip("\r") for line in self._lines]
         self._lanes: dict[tuple[str, str], tuple[int | None, str | None]] = {}
@@ -97,12 +80,11 @@ class Listing:
         """Count a line that is not part of the tool's output.
 
         Raises:
-            HpctrainError: the line is the last one and has no line break, so the text is cut off in it. A prompt never
-                has a line break.
+            HpctrainError: the line is the last one and has no line break, so the text is cut off in it.
         """
         if not line.strip():
             return
-        if number == len(self._lines) and not is_prompt(line):
+        if number == len(self._lines):
             raise self.fault(
                 "HT-fabric-file-damaged", "the file is cut off in the middle of its last line", number, line
             )

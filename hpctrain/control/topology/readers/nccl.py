@@ -48,7 +48,7 @@ def read(text: str, where: str) -> NodeMap:
     system = parse(text, where, root="system", remedy=_REMEDY)
     hosts: dict[str, list[Element]] = {}
     for cpu in system.all("cpu"):
-        hosts.setdefault(cpu.attributes.get("host_hash", ""), []).append(cpu)
+        hosts.setdefault(cpu.get("host_hash", ""), []).append(cpu)
     maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items()}
     if not maps:
         raise not_valid(system.where, "no GPU and no adapter in this file", _REMEDY)
@@ -98,7 +98,7 @@ def _numa(cpu: Element) -> int:
 
 
 def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
-    cores = cores_of_nodes([cores_of_mask(cpu.attributes.get("affinity", ""), cpu.where) for cpu in cpus])
+    cores = cores_of_nodes([cores_of_mask(cpu.get("affinity", ""), cpu.where) for cpu in cpus])
     return [
         NumaNode(index=_numa(cpu), cores=node_cores or (), complete=bool(node_cores))
         for cpu, node_cores in zip(cpus, cores, strict=True)
@@ -106,7 +106,7 @@ def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
 
 
 def _is(device: Element, tag: str, pci_class: str) -> bool:
-    return bool(device.all(tag)) or device.attributes.get("class", "").startswith(pci_class)
+    return bool(device.all(tag)) or device.get("class", "").startswith(pci_class)
 
 
 def _devices(cpu: Element) -> Iterator[_Place]:
@@ -131,7 +131,7 @@ def _indices(gpus: list[Element]) -> list[int]:
 
     Processes that each see only one GPU give it the number 0.
     """
-    numbers = [device.attributes.get("dev", "") for gpu in gpus for device in gpu.all("gpu")[:1]]
+    numbers = [device.get("dev", "") for gpu in gpus for device in gpu.all("gpu")[:1]]
     if len(numbers) == len(gpus) == len(set(numbers)) and all(numbers):
         return [gpu.all("gpu")[0].number("dev") for gpu in gpus]
     ordered = sorted(gpu.attribute("busid") for gpu in gpus)
@@ -140,7 +140,7 @@ def _indices(gpus: list[Element]) -> list[int]:
 
 def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
     """The RDMA devices of a PCI device, or of a CPU: one where it is a network device and the file names none."""
-    bus_id = device.attributes.get("busid")
+    bus_id = device.get("busid")
     nets = [net for nic in device.all("nic") for net in nic.all("net")]
     # Each net is a port: a two-port adapter has two, as separate devices or as ports of one. Their port attribute is
     # not the device's port: NCCL adds the place of the device on its card.
@@ -152,7 +152,7 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
     layer = _link_layer(device)
     for name, ports in names.items():
         # NCCL uses a network interface, which has port 0, through sockets.
-        if ports and link_layer_of_name(name) not in LIBFABRIC and ports[0].attributes.get("port") == "0":
+        if ports and link_layer_of_name(name) not in LIBFABRIC and ports[0].get("port") == "0":
             continue
         yield Adapter(
             name=name,
@@ -165,7 +165,7 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
 
 def _gbit(nets: Sequence[Element]) -> float | None:
     """The speed of an adapter from NCCL's Mbit/s of each port; None for early plugins for Slingshot, with kbit/s."""
-    speeds = [net.number("speed") / 1000 for net in nets if net.attributes.get("speed", "0") != "0"]
+    speeds = [net.number("speed") / 1000 for net in nets if net.get("speed", "0") != "0"]
     return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
 
 
@@ -181,7 +181,7 @@ def _each_once(adapters: dict[Adapter, Bridges]) -> dict[Adapter, Bridges]:
 
 def _link_layer(device: Element) -> LinkLayer | None:
     """The link layer by vendor and PCI class. A net whose switches reduce (SHARP) is InfiniBand; LIDs are not given."""
-    if any(net.attributes.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
+    if any(net.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
         return "InfiniBand"
     vendor, model, pci_class = _identity(device)
     return link_layer_of_vendor(vendor, model) or link_layer(pci_class, ())
@@ -189,7 +189,7 @@ def _link_layer(device: Element) -> LinkLayer | None:
 
 def _identity(device: Element) -> tuple[str, str, str]:
     """Vendor, model, and class with subclass of a PCI device, in hexadecimal digits."""
-    vendor, model, kind = (device.attributes.get(name, "")[2:].lower() for name in ("vendor", "device", "class"))
+    vendor, model, kind = (device.get(name, "")[2:].lower() for name in ("vendor", "device", "class"))
     return vendor, model, kind[:4]
 
 

