@@ -34,6 +34,10 @@ SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 _ERROR = re.compile(r"\b(error|fatal)\b|undefined reference|no rule to make|\w+(Error|Exception):", re.IGNORECASE)
 _MOST_LINES = 5
+_NEEDED = (
+    "it needs: pip install 'hpctrain[horovod]', a C++ compiler, make, Python's headers and the MPI's (the cluster's "
+    "modules, or apt-get install g++ make python3-dev libopenmpi-dev)"
+)
 
 
 def wheel_home(fingerprint: BuildFingerprint) -> Path:
@@ -155,7 +159,7 @@ def _run_logged(command: list[str], env: dict[str, str], path: Path, say: Say) -
         raise HpctrainError(
             "HT-horovod-build-failed",
             "Horovod does not compile:\n{reason}",
-            f"the whole log: {path}",
+            f"{_NEEDED}; the whole log: {path}",
             exit_code=1,
             reason=error,
         )
@@ -178,8 +182,8 @@ def fetch(directory: Path) -> Path:
         raise HpctrainError(
             "HT-horovod-build-failed",
             "pip could not download horovod {version}: {reason}",
-            "check the network and pip's index (pip config list), or put the file into a folder named by "
-            "PIP_FIND_LINKS",
+            "pip install 'hpctrain[horovod]'; check the network and pip's index (pip config list), or put the file "
+            "into a folder named by PIP_FIND_LINKS",
             exit_code=1,
             version=VERSION,
             reason=" ".join(reasons[:3]) or answer.stderr.strip(),

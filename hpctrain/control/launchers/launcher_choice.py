@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -260,20 +262,21 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirec
         HpctrainError: the ranks do not find each other in time; with the end of the output.
     """
     command.write_files()
-    process = command.start()
-    answered = True
-    try:
-        printed, _ = process.communicate(timeout=seconds)
-        outcome = f"exit status {process.returncode}"
-    except subprocess.TimeoutExpired as late:
-        # What still holds the pipe may never end.
-        printed, outcome, answered = late.output or b"", f"no answer in {seconds:g} s", False
-    finally:
-        # A signal to this process must end the launcher too.
-        end_processes(process, directory)
-    output = printed.decode(errors="replace")
-    if answered and process.returncode == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
+    # A file, because a pipe would be held by what outlives the launcher.
+    with tempfile.TemporaryFile("w+", dir=directory.path, errors="replace") as printed:
+        process = command.start(printed)
+        status = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=seconds)
+        finally:
+            # A signal to this process must end the launcher too.
+            end_processes(process, directory)
+        printed.seek(0)
+        output = printed.read()
+    if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
         return
+    outcome = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
     raise HpctrainError(
         "HT-launcher-not-started",

@@ -109,8 +109,8 @@ def _random(found: Comparison, facts: Sequence[RankFacts]) -> str:
     if not names or not found.different:
         return ""
     return (
-        f"random numbers are drawn in {_named(names)}, on each rank for its own rows. If they are those of dropout, "
-        "--seeded leaves it out"
+        f"random numbers are drawn in {_named(names)}, on each rank for its own rows. Without them (Dropout(0)) "
+        "nothing else should differ"
     )
 
 

@@ -38,14 +38,12 @@ class Options:
     Attributes:
         steps: of an optimizer.
         double: compute in double precision.
-        seeded: leave dropout out.
         folder: where the runs' directories go.
         summarise: gives the content of a run's ``summary.json``.
     """
 
     steps: int
     double: bool
-    seeded: bool
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
 
@@ -154,7 +152,6 @@ def _run(request: TrainingRequest, name: str, options: Options, perturb: float |
     settings = {
         "steps": options.steps,
         "perturb": perturb,
-        "seeded": options.seeded,
         "float64": options.double,
     }
     environment = {

@@ -191,39 +191,6 @@ def test_no_framework_to_build_for(machine: Machine) -> None:
         install.build(lambda step: None)
 
 
-def test_an_mpi_without_a_compiler_wrapper(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(install, "_BUILD_MODULES", ())
-    with refused("HT-compiler-missing") as error:
-        install.build(lambda step: None)
-    assert "mpicxx beside /opt/mpi/bin/mpirun" in error.value.message and "libopenmpi-dev" in error.value.hint
-
-
-@pytest.mark.parametrize(
-    ("modules", "compiler", "code", "values"),
-    [
-        (("no_such_module",), "c++", "HT-package-not-installed", {"missing": "no_such_module"}),
-        ((), "no-such-c++ -O2", "HT-compiler-missing", {}),
-        # A compiler after its launcher is found, and the next thing is missing.
-        ((), "env c++", "HT-compiler-missing", {}),
-    ],
-)
-def test_missing_build_tools_are_named(
-    machine: Machine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    modules: tuple[str, ...],
-    compiler: str,
-    code: str,
-    values: dict[str, str],
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setattr(install, "_BUILD_MODULES", modules)
-    with refused(code, **values):
-        install.build(lambda step: None)
-
-
 def test_asking_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
