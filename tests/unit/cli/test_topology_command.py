@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> s
     return printed.err if code == 2 else printed.out
 
 
-def test_show_prints_the_tree(fabric: str, capsys: pytest.CaptureFixture[str]):
+def test_show_prints_a_table(fabric: str, capsys: pytest.CaptureFixture[str]):
     check_text("topology-show", run(capsys, "show", fabric))
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hpctrain.control.topology.fabric import components
-from hpctrain.control.topology.subtrees import subtrees
-from hpctrain.control.topology.summary import branches, cables, host_numbers, leaf_oversubscription
+from hpctrain.control.topology.summary import host_numbers, leaf_oversubscription
 from support.refusals import refused
 from support.topology.small_fabric import small_fabric, two_levels
 
@@ -45,13 +44,6 @@ def test_oversubscription_by_the_names_of_leaves() -> None:
     assert leaf_oversubscription(fabric) == {"leaf0": 2.0, "leaf1": 1.0}
     assert leaf_oversubscription(replace(fabric, bandwidth=np.ones_like(fabric.bandwidth))) == {}
     assert leaf_oversubscription(small_fabric([("a 0", "leaf0")])) == {"leaf0": None}
-
-
-def test_a_cable_between_two_leaves_of_the_same_hosts_counts_once() -> None:
-    adapters = [(f"{host} {rail}", f"leaf{rail}") for host in "ab" for rail in range(2)]
-    fabric = small_fabric([*adapters, ("leaf0", "leaf1")])
-    (tree,) = branches(fabric, subtrees(fabric))
-    assert cables(fabric, tree) == {"down": 4, "up": 0, "across": 1}
 
 
 def test_what_hangs_together_in_random_graphs() -> None:
