@@ -164,16 +164,6 @@ def test_a_directory_that_a_container_cannot_mount() -> None:
         launch_command(plan, Path("/a,b"), SRUN, LaunchSite(python=Path("python"), cores=1, root=False))
 
 
-def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
-    path = tmp_path / "it's"
-    made = Command(program=("cat", str(path)), launcher=("env", "-i"), files={path: "n1\nn 'x' $y\n"})
-    said = subprocess.run(["sh", "-c", made.shell()], check=True, capture_output=True, text=True).stdout
-    assert said == made.files[path]
-    path.unlink()
-    made.write_files()
-    assert path.read_text() == made.files[path]
-
-
 @pytest.mark.parametrize(
     ("variables", "cores"),
     [
