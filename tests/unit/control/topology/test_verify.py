@@ -59,7 +59,7 @@ def measured(
 
 
 def named(faults: tuple[Fault, ...]) -> list[tuple[str, str]]:
-    return [(fault.kind, fault.name) for fault in faults]
+    return [*dict.fromkeys((fault.kind, fault.name) for fault in faults)]
 
 
 FABRIC = fast(two_levels([4, 4, 4], spines=2))
@@ -90,11 +90,10 @@ def test_a_tree_of_names_promises_no_bandwidth():
 
 def test_a_slow_host():
     flows = measured(FABRIC, of_host=lambda host: 0.4 if host == "h05" else 1.0)
-    (fault,) = compare(flows, FABRIC)
-    assert named((fault,)) == [("host", "h05")]
-    assert fault.reached == pytest.approx(0.4)
-    assert fault.flows == sum("h05" in (flow.source.host, flow.target.host) for flow in flows)
-    assert str(fault).split()[:3] == ["host", "h05:", "40%"]
+    faults = compare(flows, FABRIC)
+    assert named(faults) == [("host", "h05")] and {fault.direction for fault in faults} == {"sends", "receives"}
+    assert [fault.reached for fault in faults] == [pytest.approx(0.4)] * 2
+    assert sum(fault.flows for fault in faults) == sum("h05" in (flow.source.host, flow.target.host) for flow in flows)
 
 
 def test_a_slow_adapter_is_not_its_host():
