@@ -35,37 +35,24 @@ _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """A PCI device, with the NUMA nodes around it and the bridges above it."""
+    """A PCI device, with the NUMA nodes around it and the bridges above it.
 
-    element: Element
+    Attributes:
+        pci_class, vendor, model: of its type, such as ``0302 [10de:20b0] [10de:144e] a1``.
+        functions: its devices in the operating system: nvml0, mlx5_0, ib0.
+    """
+
+    bus_id: str
+    pci_class: str
+    vendor: str
+    model: str
+    functions: list[Element]
     nodes: tuple[int, ...]
     bridges: Bridges
 
     @property
-    def bus_id(self) -> str:
-        return self.element.attribute("pci_busid")
-
-    @property
-    def pci_class(self) -> str:
-        return self.element.get("pci_type", "")[:4]
-
-    @property
-    def vendor(self) -> str:
-        """``10de`` of ``0302 [10de:20b0] [10de:144e] a1``."""
-        return self.element.get("pci_type", "")[6:10]
-
-    @property
-    def model(self) -> str:
-        return self.element.get("pci_type", "")[11:15]
-
-    @property
     def is_virtual(self) -> bool:
         return is_virtual_function(self.vendor, self.model)
-
-    @property
-    def functions(self) -> list[Element]:
-        """Its devices in the operating system: nvml0, mlx5_0, ib0."""
-        return [child for child in self.element.all("object") if child.get("type") == "OSDev"]
 
 
 @dataclass(kw_only=True)
@@ -152,9 +139,18 @@ def _walk(topology: Element) -> _Found:
         elif kind == "Bridge":
             bridges = (*bridges, element.get("pci_busid") or element.attribute("bridge_pci"))
         elif kind == "PCIDev":
-            # Without bridges in the export, the devices that share one are unknown.
-            above = bridges or (element.attribute("pci_busid"),)
-            found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
+            bus_id, identity = element.attribute("pci_busid"), element.get("pci_type", "")
+            device = _Device(
+                bus_id=bus_id,
+                pci_class=identity[:4],
+                vendor=identity[6:10],
+                model=identity[11:15],
+                functions=[child for child in element.all("object") if child.get("type") == "OSDev"],
+                nodes=nodes,
+                # Without bridges in the export, the devices that share one are unknown.
+                bridges=bridges or (bus_id,),
+            )
+            found.devices.append(device)
         if kind not in ("Machine", "NUMANode"):
             found.placed |= _set(element, "complete_cpuset")
         below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
