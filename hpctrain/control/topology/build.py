@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import graphlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,21 +87,7 @@ def read_fabric(files: Path | Sequence[Path], routes: Path | None = None) -> Fab
     Raises:
         HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
     """
-    with _without_gc():
-        paths = [files] if isinstance(files, Path) else files
-        return build_fabric(read_records(paths, routes))
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Pause garbage collection, which would scan all records again and again and find no cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    return build_fabric(read_records([files] if isinstance(files, Path) else files, routes))
 
 
 def _tree_fabric(found: Found) -> Fabric:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,34 +27,16 @@ class Paths:
     link: Ints
 
 
-class GivenTables:
-    """The forwarding tables that were read with a fabric.
-
-    Attributes:
-        switches: the nodes with a table.
-    """
-
-    def __init__(self, fabric: Fabric) -> None:
-        assert fabric.tables is not None
-        # One more column, without ports, for LIDs that no table has.
-        self._table = np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
-        self.switches = fabric.table_switches
-        last = self._table.shape[1] - 1
-        self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
-
-    def ports(self, row: Ints, target: Ints) -> Ports:
-        """The port of each of ``switches`` by number towards the adapter at the same index, or ``NO_PORT``."""
-        ports: Ports = self._table[row, self._column[target]]
-        return ports
-
-
 class Routes:
     """Follows forwarding tables: those of the fabric, or minimum-hop tables computed where none were read."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self._tables = MinHop(fabric) if fabric.tables is None else GivenTables(fabric)
-        switches = self._tables.switches
+        if fabric.tables is None:
+            min_hop = MinHop(fabric)
+            self._ports, switches = min_hop.ports, min_hop.switches
+        else:
+            self._ports, switches = _given_ports(fabric, fabric.tables), fabric.table_switches
         self._row = np.full(len(fabric.names), -1, np.int32)
         self._row[switches] = np.arange(len(switches))
         # The link behind each port of each switch; the last column, which stays without one, is NO_PORT's.
@@ -130,7 +112,7 @@ class Routes:
         link = self._cable[node]
         switches = np.flatnonzero(self._row[node] >= 0)
         row = self._row[node[switches]]
-        port = self._tables.ports(row, target[switches])
+        port = self._ports(row, target[switches])
         # A table may name a port that the switch does not have.
         known = np.where(port < self._behind.shape[1], port, NO_PORT)
         link[switches] = self._behind[row, known]
@@ -164,6 +146,20 @@ class Routes:
             target=names[target],
             at=names[at],
         )
+
+
+def _given_ports(fabric: Fabric, tables: Ports) -> Callable[[Ints, Ints], Ports]:
+    """The port of each row of the tables towards the adapter at the same index, or ``NO_PORT``."""
+    # One more column, without ports, for LIDs that no table has.
+    table = np.pad(tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
+    last = table.shape[1] - 1
+    column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
+
+    def ports(row: Ints, target: Ints) -> Ports:
+        found: Ports = table[row, column[target]]
+        return found
+
+    return ports
 
 
 class MinHop:

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from hpctrain.common.cluster.host_list import fold_hosts
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.control.topology.fabric import Fabric
 from hpctrain.control.topology.names import managers
 
-_SHOWN_UNKNOWN = 5
 _SHOWN_CHARACTERS = 500
 
 
@@ -67,14 +66,11 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
     if unknown:
         close = difflib.get_close_matches(unknown[0], numbers, n=1, cutoff=0)
         known = textwrap.shorten(fold_hosts(fabric.hosts).replace(",", ", "), _SHOWN_CHARACTERS, placeholder=" …")
-        shown = ", ".join(map(repr, unknown[:_SHOWN_UNKNOWN]))
-        more = f" and {len(unknown) - _SHOWN_UNKNOWN} more" if len(unknown) > _SHOWN_UNKNOWN else ""
         raise HpctrainError(
             "HT-not-in-fabric",
-            "the fabric has no host {shown}{more}",
+            "the fabric has no host {shown}",
             f"did you mean {close[0]!r}? it has {len(numbers)} hosts: {known}",
-            shown=shown,
-            more=more,
+            shown=abbreviated([*map(repr, unknown)], 5),
             hosts=unknown,
         )
     return [numbers[name] for name in wanted]

@@ -18,7 +18,7 @@ from hpctrain.common.run.plan import Plan, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.step_records import StepRecord, read_ranks
 from hpctrain.common.settings import STALL, TIMEOUT, VERIFY, VERIFY_STEPS
-from hpctrain.control.supervision.audience import Audience, ReadyRun, Summary
+from hpctrain.control.supervision.audience import Audience, Output, Summary
 from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
@@ -48,22 +48,13 @@ class Options:
     summarise: Callable[[RunDirectory, Plan, str], Summary]
 
 
-class _Quiet:
+class _Quiet(Output):
     """Keeps why a run failed, and tells nobody anything else."""
 
     def __init__(self, summarise: Callable[[RunDirectory, Plan, str], Summary]) -> None:
         self._summarise = summarise
         self.failure: Failure | None = None
         self.interrupts = Interrupts()
-
-    def notice(self, text: str) -> None:
-        pass
-
-    def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
-        pass
-
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        pass
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
@@ -76,9 +67,6 @@ class _Quiet:
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
         return self._summarise(directory, plan, status)
-
-    def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        pass
 
 
 @dataclass(kw_only=True)
