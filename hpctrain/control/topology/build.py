@@ -47,18 +47,11 @@ def build_fabric(records: Iterable[Record]) -> Fabric:
             or of forwarding tables.
     """
     found = sort_records(records)
-    if found.groups and (found.nodes or found.ends):
+    if found.groups and (found.nodes or found.ends or found.forwards):
         raise HpctrainError(
             "HT-fabric-files-do-not-match",
-            "{where}: both a switch tree of names and a list of cables",
-            "give one of them",
-            where=found.where,
-        )
-    if found.groups and found.forwards:
-        raise HpctrainError(
-            "HT-fabric-files-do-not-match",
-            "{where}: a switch tree of names has no ports that forwarding tables could name",
-            "leave --routes out, or give the output of ibnetdiscover as the fabric",
+            "{where}: a switch tree of names does not go with cables, nor with forwarding tables, which name ports",
+            "give the output of ibnetdiscover alone, or with --routes",
             where=found.where,
         )
     if found.groups:

@@ -59,7 +59,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         elif line.startswith(("Switch", "Ca", "Rt")):
             node = _NODE.fullmatch(line)
             if node is None or (node["kind"] != "Switch" and node["lid"]):
-                raise listing.fault("HT-fabric-file-damaged", "not a node as ibnetdiscover lists it", number, line)
+                raise listing.damaged("not a node as ibnetdiscover lists it", number, line)
             guid, kind = node["guid"], _KINDS.get(node["kind"])
             listed.add(guid)
             if kind:
@@ -71,16 +71,14 @@ def read(text: str, where: str) -> Iterator[Record]:
         elif line and not line.startswith("#"):
             listing.pass_over(number, line)
     if attributes:
-        raise listing.fault("HT-fabric-file-damaged", "the file is cut off in the middle of a node", listing.last)
+        raise listing.damaged("the file is cut off in the middle of a node", listing.last)
     _require_whole(listing, mentioned, listed, has_nodes=has_nodes)
     yield from listing.remarks()
 
 
 def _require_whole(listing: Listing, mentioned: Mapping[str, int], listed: Set[str], *, has_nodes: bool) -> None:
     if not has_nodes:
-        raise listing.fault(
-            "HT-fabric-unknown-format", "no switch and no adapter in it: not the output of ibnetdiscover", 1
-        )
+        raise listing.foreign("switch and no adapter")
     if missing := mentioned.keys() - listed:
         raise listing.cut_off(len(missing), f"{listing.where}:{min(mentioned[guid] for guid in missing)}")
 
@@ -102,7 +100,7 @@ def _link(listing: Listing, number: int, line: str, guid: str, mentioned: dict[s
     cable = _CABLE.fullmatch(line)
     if cable is None or not guid:
         what = "not a cable as ibnetdiscover lists it" if guid else "a cable before any node"
-        raise listing.fault("HT-fabric-file-damaged", what, number, line)
+        raise listing.damaged(what, number, line)
     port, peer_kind, peer, peer_port, lid, peer_name, lanes, rate = cable.groups()
     width, speed = listing.lanes(number, lanes, rate)
     if peer_kind == "R":
@@ -132,7 +130,7 @@ def read_ports(text: str, where: str) -> Iterator[Record]:
             continue
         row = _PORT.fullmatch(line)
         if row is None:
-            raise listing.fault("HT-fabric-file-damaged", "not a port as ibnetdiscover -p lists it", number, line)
+            raise listing.damaged("not a port as ibnetdiscover -p lists it", number, line)
         width, speed = listing.lanes(number, row["width"], row["speed"])
         if "RT" in (row["kind"], row["peer_kind"]):
             continue
@@ -155,7 +153,7 @@ def read_ports(text: str, where: str) -> Iterator[Record]:
             where=at,
         )
     if not nodes:
-        raise listing.fault("HT-fabric-unknown-format", "no port in it: not the output of ibnetdiscover -p", 1)
+        raise listing.foreign("port")
     if missing := {guid for guid in nodes.keys() - listed if not is_aggregation_node(nodes[guid])}:
         raise listing.cut_off(len(missing), next(node.where for guid, node in nodes.items() if guid in missing))
     yield from nodes.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.records import LANE_GBIT, Remark
@@ -34,19 +33,13 @@ class Listing:
         self._first_noise = ""
         self._first_noise_line = 0
         if not text.strip() or "\0" in text:
-            raise HpctrainError(
-                "HT-fabric-unknown-format",
-                "{where}: an empty or a binary file, not the output of {tool}",
-                f"write it with {tool} > {where}",
-                where=where,
-                tool=tool,
-            )
+            raise self.foreign("text")
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """The number of each line and the line, without its end."""
         if max(map(len, self._lines)) > _LONGEST_LINE:
             number, line = next(pair for pair in enumerate(self._lines, 1) if len(pair[1]) > _LONGEST_LINE)
-            raise self.fault("HT-fabric-file-damaged", "a line of {length} characters", number, line, length=len(line))
+            raise self.damaged(f"a line of {len(line)} characters", number, line)
         return enumerate(self._lines, 1)
 
     @property
@@ -54,26 +47,31 @@ class Listing:
         """The number of the last line that is not empty."""
         return len(self._lines) - (self._lines[-1] == "")
 
-    def fault(self, code: str, sentence: str, number: int, line: str = "", **values: Any) -> HpctrainError:
-        """The error for a line: its place, what is wrong (a format string of the values), and how to write it again."""
-        if line:
-            values["line"] = line.strip()[:60]
+    def damaged(self, problem: str, number: int, line: str = "") -> HpctrainError:
+        """The error for a line: its place, what is wrong with it, and how to write the file again."""
         return HpctrainError(
-            code,
-            f"{{where}}: {sentence}{': {line!r}' if line else ''}",
+            "HT-fabric-file-damaged",
+            "{where}: {problem}",
             f"write the file again: {self.tool} > {self.where}",
             where=f"{self.where}:{number}",
-            **values,
+            problem=f"{problem}: {line.strip()[:60]!r}" if line else problem,
         )
 
     def cut_off(self, missing: int, first: str) -> HpctrainError:
         """The error for cables to nodes that the text does not list; ``first`` is the place of such a cable."""
-        return self.fault(
-            "HT-fabric-file-damaged",
-            "the file is cut off: {missing} nodes at the end of cables are not in it (see {first})",
-            self.last,
+        return self.damaged(
+            f"the file is cut off: {missing} nodes at the end of cables are not in it (see {first})", self.last
+        )
+
+    def foreign(self, missing: str) -> HpctrainError:
+        """The error for a text that has none of what the tool prints."""
+        return HpctrainError(
+            "HT-fabric-unknown-format",
+            "{where}: no {missing} in it, so it is not the output of {tool}",
+            f"write it with {self.tool} > {self.where}",
+            where=self.where,
             missing=missing,
-            first=first,
+            tool=self.tool,
         )
 
     def pass_over(self, number: int, line: str) -> None:
@@ -85,9 +83,7 @@ class Listing:
         if not line.strip():
             return
         if number == len(self._lines):
-            raise self.fault(
-                "HT-fabric-file-damaged", "the file is cut off in the middle of its last line", number, line
-            )
+            raise self.damaged("the file is cut off in the middle of its last line", number, line)
         if not self._noise:
             self._first_noise, self._first_noise_line = line.strip()[:60], number
         self._noise += 1
@@ -109,13 +105,7 @@ class Listing:
         known = self._lanes.get((width, speed))
         if known is None:
             if speed != "???" and speed not in LANE_GBIT:
-                raise self.fault(
-                    "HT-fabric-file-damaged",
-                    "the link speed {speed!r} is not one of {valid}",
-                    number,
-                    speed=speed,
-                    valid=", ".join(LANE_GBIT),
-                )
+                raise self.damaged(f"the link speed {speed!r} is not one of {', '.join(LANE_GBIT)}", number)
             known = int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
             self._lanes[width, speed] = known
         return known

@@ -150,15 +150,15 @@ def test_forwarding_tables() -> None:
         (
             DUMP_LFTS[: DUMP_LFTS.index("4 valid")],
             "HT-fabric-file-damaged",
-            {"where": "f:7", "switch": "0000000000000001"},
+            {"where": "f:7"},
         ),
-        (DUMP_LFTS.replace("4 valid", "5 valid"), "HT-fabric-file-damaged", {"where": "f:8", "entries": 4}),
+        (DUMP_LFTS.replace("4 valid", "5 valid"), "HT-fabric-file-damaged", {"where": "f:8"}),
         (DUMP_LFTS.replace("0x0002 003 :", "0x0002 3"), "HT-fabric-file-damaged", {"where": "f:5"}),
         (DUMP_LFTS[DUMP_LFTS.index("0x0001") :], "HT-fabric-file-damaged", {"where": "f:1"}),
         (
             "Unicast lids [0x0-0x5] of switch Lid 2 guid 0x0000000000000002 (x):\n0 valid lids dumped\n",
             "HT-fabric-unknown-format",
-            {"where": "f:1"},
+            {"where": "f"},
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_damaged_forwarding_tables_are_an_error(text: str, code: str, values: di
         ("", "HT-fabric-unknown-format", "f"),
         (" \n", "HT-fabric-unknown-format", "f"),
         ("\x7fELF\0\0", "HT-fabric-unknown-format", "f"),
-        ("once upon a time\n", None, "f:1"),
+        ("once upon a time\n", None, "f"),
         ("x" * 10**7, "HT-fabric-file-damaged", "f:1"),
     ],
 )
