@@ -87,7 +87,7 @@ def test_a_file_as_people_write_it() -> None:
     ],
 )
 def test_no_hostfiles(text: str, line: int) -> None:
-    with refused("HT-hostfile-not-valid", **({"where": f"f:{line}"} if line else {"path": "f"})):
+    with refused("HT-hostfile-not-valid", where=f"f:{line}" if line else "f"):
         parse_hostfile(text, "f")
 
 

@@ -196,9 +196,9 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
     pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1"}
     assert first_launcher(plan(2), pod) == Torchrun(node=1)
     assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
-    with refused("HT-launcher-not-usable-here", hosts=2):
+    with refused("HT-launcher-not-usable-here"):
         first_launcher(plan(2), {})
-    with refused("HT-launcher-pod-beyond-hosts", pod=1, hosts=1, plural=""):
+    with refused("HT-launcher-not-usable-here"):
         first_launcher(plan(1), pod)
     with refused("HT-backend-unfit", backend="mpi"):
         plan(2, "mpi")

@@ -101,7 +101,7 @@ TWO = "SwitchName=a Switches=b{}\nSwitchName=b {}\n"
 REFUSED = [
     ("SwitchName=a Nodes=n[1-2\n", "HT-hosts-not-a-list", "f:1: Nodes", None),
     ("SwitchName=a Level=1 LinkSpeed=1 Nodes=n1\n", CUT_OFF, "f:1", None),
-    ("SwitchName=a \\", CUT_OFF, "f", None),
+    ("SwitchName=a \\", CUT_OFF, "f:1", None),
     ("", NOT_VALID, "f", None),
     ("# nothing\n", NOT_VALID, "f", None),
     ("SwitchName=a Nodes=n1\nhello\n", NOT_VALID, "f:2", "not a line of a Slurm topology: 'hello'"),
