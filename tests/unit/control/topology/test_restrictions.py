@@ -18,7 +18,7 @@ from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from support.refusals import refused
-from support.topology.node_texts import hwloc_export, port_lid
+from support.topology.node_texts import hwloc_export
 
 GPU_CLASS = 'class="0x030200" vendor="0x10de" device="0x2330"'
 
@@ -117,13 +117,6 @@ def test_a_list_of_single_cpus_that_was_cut_binds_no_rank() -> None:
 def test_cores_of_an_affinity(cpus: list[str], numa: list[str], cores: tuple[int, ...], node: int | None) -> None:
     [slot] = slots(nvidia_smi.read(smi([["PIX"]], cpus, numa, ["mlx5_0"]), "f"), 1)
     assert (slot.cores, slot.numa) == (cores, node)
-
-
-def test_a_matrix_that_ends_within_its_last_row() -> None:
-    text = "        GPU0    GPU1    CPU Affinity\nGPU0     X      SYS     0-9\nGPU1    SYS      X      10-1"
-    assert [len(slot.cores) for slot in slots(nvidia_smi.read(text + "9\n", "f"), 2)] == [10, 10]
-    with refused("HT-node-file-not-valid", where="f:3"):
-        nvidia_smi.read(text, "f")
 
 
 @pytest.mark.parametrize(
@@ -275,14 +268,6 @@ def test_hosts_of_one_file(tmp_path: Path) -> None:
 # hwloc's files
 
 
-def test_efa_in_an_export() -> None:
-    adapters = [("12", "rdmap18s0", 4, "0200", "1d0f:efa3", port_lid(0))]
-    node_map = hwloc.read(hwloc_export("2.0", adapters), "f")
-    assert [(a.name, a.link_layer, a.active) for a in node_map.fabric_adapters] == [("rdmap18s0", "EFA", True)]
-    assert variables(node_map, 1) == (None, [None])
-    assert node_map.warnings == ()
-
-
 def test_slingshot_in_an_export_of_an_early_hwloc() -> None:
     """It lists the network interface only."""
     text = hwloc_export("2.0", [("12", "mlx5_0", 4, "0200", "17db:0501")])
@@ -367,11 +352,6 @@ def test_no_core_twice_and_none_that_the_map_does_not_list(node_map: NodeMap) ->
     incomplete = {node.index for node in node_map.numa_nodes if not node.complete}
     for slot, each in zip(placed, node_map.gpus, strict=False):
         assert not (each.numa in incomplete and slot.cores)
-
-
-@given(maps(st.just("SYS")))
-def test_no_restriction_where_all_distances_are_equal(node_map: NodeMap) -> None:
-    assert all(slot.devices == () for slot in placed_or_none(node_map))
 
 
 @given(maps())

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hpctrain.common.cluster.host_list import expand_names
 from hpctrain.control.topology.readers import slurm, slurm_yaml
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 from support.refusals import refused
@@ -84,11 +81,6 @@ def test_read(text: str, expected: Shape) -> None:
     assert shape(slurm.read(text, "f")) == expected
 
 
-def test_places() -> None:
-    records = [record for record in slurm.read(CONF, "f") if isinstance(record, SwitchGroup)]
-    assert [record.where for record in records] == ["f:2", "f:3", "f:5"]
-
-
 def test_a_switch_without_hosts_is_remarked_upon() -> None:
     records = list(slurm.read("SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n1\nSwitchName=s2\n", "f"))
     (remark,) = (record for record in records if isinstance(record, Remark))
@@ -137,11 +129,6 @@ def test_any_name_of_a_switch_is_a_name(name: str) -> None:
     expected = {"top": ((name,), ()), name: ((), ("n1", "n2"))}
     conf = f"SwitchName={name} Nodes=n[1-2]\nSwitchName=top Switches={name}\n"
     assert shape(slurm.read(conf, "f")) == expected
-
-
-@given(st.lists(st.from_regex(r"[^\s,\[\]#\"\\]{1,12}", fullmatch=True), min_size=1, max_size=4, unique=True))
-def test_lists_of_any_names(names: list[str]) -> None:
-    assert expand_names(",".join(names), "f") == tuple(names)
 
 
 def test_a_key_without_a_value() -> None:
