@@ -71,17 +71,15 @@ def compile_wheel(
         python = work / "environment" / "bin" / "python"
         options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--verbose"]
         command = [str(python), "-m", "pip", "wheel", *options, "--wheel-dir", str(work / "wheel"), str(source)]
-        env = {**_inherited(), **build_settings(fingerprint, work, mpi, toolkit, nccl)}
+        # The user's environment without what would make the build differ from its fingerprint.
+        odd = ("HOROVOD_", PREFIX, "CMAKE_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(odd)}
+        env = {**inherited, **build_settings(fingerprint, work, mpi, toolkit, nccl)}
         _run_logged(command, env, home / "build.log", say)
         built = next((work / "wheel").glob("*.whl"))
         # Moved in two steps, so that the cache never shows a part of a wheel.
         arriving = Path(shutil.copy(built, home / f".{built.name}"))
         return arriving.rename(home / built.name)
-
-
-def _inherited() -> dict[str, str]:
-    """The user's environment without what would make a build differ from its fingerprint."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", PREFIX, "CMAKE_"))}
 
 
 def build_settings(
