@@ -64,7 +64,7 @@ def reader_of(text: str, where: str) -> Reader:
     raise HpctrainError(
         "HT-fabric-unknown-format",
         "{where}: {found}",
-        f"valid: the output of {', '.join(_FORMATS)}",
+        f"valid: the output of {', '.join(_FORMATS)}; forwarding tables are for --routes",
         where=where,
         found=kind,
     )

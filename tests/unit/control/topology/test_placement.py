@@ -103,7 +103,7 @@ def against_every_order(fabric: Fabric, given: Sequence[int]) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=settings().max_examples // 2, deadline=None)
+@settings(max_examples=settings().max_examples // 4, deadline=None)
 @given(fabric=fabrics(hosts=9), seed=st.integers(0, 99), tables=st.booleans())
 def test_no_order_of_up_to_nine_hosts_has_fewer_crossings(fabric: Fabric, seed: int, tables: bool) -> None:
     fabric = with_random_tables(fabric, seed) if tables else fabric
