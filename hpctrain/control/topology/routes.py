@@ -32,6 +32,7 @@ class Routes:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
+        self._ports: Callable[[Ints, Ints], Ports]
         if fabric.tables is None:
             min_hop = MinHop(fabric)
             self._ports, switches = min_hop.ports, min_hop.switches

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
@@ -18,7 +19,7 @@ from hpctrain.common.run.plan import Plan, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.step_records import StepRecord, read_ranks
 from hpctrain.common.settings import STALL, TIMEOUT, VERIFY, VERIFY_STEPS
-from hpctrain.control.supervision.audience import Audience, Output, Summary
+from hpctrain.control.supervision.audience import Audience, Summary
 from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
@@ -48,13 +49,18 @@ class Options:
     summarise: Callable[[RunDirectory, Plan, str], Summary]
 
 
-class _Quiet(Output):
+class _Quiet:
     """Keeps why a run failed, and tells nobody anything else."""
 
     def __init__(self, summarise: Callable[[RunDirectory, Plan, str], Summary]) -> None:
         self._summarise = summarise
         self.failure: Failure | None = None
         self.interrupts = Interrupts()
+
+    def _ignore(self, *news: Any, **named: Any) -> None:
+        """Tell nobody."""
+
+    notice = would_start = begun = ended = _ignore
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
