@@ -17,7 +17,7 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.pcie import Bridges, gpu_numbers, node_map_of_tree
 from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
@@ -89,10 +89,11 @@ def read(text: str, where: str) -> NodeMap:
     gpus = [device for device in found.devices if device.pci_class.startswith(_GPUS.get(device.vendor, "none"))]
     rdma = [device for device in found.devices if _rdma(device, _OPENFABRICS[version])]
     whole = any(not device.is_virtual for device in rdma)
+    numbers = gpu_numbers([_number(gpu) for gpu in gpus], [gpu.bus_id for gpu in gpus])
     return node_map_of_tree(
         {
             Gpu(index=index, bus_id=gpu.bus_id, numa=numa(gpu)): gpu.bridges
-            for index, gpu in zip(_indices(gpus), gpus, strict=True)
+            for index, gpu in zip(numbers, gpus, strict=True)
         },
         {
             replace(adapter, numa=numa(device), virtual=whole and device.is_virtual): device.bridges
@@ -183,16 +184,10 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
     ]
 
 
-def _indices(gpus: list[_Device]) -> list[int]:
-    """The driver's numbers if every GPU has one, else numbers by bus ID, which is their order."""
-    numbers = [
-        int(match[1])
-        for gpu in gpus
-        for function in gpu.functions
-        if (match := _NUMBER.fullmatch(function.get("name", "")))
-    ]
-    ordered = sorted(gpu.bus_id for gpu in gpus)
-    return numbers if len(numbers) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
+def _number(gpu: _Device) -> int | None:
+    """The driver's number."""
+    found = [_NUMBER.fullmatch(function.get("name", "")) for function in gpu.functions]
+    return next((int(match[1]) for match in found if match), None)
 
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:

@@ -21,7 +21,7 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.pcie import Bridges, gpu_numbers, node_map_of_tree
 from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
@@ -76,7 +76,10 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     adapters = _each_once(adapters)
     if not gpus and not adapters:
         raise not_valid(where, "no GPU and no adapter in this file", _REMEDY)
-    numbers = _indices([device for device, _, _ in gpus])
+    # NCCL's own, of which processes that each see only one GPU give it 0.
+    named = [next((gpu for gpu in device.all("gpu") if gpu.get("dev")), None) for device, _, _ in gpus]
+    given = [None if gpu is None else gpu.number("dev") for gpu in named]
+    numbers = gpu_numbers(given, [device.attribute("busid") for device, _, _ in gpus])
     nameless = sum(adapter.name == adapter.bus_id for adapter in adapters)
     warnings = [f"{file}: {nameless} adapters without a device name are known by their bus ID"] if nameless else []
     node_map = node_map_of_tree(
@@ -124,18 +127,6 @@ def _devices(cpu: Element) -> Iterator[_Place]:
             yield pci, numa, bridges
         # A switch is two bridges: its upstream bridge, and a downstream bridge for each device.
         below += [(child, (*bridges, name, f"{name} port {port}")) for port, child in reversed(list(enumerate(inner)))]
-
-
-def _indices(gpus: list[Element]) -> list[int]:
-    """NCCL's own device numbers if every GPU has a different one, else CUDA's order by bus ID.
-
-    Processes that each see only one GPU give it the number 0.
-    """
-    numbers = [device.get("dev", "") for gpu in gpus for device in gpu.all("gpu")[:1]]
-    if len(numbers) == len(gpus) == len(set(numbers)) and all(numbers):
-        return [gpu.all("gpu")[0].number("dev") for gpu in gpus]
-    ordered = sorted(gpu.attribute("busid") for gpu in gpus)
-    return [ordered.index(gpu.attribute("busid")) for gpu in gpus]
 
 
 def _adapters(device: Element, numa: int) -> Iterator[Adapter]:

@@ -196,7 +196,6 @@ def test_one_host_has_no_ring_and_a_fabric_without_speeds_no_bandwidth() -> None
 @pytest.mark.parametrize(
     ("hosts", "code", "values"),
     [
-        ([], "HT-hosts-not-named", {}),
         ([0, 1, 0], "HT-placement-host-twice", {"host": "h00"}),
         ([2], "HT-not-in-fabric", {"host": "h02"}),
     ],
