@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,13 +15,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.report.output import answer, answer_json, print_table, save, table, tell
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from hpctrain.control.topology.fabric import Fabric
     from hpctrain.control.topology.faults import Fault
     from hpctrain.control.topology.mesh_layout import Laid
     from hpctrain.control.topology.placement import Placement, PlacementReport
-    from hpctrain.control.topology.subtrees import Subtree
     from hpctrain.control.topology.verify import Flow
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -46,13 +43,12 @@ def _read(files: Sequence[Path], routes: Path | None) -> Fabric:
 
 
 _MOST_RANKS = 1024
-_NAMED = 3
 ORDERS = {"given": "as given", "name": "by name", "tree": "by tree", "placed": "placed"}
 
 
 @app.command()
 def show(fabric_files: FabricFiles, *, routes: Routes = None, as_json: AsJson = False) -> None:
-    """Show a fabric as a table and a tree, with its irregularities."""
+    """Show what a fabric consists of, with its irregularities."""
     from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
 
     fabric = _read(fabric_files, routes)
@@ -134,7 +130,7 @@ def verify(
     as_json: AsJson = False,
     start: StartOptions,
 ) -> None:
-    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if something is slow.
+    """Measure bandwidth and latency between ring neighbours and across leaves; exit 3 if a bandwidth is low.
 
     Names the slow host, adapter or link, and the direction in which it is slow. Starts ranks on --hosts, by default
     those of the Slurm allocation, as `hpctrain run` does; slots do not count. Flows are compared with each other, with
@@ -214,46 +210,18 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _print_fabric(fabric: Fabric, title: str) -> None:
-    from rich.tree import Tree
-
-    from hpctrain.control.topology.subtrees import subtrees
-    from hpctrain.control.topology.summary import branches, counts, leaf_oversubscription, subnets
+    from hpctrain.control.topology.summary import counts, leaf_oversubscription, subnets
 
     numbers = counts(fabric)
     print_table(table(numbers, [[f"{number:,}" for number in numbers.values()]], title=title))
     parts = subnets(fabric)
     for number, part in enumerate(parts if len(parts) > 1 else (), start=1):
         answer(f"subnet {number}: " + ", ".join(f"{count:,} {kind}" for kind, count in part.items()))
-    tree = Tree("fabric")
-    ratios = leaf_oversubscription(fabric)
-    for branch in branches(fabric, subtrees(fabric)):
-        _grow(tree, fabric, branch, ratios)
-    print_table(tree)
+    if ratios := sorted(ratio for ratio in leaf_oversubscription(fabric).values() if ratio):
+        low, high = f"{ratios[0]:.3g}:1", f"{ratios[-1]:.3g}:1"
+        answer(f"oversubscription of the leaves: {low}" + (f" to {high}" if high != low else ""))
     for warning in fabric.warnings:
         answer(f"warning: {warning}")
-
-
-def _grow(tree: Tree, fabric: Fabric, branch: Subtree, ratios: Mapping[str, float | None]) -> None:
-    from rich.text import Text
-
-    from hpctrain.control.topology.summary import branches, cables, host_names, switch_names
-
-    switches, hosts, counts = switch_names(fabric, branch), host_names(fabric, branch), cables(fabric, branch)
-    shown = ", ".join(f"{count} {where}" for where, count in counts.items() if count)
-    if known := [ratio for name in switches if counts["down"] and (ratio := ratios.get(name))]:
-        low, high = min(known), max(known)
-        shown += f", oversubscription {low:.3g}:1" + (f" to {high:.3g}:1" if high > low else "")
-    grown = tree.add(Text(f"{_span(switches, 'switch', 'switches')}; {shown}" if switches else "no switch"))
-    if hosts:
-        grown.add(Text(_span(hosts, "host", "hosts")))
-    for below in branches(fabric, branch.below):
-        _grow(grown, fabric, below, ratios)
-
-
-def _span(names: Sequence[str], one: str, many: str) -> str:
-    if len(names) == 1:
-        return f"{one} {names[0]}"
-    return f"{len(names)} {many}: {', '.join(names) if len(names) <= _NAMED else f'{names[0]} … {names[-1]}'}"
 
 
 def _row(order: Placement, found: PlacementReport) -> dict[str, Any]:

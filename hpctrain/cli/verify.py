@@ -41,9 +41,6 @@ def verify(
     double: Annotated[
         bool, typer.Option("--float64", help="Compute in double precision, where the work allows it.")
     ] = False,
-    seeded: Annotated[
-        bool, typer.Option("--seeded", help="Leave dropout out, to see whether anything else differs.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     oversubscribe: Oversubscribe = False,
     run_dir: Annotated[
@@ -88,7 +85,7 @@ def verify(
     from hpctrain.report.summary import summarise
 
     folder = _folder(run_dir)
-    options = Options(steps=steps, double=double, seeded=seeded, folder=folder, summarise=summarise)
+    options = Options(steps=steps, double=double, folder=folder, summarise=summarise)
     # mpirun would take the input that is meant for what comes after this command in a shell's loop.
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)

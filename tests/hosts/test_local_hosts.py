@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from support.hosts.local_hosts import HostsError, LocalHosts, obstacle
+from support.hosts.local_hosts import LocalHosts
 from support.startup import warm_start
 
 
@@ -48,40 +44,3 @@ def test_a_rank_begins_in_a_warm_interpreter_and_on_its_host(hosts: LocalHosts, 
     assert "of-h2" in shm.split()
     assert listed.strip() == own
     assert result.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
-
-
-def test_a_host_that_is_killed_takes_its_processes_and_files_along(hosts: LocalHosts):
-    hosts.run("h3", "touch", "/tmp/file", "/dev/shm/file")
-    left = subprocess.Popen(hosts.command("h3", "sleep", "1000"))
-    hosts.kill("h3")
-    assert left.wait(timeout=60) != 0
-    with pytest.raises(HostsError, match="h3 is down"):
-        hosts.run("h3", "true")
-    hosts.boot("h3")
-    assert not re.search("file", hosts.run("h3", "ls", "/tmp", "/dev/shm").stdout)
-    assert hosts.run("h1", "ssh", "h3", "hostname").stdout == "h3\n"
-
-
-def test_nothing_is_left_when_the_process_that_started_them_is_killed(tmp_path: Path):
-    if reason := obstacle():
-        pytest.skip(reason)
-    folder = tmp_path / "hosts"
-    script = f"""\
-import pathlib, signal
-from support.hosts.local_hosts import LocalHosts, Settings
-LocalHosts(pathlib.Path({str(folder)!r}), Settings(hosts=2)).start()
-print("up", flush=True)
-signal.pause()
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment)
-    assert starter.stdout is not None
-    assert starter.stdout.readline() == b"up\n"
-    family = psutil.Process(starter.pid).children(recursive=True)
-    assert len(family) >= 6
-    starter.send_signal(signal.SIGKILL)
-    starter.wait()
-    starter.stdout.close()
-    _, left = psutil.wait_procs(family, timeout=60)
-    assert not left
-    assert not folder.exists()

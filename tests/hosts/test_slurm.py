@@ -25,16 +25,6 @@ def slurm(started_hosts: LocalHosts, tmp_path_factory: pytest.TempPathFactory) -
         yield cluster
 
 
-def test_each_node_is_a_host_of_its_own(slurm: SlurmOnHosts):
-    everywhere = ("srun", "--nodes=4")
-    assert sorted(slurm.run(*everywhere, "hostname").split()) == sorted(slurm.settings.nodes)
-    addresses = slurm.run(*everywhere, "ip", "-4", "-o", "address")
-    assert all(addresses.count(f" {address}/24 ") == 1 for address in slurm.settings.addresses)
-    for folder in ("/dev/shm", "/tmp"):
-        slurm.run("srun", "--nodes=1", "--nodelist=h2", "touch", f"{folder}/of-h2")
-        assert slurm.run(*everywhere, "ls", folder).split().count("of-h2") == 1
-
-
 @pytest.mark.long
 def test_a_job_trains_over_all_nodes(slurm: SlurmOnHosts, tmp_path: Path):
     pytest.importorskip("torch")

@@ -117,15 +117,6 @@ def test_a_bridge_with_one_address_on_all_hosts_is_passed_over(
     assert json.loads((directory / "plan.json").read_text())["environment"]["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_an_interface_that_a_host_does_not_have(changed: LocalHosts, hosts_hpctrain: Launch, tmp_path: Path) -> None:
-    scripts(tmp_path)
-    bridge(changed, "h1", "ib0", "10.88.0.1/24")
-    result = hosts_hpctrain("run", "together.py", "-H", "h1,h2", "--interface", "ib0")
-    assert result.returncode == 2
-    assert codes(result.stdout) == ["HT-interface-not-usable"]
-    assert ": h2 " in result.stdout and " eth0\n" in result.stdout
-
-
 def debian(hosts: LocalHosts, folder: Path) -> None:
     """Let h1 and h2 take their own names for 127.0.1.1, as Debian writes /etc/hosts."""
     addresses = {name: f"10.77.0.{number}" for number, name in enumerate(hosts.names, 1)}
@@ -243,16 +234,6 @@ def test_a_host_that_cannot_take_part_is_named(fault, changed: LocalHosts, hosts
     # The name is free for the next try, and no probe is left.
     assert not list(tmp_path.glob("hpctrain-runs/*")) and not list(tmp_path.glob(".hpctrain*"))
     require_nothing_left(changed)
-
-
-def test_the_doctor_names_the_host_too(hosts: LocalHosts, hosts_hpctrain: Launch) -> None:
-    result = hosts_hpctrain("doctor", "-H", "h1,h22", "--json")
-    assert result.returncode == 3, result.stdout
-    checks = json.loads(result.stdout[result.stdout.index("{") :])["checks"]
-    (ranks,) = [check for check in checks if check["name"] == "ranks"]
-    assert ranks["status"] == "failed"
-    assert "h22" in ranks["found"]
-    assert "getent hosts" in ranks["remedy"]
 
 
 @pytest.mark.long

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctrain.control.doctor.host_facts import Host, read_host
+from hpctrain.control.doctor.host_facts import Host
 
 SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 
@@ -66,14 +65,15 @@ class FakeMachine:
 
     def host(self, ranks: int = 1, hosts: int = 1, changes: dict[str, Any] | None = None, **environment: str) -> Host:
         """What the checks see, with limits of a well-kept host, and ``changes`` of single facts."""
-        host = read_host(self.root, environment, ranks=ranks, hosts=hosts)
+        host = Host(self.root, environment, ranks=ranks, hosts=hosts)
         good: dict[str, Any] = {
             "memlock": (math.inf, math.inf),
             "nofile": (65536.0, 65536.0),
             "shared_memory": 16 << 30,
             "temporary_fault": "",
         }
-        return replace(host, **{**good, **(changes or {})})
+        vars(host).update({**good, **(changes or {})})
+        return host
 
 
 def full_machine(root: Path) -> FakeMachine:

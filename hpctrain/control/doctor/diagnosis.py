@@ -20,7 +20,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import HostOptions, Plan, Script, Start
 from hpctrain.common.settings import BACKEND
 from hpctrain.control.doctor.host_checks import check_host
-from hpctrain.control.doctor.host_facts import read_host
+from hpctrain.control.doctor.host_facts import Host
 from hpctrain.control.doctor.rank_checks import (
     MeasuredAllreduce,
     World,
@@ -59,14 +59,14 @@ def diagnose(
         HpctrainError: hosts and ranks that do not fit, or no folder for what the ranks write.
     """
     if ranks is None and not are_given(options) and start == Start():
-        return failed_first([*without_ranks(), *check_host(read_host(), run_directory)])
+        return failed_first([*without_ranks(), *check_host(Host(), run_directory)])
     arranged, warnings = arrange(options, this_machine().host, ranks)
     for warning in warnings:
         notice(f"warning: {warning}")
     checks = check_ranks(arranged, options, start, run_directory)
     if len(checks) == 1:
         # The ranks failed before their hosts were checked; the checks of this machine may show why.
-        checks += check_host(read_host(hosts=len(arranged.slots)), run_directory)
+        checks += check_host(Host(hosts=len(arranged.slots)), run_directory)
     return failed_first(checks)
 
 

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-import shlex
-import shutil
 import sys
-import sysconfig
 from pathlib import Path
 
 from hpctrain.common.cluster.mpi import MpiInstallation, find_mpi
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.horovod import PACKAGES, TITLES, cuda, wheel
-from hpctrain.control.horovod.fingerprint import (
-    BuildFingerprint,
-    current_fingerprint,
-    environment_prefix,
-    find_installed,
-)
+from hpctrain.control.horovod.fingerprint import BuildFingerprint, current_fingerprint, find_installed
 from hpctrain.control.horovod.wheel import Say
-
-_BUILD_MODULES = ("cffi", "cloudpickle", "pkg_resources", "wheel")
 
 _PIP_SECONDS = 600.0
 _SECONDS = 300.0
@@ -58,8 +47,6 @@ def build(say: Say, *, force: bool = False) -> tuple[BuildFingerprint, str]:
     if not force and installed and installed.fingerprint == wanted:
         return wanted, "already installed"
     found = None if force else wheel.cached_wheel(wanted)
-    if found is None:
-        _require_tools(mpi)
     built = found or wheel.compile_wheel(wanted, mpi, toolkit, nccl, say)
     say("installing")
     _pip("install", "--no-deps", "--force-reinstall", str(built))
@@ -76,35 +63,6 @@ def find_accelerator() -> tuple[cuda.Toolkit | None, cuda.Nccl | None]:
     """CUDA and NCCL, each only where an installed framework can use it."""
     toolkit = cuda.find_toolkit() if cuda.framework_has_cuda() else None
     return toolkit, cuda.find_nccl(toolkit) if toolkit else None
-
-
-def _require_tools(mpi: MpiInstallation) -> None:
-    missing = [name for name in _BUILD_MODULES if importlib.util.find_spec(name) is None]
-    if wheel.find_cmake(Path(sys.prefix) / "bin") is None:
-        missing.append("cmake")
-    if missing:
-        raise HpctrainError(
-            "HT-package-not-installed",
-            "the build needs Python packages that are missing: {missing}",
-            "pip install 'hpctrain[horovod]'",
-            missing=", ".join(missing),
-        )
-    # A compiler may be named with a launcher before it and options after it.
-    compiler = shlex.split(os.environ.get("CXX") or "c++")[0]
-    missing = [name for name in (compiler, "make") if shutil.which(name) is None]
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.is_file():
-        missing.append(str(header))
-    if environment_prefix(mpi) is None and mpi.mpicxx is None:
-        missing.append(f"mpicxx beside {mpi.mpirun}")
-    if missing:
-        raise HpctrainError(
-            "HT-compiler-missing",
-            "the build needs what is not here: {missing}",
-            "load the cluster's modules of a compiler and of the MPI, or: apt-get install g++ make python3-dev, and "
-            "libopenmpi-dev or libmpich-dev",
-            missing=", ".join(missing),
-        )
 
 
 def _pip(*arguments: str) -> None:

@@ -34,6 +34,10 @@ SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 _ERROR = re.compile(r"\b(error|fatal)\b|undefined reference|no rule to make|\w+(Error|Exception):", re.IGNORECASE)
 _MOST_LINES = 5
+_NEEDED = (
+    "it needs: pip install 'hpctrain[horovod]', a C++ compiler, make, Python's headers and the MPI's (the cluster's "
+    "modules, or apt-get install g++ make python3-dev libopenmpi-dev)"
+)
 
 
 def wheel_home(fingerprint: BuildFingerprint) -> Path:
@@ -67,17 +71,15 @@ def compile_wheel(
         python = work / "environment" / "bin" / "python"
         options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--verbose"]
         command = [str(python), "-m", "pip", "wheel", *options, "--wheel-dir", str(work / "wheel"), str(source)]
-        env = {**_inherited(), **build_settings(fingerprint, work, mpi, toolkit, nccl)}
+        # The user's environment without what would make the build differ from its fingerprint.
+        odd = ("HOROVOD_", PREFIX, "CMAKE_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(odd)}
+        env = {**inherited, **build_settings(fingerprint, work, mpi, toolkit, nccl)}
         _run_logged(command, env, home / "build.log", say)
         built = next((work / "wheel").glob("*.whl"))
         # Moved in two steps, so that the cache never shows a part of a wheel.
         arriving = Path(shutil.copy(built, home / f".{built.name}"))
         return arriving.rename(home / built.name)
-
-
-def _inherited() -> dict[str, str]:
-    """The user's environment without what would make a build differ from its fingerprint."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", PREFIX, "CMAKE_"))}
 
 
 def build_settings(
@@ -155,7 +157,7 @@ def _run_logged(command: list[str], env: dict[str, str], path: Path, say: Say) -
         raise HpctrainError(
             "HT-horovod-build-failed",
             "Horovod does not compile:\n{reason}",
-            f"the whole log: {path}",
+            f"{_NEEDED}; the whole log: {path}",
             exit_code=1,
             reason=error,
         )
@@ -178,8 +180,8 @@ def fetch(directory: Path) -> Path:
         raise HpctrainError(
             "HT-horovod-build-failed",
             "pip could not download horovod {version}: {reason}",
-            "check the network and pip's index (pip config list), or put the file into a folder named by "
-            "PIP_FIND_LINKS",
+            "pip install 'hpctrain[horovod]'; check the network and pip's index (pip config list), or put the file "
+            "into a folder named by PIP_FIND_LINKS",
             exit_code=1,
             version=VERSION,
             reason=" ".join(reasons[:3]) or answer.stderr.strip(),

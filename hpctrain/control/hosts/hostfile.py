@@ -57,15 +57,17 @@ def parse_hostfile(text: str, name: str) -> HostSlots:
         if content:
             _add_line(hosts, alone, content, f"{name}:{number}")
         if len(hosts) > MOST_HOSTS:
-            raise HpctrainError(
-                "HT-hostfile-not-valid", "{path} has more than {most} hosts", path=name, most=MOST_HOSTS
-            )
+            raise _not_valid(name, f"more than {MOST_HOSTS} hosts")
     if not hosts:
-        raise HpctrainError("HT-hostfile-not-valid", "{path} names no host", _HINT, path=name)
+        raise _not_valid(name, "no host in it")
     if max(alone.values(), default=1) > 1:
         # Slurm's form: a name on its own line counts for one rank.
         hosts |= {host: 1 for host in alone if hosts[host] is None}
     return hosts
+
+
+def _not_valid(where: str, problem: str) -> HpctrainError:
+    return HpctrainError("HT-hostfile-not-valid", "{where}: {problem}", _HINT, where=where, problem=problem)
 
 
 def _add_line(hosts: HostSlots, alone: Counter[str], content: str, where: str) -> None:
@@ -74,18 +76,10 @@ def _add_line(hosts: HostSlots, alone: Counter[str], content: str, where: str) -
     given = {bool(key["most"]): int(key[2]) for key in keys}
     if match is None or len(given) < len(keys) or given.get(True, MOST_HOSTS) < given.get(False, 0):
         shown = content if len(content) <= 60 else f"{content[:60]}…"
-        raise HpctrainError(
-            "HT-hostfile-not-valid", "{where}: {line!r} is not a host with its slots", _HINT, where=where, line=shown
-        )
+        raise _not_valid(where, f"{shown!r} is not a host with its slots")
     for host in expand_hosts(match["host"], where):
         if given and host in hosts:
-            raise HpctrainError(
-                "HT-hostfile-not-valid",
-                "{where}: slots= for {host}, which was named before: Open MPI does not take that either",
-                "name it once, with all of its slots",
-                where=where,
-                host=host,
-            )
+            raise _not_valid(where, f"slots= for {host}, which was named before: name it once, with all of its slots")
         slots = given.get(False, given.get(True)) if given else match[3] and int(match[3])
         add_slots(hosts, host, slots or None)
         if not slots:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -107,22 +109,20 @@ def first_launcher(plan: Plan, environment: Mapping[str, str] = os.environ) -> L
     launcher = _named("mpirun" if plan.start.launcher == "auto" else plan.start.launcher, environment)
     hosts = len(plan.hosts)
     if isinstance(launcher, Torchrun) and hosts > 1 and pod_index(environment) is None:
-        raise HpctrainError(
-            "HT-launcher-not-usable-here",
-            "torchrun starts ranks only on its own host, and the run has {hosts} hosts",
+        raise _unusable(
+            f"torchrun starts ranks only on its own host, and the run has {hosts} hosts",
             "choose --launcher mpirun; `hpctrain submit --cluster kubernetes` starts a torchrun in each pod",
-            hosts=hosts,
         )
     if isinstance(launcher, Torchrun) and launcher.node >= hosts:
-        raise HpctrainError(
-            "HT-launcher-pod-beyond-hosts",
-            "this is pod {pod}, from 0, and the run has {hosts} host{plural}",
+        raise _unusable(
+            f"this is pod {launcher.node}, from 0, and the run has {hosts} host{'' if hosts == 1 else 's'}",
             "the Job's completions and parallelism have to equal the number of hosts",
-            pod=launcher.node,
-            hosts=hosts,
-            plural="" if hosts == 1 else "s",
         )
     return launcher
+
+
+def _unusable(problem: str, hint: str) -> HpctrainError:
+    return HpctrainError("HT-launcher-not-usable-here", "{problem}", hint, problem=problem)
 
 
 def _first(environment: Mapping[str, str], check: Callable[[Launcher], None]) -> tuple[Launcher, dict[str, str]]:
@@ -229,19 +229,14 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
         return Torchrun(node=pod_index(environment) or 0)
     srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
     if not in_allocation(environment):
-        raise HpctrainError(
-            "HT-launcher-not-usable-here",
-            "{launcher} starts ranks inside a Slurm job, and this process is not in one",
+        raise _unusable(
+            f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",
             "start it in one: hpctrain submit, or salloc",
-            launcher=srun.name,
         )
     if srun.mpi not in (plugins := _plugins()):
-        raise HpctrainError(
-            "HT-launcher-not-usable-here",
-            "this Slurm has no plugin {plugin}; `srun --mpi=list` names {plugins}",
-            "choose --launcher mpirun",
-            plugin=srun.mpi,
-            plugins=", ".join(plugins) or "none",
+        named = ", ".join(plugins) or "none"
+        raise _unusable(
+            f"this Slurm has no plugin {srun.mpi}; `srun --mpi=list` names {named}", "choose --launcher mpirun"
         )
     return srun
 
@@ -260,20 +255,21 @@ def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirec
         HpctrainError: the ranks do not find each other in time; with the end of the output.
     """
     command.write_files()
-    process = command.start()
-    answered = True
-    try:
-        printed, _ = process.communicate(timeout=seconds)
-        outcome = f"exit status {process.returncode}"
-    except subprocess.TimeoutExpired as late:
-        # What still holds the pipe may never end.
-        printed, outcome, answered = late.output or b"", f"no answer in {seconds:g} s", False
-    finally:
-        # A signal to this process must end the launcher too.
-        end_processes(process, directory)
-    output = printed.decode(errors="replace")
-    if answered and process.returncode == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
+    # A file, because a pipe would be held by what outlives the launcher.
+    with tempfile.TemporaryFile("w+", dir=directory.path, errors="replace") as printed:
+        process = command.start(printed)
+        status = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=seconds)
+        finally:
+            # A signal to this process must end the launcher too.
+            end_processes(process, directory)
+        printed.seek(0)
+        output = printed.read()
+    if status == 0 and f'{{"hpctrain_probe": {plan.ranks}}}' in output:
         return
+    outcome = f"no answer in {seconds:g} s" if status is None else f"exit status {status}"
     end = "\n  ".join([line for line in output.splitlines() if line.strip()][-_REASON_LINES:])
     raise HpctrainError(
         "HT-launcher-not-started",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import graphlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,18 +47,11 @@ def build_fabric(records: Iterable[Record]) -> Fabric:
             or of forwarding tables.
     """
     found = sort_records(records)
-    if found.groups and (found.nodes or found.ends):
+    if found.groups and (found.nodes or found.ends or found.forwards):
         raise HpctrainError(
             "HT-fabric-files-do-not-match",
-            "{where}: both a switch tree of names and a list of cables",
-            "give one of them",
-            where=found.where,
-        )
-    if found.groups and found.forwards:
-        raise HpctrainError(
-            "HT-fabric-files-do-not-match",
-            "{where}: a switch tree of names has no ports that forwarding tables could name",
-            "leave --routes out, or give the output of ibnetdiscover as the fabric",
+            "{where}: a switch tree of names does not go with cables, nor with forwarding tables, which name ports",
+            "give the output of ibnetdiscover alone, or with --routes",
             where=found.where,
         )
     if found.groups:
@@ -89,21 +80,7 @@ def read_fabric(files: Path | Sequence[Path], routes: Path | None = None) -> Fab
     Raises:
         HpctrainError: a file cannot be read, is of no known format or damaged, or describes no hosts.
     """
-    with _without_gc():
-        paths = [files] if isinstance(files, Path) else files
-        return build_fabric(read_records(paths, routes))
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Pause garbage collection, which would scan all records again and again and find no cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
+    return build_fabric(read_records([files] if isinstance(files, Path) else files, routes))
 
 
 def _tree_fabric(found: Found) -> Fabric:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain, count
 from typing import NamedTuple
 
 from hpctrain.common.cluster.host_list import fold_hosts
@@ -61,12 +62,12 @@ def _switches(fabric: Fabric) -> list[Switch]:
                 "rename it, or leave it out of the fabric",
                 host=host,
             )
-    names = _Names()
-    return [switch for tree in subtrees(fabric) for switch in _with_all_below(fabric, tree, names)]
+    taken: set[str] = set()
+    return [switch for tree in subtrees(fabric) for switch in _with_all_below(fabric, tree, taken)]
 
 
-def _with_all_below(fabric: Fabric, tree: Subtree, names: _Names) -> list[Switch]:
-    branches = [_with_all_below(fabric, subtree, names) for subtree in tree.below]
+def _with_all_below(fabric: Fabric, tree: Subtree, taken: set[str]) -> list[Switch]:
+    branches = [_with_all_below(fabric, subtree, taken) for subtree in tree.below]
     tops = [branch[0].name for branch in branches]
     hosts = [fabric.hosts[host] for host in tree.hosts]
     if tree.switches:
@@ -76,7 +77,7 @@ def _with_all_below(fabric: Fabric, tree: Subtree, names: _Names) -> list[Switch
     else:
         name = _JOINS.format(tops[0] if tops else hosts[0])
     below = ",".join(tops) if tops else _host_list(hosts)
-    top = Switch(names.unique(name), not tops, below)
+    top = Switch(_unique(name, taken), not tops, below)
     return [top, *(switch for branch in branches for switch in branch)]
 
 
@@ -86,17 +87,10 @@ def _host_list(hosts: Sequence[str]) -> str:
     return ",".join(filter(None, [folded, *(host for host in hosts if not host[-1].isdecimal())]))
 
 
-class _Names:
-    """Unique names made of the characters that Slurm accepts."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def unique(self, description: str) -> str:
-        base = re.sub(r"[^\w.+-]+", "-", description, flags=re.ASCII).strip("-") or "switch"
-        name, number = base, 1
-        while name in self._taken:
-            number += 1
-            name = f"{base}-{number}"
-        self._taken.add(name)
-        return name
+def _unique(description: str, taken: set[str]) -> str:
+    """A name that is not taken yet, of the characters that Slurm accepts."""
+    base = re.sub(r"[^\w.+-]+", "-", description, flags=re.ASCII).strip("-") or "switch"
+    numbered = (f"{base}-{number}" for number in count(2))
+    name = next(name for name in chain([base], numbered) if name not in taken)
+    taken.add(name)
+    return name

@@ -26,7 +26,6 @@ _FORMATS: dict[str, tuple[str, Reader]] = {
 _LINES = [(re.compile(f"^(?:{line})", re.MULTILINE), reader) for line, reader in _FORMATS.values()]
 # Room for a hundred thousand ports with names of hundreds of bytes.
 _MOST_BYTES = 2**28
-_TABLE = re.compile(r"^Unicast lids \[", re.MULTILINE)
 
 
 def read_records(paths: Sequence[Path], routes: Path | None = None) -> Iterator[Record]:
@@ -61,18 +60,11 @@ def reader_of(text: str, where: str) -> Reader:
     for line, reader in _LINES:
         if line.search(text):
             return reader
-    if _TABLE.search(text):
-        raise HpctrainError(
-            "HT-option-needs-another",
-            "{where}: forwarding tables alone do not say what is cabled to what",
-            f"give the output of ibnetdiscover as the fabric, and these with --routes {where}",
-            where=where,
-        )
     kind = "an empty file" if not text.strip() else "a binary file" if "\0" in text else "a file of no known format"
     raise HpctrainError(
         "HT-fabric-unknown-format",
         "{where}: {found}",
-        f"valid: the output of {', '.join(_FORMATS)}",
+        f"valid: the output of {', '.join(_FORMATS)}; forwarding tables are for --routes",
         where=where,
         found=kind,
     )

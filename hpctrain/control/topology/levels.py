@@ -91,51 +91,12 @@ def _connecting_leaves(is_leaf: Mask, source: Ints, target: Ints) -> Mask:
     several = np.bincount(part, minlength=len(is_leaf))[part] > 1
     part, leaf = part[several], leaf[several]
     joining = np.zeros(len(is_leaf), np.bool_)
-    # Usually all switches without hosts are connected, and no leaf connects them.
-    if len(np.unique(leaf)) < len(leaf):
-        joining[:] = articulation_points(2 * len(is_leaf), leaf, len(is_leaf) + part)[: len(is_leaf)]
+    shared = np.unique(leaf, return_counts=True)
+    for one in shared[0][shared[1] > 1].tolist():
+        rest = leaf != one
+        without = components(2 * len(is_leaf), leaf[rest], len(is_leaf) + part[rest])
+        joining[one] = len(np.unique(without[len(is_leaf) + part[~rest]])) > 1
     return joining
-
-
-def articulation_points(nodes: int, source: Ints, target: Ints) -> Mask:
-    """For each node, whether removing it disconnects some of its neighbours from others.
-
-    Args:
-        source, target: the ends of each edge; each edge occurs once.
-
-    Source: Hopcroft and Tarjan, "Efficient algorithms for graph manipulation", Communications of the ACM 16 (1973).
-    """
-    beside: list[list[int]] = [[] for _ in range(nodes)]
-    for one, other in zip(source.tolist(), target.tolist(), strict=True):
-        beside[one].append(other)
-        beside[other].append(one)
-    found = [0] * nodes  # in which order, from 1
-    earliest = [0] * nodes  # found of what is reached from below the node without passing it
-    cut_off = np.zeros(nodes, np.int32)  # subtrees that reach nothing found before the node
-    for root in range(nodes):
-        if found[root]:
-            continue
-        found[root] = earliest[root] = 1
-        count = 1
-        path = [(root, iter(beside[root]))]
-        while path:
-            node, rest = path[-1]
-            for other in rest:
-                if not found[other]:
-                    count += 1
-                    found[other] = earliest[other] = count
-                    path.append((other, iter(beside[other])))
-                    break
-                earliest[node] = min(earliest[node], found[other])
-            else:
-                path.pop()
-                if path:
-                    above = path[-1][0]
-                    earliest[above] = min(earliest[above], earliest[node])
-                    cut_off[above] += earliest[node] >= found[above]
-        # The root has no node above it, so its first subtree does not count.
-        cut_off[root] -= 1
-    return cut_off > 0
 
 
 def _heights(is_leaf: Mask, passes: Mask, away: NDArray[np.int16]) -> list[int]:

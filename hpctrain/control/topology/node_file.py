@@ -8,7 +8,6 @@ from pathlib import Path
 from hpctrain.common.cluster.node_map import NodeMap
 from hpctrain.common.files.regular import read_text
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
-from hpctrain.control.topology.readers.listing import without_terminal
 
 # NCCL's dump has some ten thousand bytes per host, and may hold many hosts.
 _MOST_BYTES = 2**26
@@ -34,7 +33,6 @@ def read_node_map(path: Path) -> NodeMap:
         HpctrainError: the file cannot be read, or no such tool wrote it.
     """
     text = read_text(path, "node file", "lstopo --of xml writes such a file", limit=_MOST_BYTES, errors="replace")
-    text = without_terminal(text)
     if found := _XML.search(text):
         text = _bare_xml(text, found)
     if found and found["root"] == "system":

@@ -40,6 +40,12 @@ def node_map_of_tree(
     return checked(node_map, where)
 
 
+def gpu_numbers(given: Sequence[int | None], bus_ids: Sequence[str]) -> list[int]:
+    """The numbers that a file gives its GPUs, if each has another one, else CUDA's by bus ID, which is their order."""
+    known = [number for number in given if number is not None]
+    return known if len(set(known)) == len(bus_ids) else [sorted(bus_ids).index(bus_id) for bus_id in bus_ids]
+
+
 def pci_class(numa_a: int | None, a: Bridges, numa_b: int | None, b: Bridges) -> str:
     """The class of two devices from their NUMA nodes and the bridges above them.
 

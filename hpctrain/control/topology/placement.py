@@ -88,10 +88,10 @@ def report(fabric: Fabric, given: Sequence[int], *, seed: int = 0) -> PlacementR
     """Places hosts and compares the orders.
 
     Args:
-        given: host numbers in the user's order.
+        given: host numbers in the user's order, at least one.
 
     Raises:
-        HpctrainError: no host, one named twice or without an adapter, or hosts that no path joins.
+        HpctrainError: a host named twice or without an adapter, or hosts that no path joins.
     """
     rings = Rings(fabric, given)
     as_given = np.arange(len(given))
@@ -315,10 +315,6 @@ def _match(keys: Sequence[int], pattern: Sequence[int]) -> list[int]:
 
 
 def _check(fabric: Fabric, hosts: Sequence[int], owned: Sequence[Ints]) -> None:
-    if not hosts:
-        raise HpctrainError(
-            "HT-hosts-not-named", "no hosts to place", "name at least one, such as --hosts gpu[001-032]"
-        )
     twice = [fabric.hosts[host] for host, count in Counter(hosts).items() if count > 1]
     if twice:
         raise HpctrainError(

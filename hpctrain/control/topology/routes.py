@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ MOST_HOPS = 64
 
 _NONE = np.empty(0, np.int32)
 
+Ports = NDArray[np.int16]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
@@ -25,34 +27,17 @@ class Paths:
     link: Ints
 
 
-class GivenTables:
-    """The forwarding tables that were read with a fabric.
-
-    Attributes:
-        switches: the nodes with a table.
-    """
-
-    def __init__(self, fabric: Fabric) -> None:
-        assert fabric.tables is not None
-        # One more column, without ports, for LIDs that no table has.
-        self._table = np.pad(fabric.tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
-        self.switches = fabric.table_switches
-        last = self._table.shape[1] - 1
-        self._column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
-
-    def ports(self, row: Ints, target: Ints) -> Ports:
-        """The port of each of ``switches`` by number towards the adapter at the same index, or ``NO_PORT``."""
-        ports: Ports = self._table[row, self._column[target]]
-        return ports
-
-
 class Routes:
     """Follows forwarding tables: those of the fabric, or minimum-hop tables computed where none were read."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self._tables = MinHop(fabric) if fabric.tables is None else GivenTables(fabric)
-        switches = self._tables.switches
+        self._ports: Callable[[Ints, Ints], Ports]
+        if fabric.tables is None:
+            min_hop = MinHop(fabric)
+            self._ports, switches = min_hop.ports, min_hop.switches
+        else:
+            self._ports, switches = _given_ports(fabric, fabric.tables), fabric.table_switches
         self._row = np.full(len(fabric.names), -1, np.int32)
         self._row[switches] = np.arange(len(switches))
         # The link behind each port of each switch; the last column, which stays without one, is NO_PORT's.
@@ -128,7 +113,7 @@ class Routes:
         link = self._cable[node]
         switches = np.flatnonzero(self._row[node] >= 0)
         row = self._row[node[switches]]
-        port = self._tables.ports(row, target[switches])
+        port = self._ports(row, target[switches])
         # A table may name a port that the switch does not have.
         known = np.where(port < self._behind.shape[1], port, NO_PORT)
         link[switches] = self._behind[row, known]
@@ -164,10 +149,18 @@ class Routes:
         )
 
 
-Ports = NDArray[np.int16]
+def _given_ports(fabric: Fabric, tables: Ports) -> Callable[[Ints, Ints], Ports]:
+    """The port of each row of the tables towards the adapter at the same index, or ``NO_PORT``."""
+    # One more column, without ports, for LIDs that no table has.
+    table = np.pad(tables, ((0, 0), (0, 1)), constant_values=NO_PORT)
+    last = table.shape[1] - 1
+    column = np.where((fabric.lid > 0) & (fabric.lid < last), fabric.lid, last)
 
-# Marks a port in the cache that has not been computed yet.
-_UNASKED = -2
+    def ports(row: Ints, target: Ints) -> Ports:
+        found: Ports = table[row, column[target]]
+        return found
+
+    return ports
 
 
 class MinHop:
@@ -177,8 +170,6 @@ class MinHop:
     Non-Blocking Traffic for Shift Permutations on Real Life Fat Trees", 2010): destinations are numbered leaf by leaf;
     the cable between levels ``h`` and ``h + 1`` is that number, divided by the up links of the levels below ``h``,
     modulo the number of such cables.
-
-    Paths are computed on first use, so that the cost depends on the size of the job and not of the fabric.
 
     Attributes:
         switches: the nodes that forward traffic.
@@ -202,47 +193,30 @@ class MinHop:
         self._far, self._port = fabric.target[cables], fabric.source_port[cables]
         self._first = np.searchsorted(fabric.source[cables], np.arange(nodes + 1))
         self._divisors = _divisors(level, fabric.source[cables], self._far)
-        self._row = np.full(nodes, -1, np.int32)
-        self._row[self.switches] = np.arange(len(self.switches))
-        # Hops of each switch to the leaves in use, and the column of each leaf.
-        self._hops = np.empty((nodes, 0), np.int16)
-        self._leaf_column = np.full(nodes, -1, np.int32)
-        # The ports of each switch towards the adapters in use, and the column of each adapter.
-        self._ports = np.empty((len(self.switches), 0), np.int16)
+        leaves = np.unique(fabric.source[down])
+        self._hops = hops(leaves, self._first, self._far)
         self._column = np.full(nodes, -1, np.int32)
-        self._down = down[np.argsort(adapters, kind="stable")]
-        self._fabric = fabric
+        self._column[leaves] = np.arange(len(leaves))
+        # The port of each cable down, by the numbers of its switch and adapter.
+        number = fabric.source[down] * np.int64(nodes) + adapters
+        order = np.argsort(number)
+        self._down, self._down_port = number[order], fabric.source_port[down][order]
 
     def ports(self, row: Ints, target: Ints) -> Ports:
         """The port of each of ``switches`` by number towards the adapter at the same index, or ``NO_PORT``."""
-        self._remember(target)
-        column = self._column[target]
-        ports = self._ports[row, column]
-        asked = np.flatnonzero(ports == _UNASKED)
-        if asked.size:
-            ports[asked] = self._towards(self.switches[row[asked]], target[asked])
-            self._ports[row[asked], column[asked]] = ports[asked]
+        switch = self.switches[row]
+        ports = np.full(len(switch), NO_PORT, np.int16)
+        number = switch * np.int64(len(self._leaf)) + target
+        at = np.searchsorted(self._down, number)
+        here = np.flatnonzero(self._down[np.minimum(at, len(self._down) - 1)] == number) if len(self._down) else at[:0]
+        ports[here] = self._down_port[at[here]]
+        away = np.flatnonzero((ports == NO_PORT) & (self._leaf[target] >= 0))
+        ports[away] = self._towards(switch[away], target[away])
         return ports
 
-    def _remember(self, target: Ints) -> None:
-        """Add columns for adapters that are used for the first time; a leaf's port to its adapter is its cable's."""
-        new = np.unique(target[self._column[target] < 0])
-        if not new.size:
-            return
-        columns = np.full((len(self.switches), new.size), _UNASKED, np.int16)
-        fabric = self._fabric
-        begin, end = (np.searchsorted(fabric.target[self._down], new, side) for side in ("left", "right"))
-        link = self._down[_ranges(begin, end)]
-        columns[self._row[fabric.source[link]], np.repeat(np.arange(new.size), end - begin)] = fabric.source_port[link]
-        # No switch has a cable to these adapters.
-        columns[:, begin == end] = NO_PORT
-        self._column[new] = self._ports.shape[1] + np.arange(new.size)
-        self._ports = np.concatenate([self._ports, columns], axis=1)
-
     def _towards(self, switch: Ints, target: Ints) -> Ports:
-        leaf = self._leaf[target]
-        self._reach(leaf)
-        column = self._leaf_column[leaf]
+        """The ports towards adapters of other leaves."""
+        column = self._column[self._leaf[target]]
         begin, end = self._first[switch], self._first[switch + 1]
         cable, flow = _ranges(begin, end), np.repeat(np.arange(len(switch)), end - begin)
         nearer = self._hops[self._far[cable], column[flow]] == (self._hops[switch, column] - 1)[flow]
@@ -255,14 +229,6 @@ class MinHop:
         digit = self._number[target[known]] // self._divisors[crossed]
         ports[known] = self._port[cable[start + digit % ways[known]]]
         return ports
-
-    def _reach(self, leaf: Ints) -> None:
-        """Count the hops to leaves on their first use."""
-        new = np.unique(leaf[self._leaf_column[leaf] < 0])
-        if not new.size:
-            return
-        self._leaf_column[new] = self._hops.shape[1] + np.arange(new.size)
-        self._hops = np.concatenate([self._hops, hops(new, self._first, self._far)], axis=1)
 
 
 def _ranges(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:

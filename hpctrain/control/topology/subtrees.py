@@ -32,12 +32,6 @@ class Subtree:
     hosts: tuple[int, ...] = ()
     below: tuple[Subtree, ...] = ()
 
-    def walk(self) -> Iterator[Subtree]:
-        """This subtree and all below it, depth-first."""
-        yield self
-        for subtree in self.below:
-            yield from subtree.walk()
-
 
 def subtrees(fabric: Fabric) -> tuple[Subtree, ...]:
     """The trees of a fabric from their tops; one if all hosts can reach each other."""

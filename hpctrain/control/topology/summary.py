@@ -1,4 +1,4 @@
-"""A summary of a fabric: counts, hosts, and the tree of its switches."""
+"""A summary of a fabric: counts, oversubscription and hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from hpctrain.common.cluster.host_list import fold_hosts
-from hpctrain.common.errors import HpctrainError
+from hpctrain.common.errors import HpctrainError, abbreviated
 from hpctrain.control.topology.fabric import Fabric
-from hpctrain.control.topology.names import managers, natural_key
-from hpctrain.control.topology.subtrees import Subtree
+from hpctrain.control.topology.names import managers
 
-_SHOWN_UNKNOWN = 5
 _SHOWN_CHARACTERS = 500
 
 
@@ -68,47 +66,11 @@ def host_numbers(fabric: Fabric, names: Iterable[str]) -> list[int]:
     if unknown:
         close = difflib.get_close_matches(unknown[0], numbers, n=1, cutoff=0)
         known = textwrap.shorten(fold_hosts(fabric.hosts).replace(",", ", "), _SHOWN_CHARACTERS, placeholder=" …")
-        shown = ", ".join(map(repr, unknown[:_SHOWN_UNKNOWN]))
-        more = f" and {len(unknown) - _SHOWN_UNKNOWN} more" if len(unknown) > _SHOWN_UNKNOWN else ""
         raise HpctrainError(
             "HT-not-in-fabric",
-            "the fabric has no host {shown}{more}",
+            "the fabric has no host {shown}",
             f"did you mean {close[0]!r}? it has {len(numbers)} hosts: {known}",
-            shown=shown,
-            more=more,
+            shown=abbreviated([*map(repr, unknown)], 5),
             hosts=unknown,
         )
     return [numbers[name] for name in wanted]
-
-
-def branches(fabric: Fabric, trees: Iterable[Subtree]) -> list[Subtree]:
-    """Trees in the natural order of their names; in the place of one that no switch joins, those below it."""
-    joined = (
-        branch for tree in trees for branch in ([tree] if tree.switches or tree.hosts else branches(fabric, tree.below))
-    )
-    return sorted(
-        joined, key=lambda tree: list(map(natural_key, switch_names(fabric, tree) or host_names(fabric, tree)))
-    )
-
-
-def switch_names(fabric: Fabric, tree: Subtree) -> list[str]:
-    """The names of its switches, in natural order; none for hosts that are cabled to each other."""
-    return sorted((fabric.names[switch] for switch in tree.switches), key=natural_key)
-
-
-def host_names(fabric: Fabric, tree: Subtree) -> list[str]:
-    """The names of the hosts on exactly its switches, in natural order."""
-    return sorted((fabric.hosts[host] for host in tree.hosts), key=natural_key)
-
-
-def cables(fabric: Fabric, tree: Subtree) -> dict[str, int]:
-    """The cables of its switches: ``down``, ``up``, and ``across`` to switches of the same level."""
-    from_here = np.isin(fabric.source, tree.switches)
-    rise = fabric.level[fabric.target[from_here]] - fabric.level[fabric.source[from_here]]
-    # A cable is seen from both of its ends, unless the other one is of another tree.
-    inside = (rise == 0) & np.isin(fabric.target[from_here], tree.switches)
-    return {
-        "down": int(((rise < 0) & (fabric.level[fabric.target[from_here]] >= 0)).sum()),
-        "up": int((rise > 0).sum()),
-        "across": int((rise == 0).sum()) - int(inside.sum()) // 2,
-    }

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.topology.fabric import Fabric, Floats, Ints
+from hpctrain.control.topology.fabric import Fabric, Floats
 from hpctrain.control.topology.faults import Direction, Fault, Suspect, explain
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.summary import host_numbers
 
-# A flow is slow below this share of what flows usually reach, and late above this multiple of the usual latency.
+# A flow is slow below this share of what flows usually reach.
 SLOW = 0.7
-LATE = 3.0
 # MPI usually reaches nine tenths of the payload rate; below half of it another network or transport is in use.
 _WRONG_NETWORK = 0.5
 
@@ -89,9 +88,9 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     """The faults that explain the slow flows, those of most flows first; empty if there is none.
 
     A flow's bandwidth is compared with that of the narrowest link on its path, shared with the other flows of its
-    round, and with what is :func:`usual`; its latency with what is usual over as many links. Where the measurements of
-    single flows vary much, the limit is lower, so that a flow's ordinary variation is no fault. For the explanation of
-    slow flows see :func:`hpctrain.control.topology.faults.explain`.
+    round, and with what is :func:`usual`. Where the measurements of single flows vary much, the limit is lower, so that
+    a flow's ordinary variation is no fault. For the explanation of slow flows see
+    :func:`hpctrain.control.topology.faults.explain`.
 
     Two hosts can be compared only with each other: a host that is slow in both directions is then not found, unless
     the fabric has speeds, and if one direction is slow, either host may be the cause.
@@ -104,19 +103,14 @@ def compare(flows: Sequence[Flow], fabric: Fabric | None = None, *, slow: float 
     Raises:
         HpctrainError: the fabric lacks a host or adapter of the flows.
     """
-    promised, hops, links = _promises(flows, fabric)
+    promised, links = _promises(flows, fabric)
     names = [f"{flow.source} -> {flow.target}" for flow in flows]
     share = np.array([flow.bandwidth for flow in flows]) / promised
     best_share = usual(share, flows)
     steady = 1 - float(np.median([flow.spread for flow in flows]))
-    directed = _suspects(flows, links, directed=True)
-    faults = explain(share / best_share, slow * steady, directed, names, "bandwidth")
-    # A latency covers both directions, because each message is answered.
-    undirected = _suspects(flows, links, directed=False)
-    faults += explain(_relative_speed(flows, hops), steady / LATE, undirected, names, "latency")
+    faults = explain(share / best_share, slow * steady, _suspects(flows, links), names)
     if fabric is not None and fabric.has_speeds and best_share < _WRONG_NETWORK:
-        whole = Fault(kind="fabric", name="as a whole", quantity="bandwidth", reached=best_share, flows=len(flows))
-        faults.insert(0, whole)
+        faults.insert(0, Fault(kind="fabric", name="as a whole", reached=best_share, flows=len(flows)))
     return tuple(faults)
 
 
@@ -126,23 +120,23 @@ def incomparable(flows: Sequence[Flow], fabric: Fabric | None) -> bool:
     return len(hosts) == 2 and (fabric is None or not fabric.has_speeds)
 
 
-def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, Ints, list[tuple[str, ...]]]:
-    """For each flow, its share of its links' bandwidth, their number, and the names of those between switches."""
+def _promises(flows: Sequence[Flow], fabric: Fabric | None) -> tuple[Floats, list[tuple[str, ...]]]:
+    """For each flow, its share of its links' bandwidth, and the names of those between switches."""
     if fabric is None:
-        return np.ones(len(flows)), np.zeros(len(flows), np.int32), [()] * len(flows)
+        return np.ones(len(flows)), [()] * len(flows)
     ends = {end: adapter_of(fabric, end) for flow in flows for end in (flow.source, flow.target)}
     source = np.array([ends[flow.source] for flow in flows], np.int32)
     target = np.array([ends[flow.target] for flow in flows], np.int32)
     paths = Routes(fabric).paths(source, target)
-    hops = np.diff(paths.start)
-    together = np.repeat([flow.round for flow in flows], hops) * len(fabric.source) + paths.link
+    rounds_of_links = np.repeat([flow.round for flow in flows], np.diff(paths.start))
+    together = rounds_of_links * len(fabric.source) + paths.link
     _, inverse, count = np.unique(together, return_inverse=True, return_counts=True)
     # A tree of names, such as Slurm's, has a single link where the real fabric may have many.
     share = fabric.bandwidth[paths.link] / (count[inverse] if fabric.has_speeds else 1)
     between = (fabric.level[fabric.source] > 0) & (fabric.level[fabric.target] > 0)
     parts = [paths.link[start:end] for start, end in zip(paths.start, paths.start[1:], strict=False)]
     names = [tuple(_link(fabric, link) for link in part[between[part]].tolist()) for part in parts]
-    return np.minimum.reduceat(share, paths.start[:-1]), hops.astype(np.int32), names
+    return np.minimum.reduceat(share, paths.start[:-1]), names
 
 
 def adapter_of(fabric: Fabric, end: End) -> int:
@@ -167,13 +161,13 @@ def _link(fabric: Fabric, link: int) -> str:
     )
 
 
-def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]], *, directed: bool) -> list[set[Suspect]]:
+def _suspects(flows: Sequence[Flow], links: Sequence[tuple[str, ...]]) -> list[set[Suspect]]:
     """The parts that each flow used. An adapter stands for its cable too, a host with one measured adapter for both."""
     devices: dict[str, set[str]] = defaultdict(set)
     for flow in flows:
         for end in (flow.source, flow.target):
             devices[end.host].add(end.device)
-    directions: tuple[Direction, Direction] = ("sends", "receives") if directed else ("both", "both")
+    directions: tuple[Direction, Direction] = ("sends", "receives")
     suspects = []
     for flow, between in zip(flows, links, strict=True):
         parts = {Suspect(kind="link", name=name) for name in between}
@@ -199,23 +193,6 @@ def usual(values: Floats, flows: Sequence[Flow]) -> float:
         for end in (flow.source, flow.target):
             best[end] = max(best[end], value)
     return sorted(best.values(), reverse=True)[(len(best) - 1) // 2]
-
-
-def _relative_speed(flows: Sequence[Flow], hops: Ints) -> Floats:
-    """For each flow, the usual latency over as many links, divided by its own.
-
-    A message and its answer use both directions, so that two flows measure the same; the better one counts.
-    """
-    least: dict[frozenset[End], float] = {}
-    for flow in flows:
-        ends = frozenset((flow.source, flow.target))
-        least[ends] = min(flow.latency, least.get(ends, flow.latency))
-    speed = 1 / np.array([least[frozenset((flow.source, flow.target))] for flow in flows])
-    relative = np.empty(len(flows))
-    for hop in np.unique(hops):
-        alike = np.flatnonzero(hops == hop)
-        relative[alike] = speed[alike] / usual(speed[alike], [flows[flow] for flow in alike.tolist()])
-    return relative
 
 
 def rate(bandwidth: float) -> str:

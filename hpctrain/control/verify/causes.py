@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from hpctrain.common.errors import abbreviated
 from hpctrain.common.run.step_records import RankFacts, StepRecord
 from hpctrain.control.verify.differences import Comparison, RankSteps, as_means, factor
 
@@ -22,7 +23,7 @@ def cause(found: Comparison, one: RankSteps, ranks: Sequence[RankSteps]) -> str:
         _other_samples(found, steps),
         _random(found, [one[0], *(facts for facts, _ in ranks)]),
         _optimizer(found),
-        _own_statistics(found, one[0]),
+        _own_statistics(one[0]),
         _one_parameter(found, one[1]),
     ):
         if reason:
@@ -36,12 +37,9 @@ def cause(found: Comparison, one: RankSteps, ranks: Sequence[RankSteps]) -> str:
 
 
 def _not_finite(found: Comparison) -> str:
-    names = list(dict.fromkeys(found.not_finite))
-    return (
-        f"one process computes no finite numbers, in {_named(names)}, which nothing can be compared with"
-        if names
-        else ""
-    )
+    if not found.not_finite:
+        return ""
+    return f"one process computes no finite numbers, in {_named(found.not_finite)}, which nothing can be compared with"
 
 
 def _one_updates(steps: Sequence[list[StepRecord]]) -> str:
@@ -105,12 +103,12 @@ def _is_own(step: StepRecord, name: str) -> bool:
 
 
 def _random(found: Comparison, facts: Sequence[RankFacts]) -> str:
-    names = list(dict.fromkeys(name for each in facts for name in each.random))
+    names = [name for each in facts for name in each.random]
     if not names or not found.different:
         return ""
     return (
-        f"random numbers are drawn in {_named(names)}, on each rank for its own rows. If they are those of dropout, "
-        "--seeded leaves it out"
+        f"random numbers are drawn in {_named(names)}, on each rank for its own rows. Without them (Dropout(0)) "
+        "nothing else should differ"
     )
 
 
@@ -158,7 +156,7 @@ def _optimizer(found: Comparison) -> str:
     )
 
 
-def _own_statistics(found: Comparison, facts: RankFacts) -> str:
+def _own_statistics(facts: RankFacts) -> str:
     if not facts.own_statistics:
         return ""
     synchronised = (
@@ -202,8 +200,9 @@ def as_ddp(found: Comparison, ranks: Sequence[RankSteps]) -> str:
     )
 
 
-def _named(names: Sequence[str]) -> str:
-    return _listed(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _named(names: Iterable[str]) -> str:
+    """The first of the names, each once, and the number of the others."""
+    return abbreviated([*dict.fromkeys(names)])
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpctrain.common.cluster.machine import this_machine
 from hpctrain.common.errors import HpctrainError
@@ -18,7 +19,7 @@ from hpctrain.common.run.plan import Plan, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.common.run.step_records import StepRecord, read_ranks
 from hpctrain.common.settings import STALL, TIMEOUT, VERIFY, VERIFY_STEPS
-from hpctrain.control.supervision.audience import Audience, ReadyRun, Summary
+from hpctrain.control.supervision.audience import Audience, Summary
 from hpctrain.control.supervision.begin import begin_run
 from hpctrain.control.supervision.failure import Failure
 from hpctrain.control.supervision.interrupts import Interrupted, Interrupts
@@ -38,14 +39,12 @@ class Options:
     Attributes:
         steps: of an optimizer.
         double: compute in double precision.
-        seeded: leave dropout out.
         folder: where the runs' directories go.
         summarise: gives the content of a run's ``summary.json``.
     """
 
     steps: int
     double: bool
-    seeded: bool
     folder: Path
     summarise: Callable[[RunDirectory, Plan, str], Summary]
 
@@ -58,14 +57,10 @@ class _Quiet:
         self.failure: Failure | None = None
         self.interrupts = Interrupts()
 
-    def notice(self, text: str) -> None:
-        pass
+    def _ignore(self, *news: Any, **named: Any) -> None:
+        """Tell nobody."""
 
-    def would_start(self, run: ReadyRun, directory: RunDirectory) -> None:
-        pass
-
-    def begun(self, plan: Plan, directory: RunDirectory) -> None:
-        pass
+    notice = would_start = begun = ended = _ignore
 
     @contextlib.contextmanager
     def follow(self, plan: Plan, directory: RunDirectory, interrupts: Interrupts) -> Iterator[Audience]:
@@ -78,9 +73,6 @@ class _Quiet:
 
     def summarise(self, directory: RunDirectory, plan: Plan, status: str) -> Summary:
         return self._summarise(directory, plan, status)
-
-    def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        pass
 
 
 @dataclass(kw_only=True)
@@ -154,7 +146,6 @@ def _run(request: TrainingRequest, name: str, options: Options, perturb: float |
     settings = {
         "steps": options.steps,
         "perturb": perturb,
-        "seeded": options.seeded,
         "float64": options.double,
     }
     environment = {

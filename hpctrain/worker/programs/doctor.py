@@ -27,7 +27,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import write_json
 from hpctrain.common.settings import SHARE_GPUS, TIMEOUT
 from hpctrain.control.doctor.host_checks import check_host
-from hpctrain.control.doctor.host_facts import Host, read_host
+from hpctrain.control.doctor.host_facts import Host
 from hpctrain.control.doctor.rank_checks import NUMBERS, MeasuredAllreduce, World
 from hpctrain.control.horovod.fingerprint import find_installed
 
@@ -84,12 +84,15 @@ def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> N
     mine = [visible for other, _, visible in seen if other.host == world.host]
     # Hosts are told apart by name and not by shared memory, because daemons of a local Slurm count as hosts.
     first = [other.host for other, _, _ in seen].index(world.host) == comm.rank
-    host = read_host(ranks=len(mine), hosts=len(hosts), visible=tuple(mine)) if first else None
-    results = comm.allgather_object(_host_checks(host, run_directory) if host else None)
-    leaders = [rank for rank, result in enumerate(results) if result]
+    host = Host(ranks=len(mine), hosts=len(hosts), visible=tuple(mine)) if first else None
+    result = None
+    if host:
+        checks = [asdict(check) for check in check_host(host, run_directory)]
+        result = {"checks": checks, "versions": this_machine().versions}
+    results = comm.allgather_object(result)
     measured: dict[str, Any] = {
         "worlds": [asdict(other) for other, _, _ in seen],
-        "hosts": {seen[rank][0].host: results[rank] for rank in leaders},
+        "hosts": {other.host: checked for (other, _, _), checked in zip(seen, results, strict=True) if checked},
         "reductions": [asdict(_plain(comm))],
     }
     engines: dict[str, Callable[[HorovodCommunicator], MeasuredAllreduce]] = {
@@ -104,13 +107,6 @@ def _check_together(mpi: Any, world: World, out: Path, run_directory: Path) -> N
     if comm.rank == 0:
         write_json(out, measured)
     comm.shutdown()
-
-
-def _host_checks(host: Host, run_directory: Path) -> dict[str, Any]:
-    return {
-        "checks": [asdict(check) for check in check_host(host, run_directory)],
-        "versions": this_machine().versions,
-    }
 
 
 def _numbers(rank: int) -> AnyArray:

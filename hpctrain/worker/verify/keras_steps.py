@@ -114,8 +114,6 @@ class KerasSteps:
                 facts.own_statistics.append(title)
             if getattr(part, "seed_generator", None) is not None and getattr(part, "rate", True):
                 facts.random += [title] if title not in facts.random else []
-                if self._recorder.seeded and hasattr(part, "rate"):
-                    part.rate = 0.0
             self._recorder.computes_in(part.compute_dtype)
         if self._recorder.perturbs is None or tf.inside_function():
             return

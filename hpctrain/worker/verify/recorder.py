@@ -35,7 +35,6 @@ class Recorder:
     Attributes:
         several: whether there are other ranks.
         perturbs: whether parameters begin with rounding errors, to see what these make of the results.
-        seeded: whether dropout is left out.
         double: whether models compute in double precision.
         stepped: whether an optimizer made a step.
     """
@@ -43,7 +42,6 @@ class Recorder:
     def __init__(self, directory: RunDirectory, rank: int, ranks: int, settings: dict[str, Any]) -> None:
         self.several = ranks > 1
         self.perturbs: float | None = settings["perturb"]
-        self.seeded: bool = settings["seeded"]
         self.double: bool = settings["float64"]
         self.stepped = False
         self.facts = RankFacts()

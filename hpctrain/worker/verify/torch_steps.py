@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -52,8 +51,6 @@ class TorchSteps:
         """Begin to record."""
         if self._recorder.double:
             torch.set_default_dtype(torch.float64)
-        if self._recorder.seeded:
-            _leave_out_dropout()
         self._watch_calls()
         atexit.register(self._write_late)
         if self._recorder.several:
@@ -310,28 +307,6 @@ def _kept(kind: str, name: str, tensor: torch.Tensor) -> Kept:
 def _double(value: Any) -> Any:
     floats = type(value) is torch.Tensor and value.dtype == torch.float32 and value.grad_fn is None
     return value.double() if floats else value
-
-
-def _leave_out_dropout() -> None:
-    """Make dropout keep everything, in modules and functions, so that nothing else of a model may differ by it."""
-
-    def kept(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return x
-
-    for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
-        setattr(F, name, kept)
-    attention, recurrent = F.scaled_dot_product_attention, nn.RNNBase.__init__
-
-    def attending(*args: Any, **kwargs: Any) -> Any:
-        args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-        return attention(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
-
-    def made(self: nn.RNNBase, *args: Any, **kwargs: Any) -> None:
-        recurrent(self, *args, **kwargs)
-        self.dropout = 0.0
-
-    F.scaled_dot_product_attention = attending
-    nn.RNNBase.__init__ = made  # type: ignore[method-assign]
 
 
 class ParameterNames:

@@ -43,9 +43,7 @@ def read(text: str, where: str) -> Iterator[Record]:
     for number, line in listing:
         if entry := _ENTRY.fullmatch(line):
             if table is None:
-                raise listing.fault(
-                    "HT-fabric-file-damaged", "an entry before the switch that it belongs to", number, line
-                )
+                raise listing.damaged("an entry before the switch that it belongs to", number, line)
             table.entries += 1
             port = int(entry[2])
             if port < _DROP:
@@ -59,11 +57,7 @@ def read(text: str, where: str) -> Iterator[Record]:
         else:
             _other(listing, number, line, table)
     if not has_entries:
-        raise listing.fault(
-            "HT-fabric-unknown-format",
-            "no entry of a forwarding table in it: not the output of ibroute or dump_lfts",
-            1,
-        )
+        raise listing.foreign("entry of a forwarding table")
     _check_end(listing, listing.last, table)
     yield from listing.remarks()
 
@@ -82,16 +76,12 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
     """A line that is no entry and no heading: the end of a table, the names of its columns, or noise."""
     if end := _END.fullmatch(line):
         if table is None or int(end[1]) not in (table.entries, int(table.last or table.entries)):
-            raise listing.fault(
-                "HT-fabric-file-damaged",
-                "{entries} entries before the line that counts them",
-                number,
-                line,
-                entries=table.entries if table else 0,
+            raise listing.damaged(
+                f"{table.entries if table else 0} entries before the line that counts them", number, line
             )
         table.ended = True
     elif line.startswith(("0x", "Unicast")):
-        raise listing.fault("HT-fabric-file-damaged", "not an entry of a forwarding table", number, line)
+        raise listing.damaged("not an entry of a forwarding table", number, line)
     elif line.strip() and not _COLUMNS.fullmatch(line):
         listing.pass_over(number, line)
         if table and table.entries:
@@ -100,9 +90,4 @@ def _other(listing: Listing, number: int, line: str, table: _Table | None) -> No
 
 def _check_end(listing: Listing, number: int, table: _Table | None) -> None:
     if table and not table.ended:
-        raise listing.fault(
-            "HT-fabric-file-damaged",
-            "the forwarding table of switch {switch} is cut off before this line",
-            number,
-            switch=table.guid,
-        )
+        raise listing.damaged(f"the forwarding table of switch {table.guid} is cut off before this line", number)

@@ -17,7 +17,7 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.pcie import Bridges, gpu_numbers, node_map_of_tree
 from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "hwloc 2 or later writes one with: lstopo --of xml node.xml"
@@ -35,37 +35,24 @@ _OPENFABRICS = {"2": lambda kind: kind == 3, "3": lambda kind: bool(kind & 1 << 
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """A PCI device, with the NUMA nodes around it and the bridges above it."""
+    """A PCI device, with the NUMA nodes around it and the bridges above it.
 
-    element: Element
+    Attributes:
+        pci_class, vendor, model: of its type, such as ``0302 [10de:20b0] [10de:144e] a1``.
+        functions: its devices in the operating system: nvml0, mlx5_0, ib0.
+    """
+
+    bus_id: str
+    pci_class: str
+    vendor: str
+    model: str
+    functions: list[Element]
     nodes: tuple[int, ...]
     bridges: Bridges
 
     @property
-    def bus_id(self) -> str:
-        return self.element.attribute("pci_busid")
-
-    @property
-    def pci_class(self) -> str:
-        return self.element.attributes.get("pci_type", "")[:4]
-
-    @property
-    def vendor(self) -> str:
-        """``10de`` of ``0302 [10de:20b0] [10de:144e] a1``."""
-        return self.element.attributes.get("pci_type", "")[6:10]
-
-    @property
-    def model(self) -> str:
-        return self.element.attributes.get("pci_type", "")[11:15]
-
-    @property
     def is_virtual(self) -> bool:
         return is_virtual_function(self.vendor, self.model)
-
-    @property
-    def functions(self) -> list[Element]:
-        """Its devices in the operating system: nvml0, mlx5_0, ib0."""
-        return [child for child in self.element.all("object") if child.attributes.get("type") == "OSDev"]
 
 
 @dataclass(kw_only=True)
@@ -85,7 +72,7 @@ def read(text: str, where: str) -> NodeMap:
         HpctrainError: the text is no such export, or of hwloc 1, cut short, or without a NUMA node.
     """
     topology = parse(text, where, root="topology", remedy=_REMEDY)
-    version = topology.attributes.get("version", "1").partition(".")[0]
+    version = topology.get("version", "1").partition(".")[0]
     if version not in _OPENFABRICS:
         raise not_valid(topology.where, f"hwloc XML of version {version}, not 2 or 3", _REMEDY)
     found = _walk(topology)
@@ -102,10 +89,11 @@ def read(text: str, where: str) -> NodeMap:
     gpus = [device for device in found.devices if device.pci_class.startswith(_GPUS.get(device.vendor, "none"))]
     rdma = [device for device in found.devices if _rdma(device, _OPENFABRICS[version])]
     whole = any(not device.is_virtual for device in rdma)
+    numbers = gpu_numbers([_number(gpu) for gpu in gpus], [gpu.bus_id for gpu in gpus])
     return node_map_of_tree(
         {
             Gpu(index=index, bus_id=gpu.bus_id, numa=numa(gpu)): gpu.bridges
-            for index, gpu in zip(_indices(gpus), gpus, strict=True)
+            for index, gpu in zip(numbers, gpus, strict=True)
         },
         {
             replace(adapter, numa=numa(device), virtual=whole and device.is_virtual): device.bridges
@@ -132,7 +120,7 @@ def _restricted(topology: Element, placed: set[int]) -> Iterator[str]:
 
 
 def _set(element: Element, name: str) -> set[int]:
-    return set(cores_of_mask(element.attributes.get(name, ""), element.where))
+    return set(cores_of_mask(element.get(name, ""), element.where))
 
 
 def _walk(topology: Element) -> _Found:
@@ -140,9 +128,9 @@ def _walk(topology: Element) -> _Found:
     below: list[tuple[Element, tuple[int, ...], Bridges]] = [(topology, (), ())]
     while below:
         element, nodes, bridges = below.pop()
-        kind = element.attributes.get("type", "")
-        if "nodeset" in element.attributes:
-            nodes = cores_of_mask(element.attributes["nodeset"], element.where)
+        kind = element.get("type", "")
+        if "nodeset" in element.attrib:
+            nodes = cores_of_mask(element.attrib["nodeset"], element.where)
         if kind == "NUMANode":
             found.numa_nodes.append(element)
         elif kind == "Core":
@@ -150,11 +138,20 @@ def _walk(topology: Element) -> _Found:
         elif kind == "PU":
             found.threads.append(element)
         elif kind == "Bridge":
-            bridges = (*bridges, element.attributes.get("pci_busid") or element.attribute("bridge_pci"))
+            bridges = (*bridges, element.get("pci_busid") or element.attribute("bridge_pci"))
         elif kind == "PCIDev":
-            # Without bridges in the export, the devices that share one are unknown.
-            above = bridges or (element.attribute("pci_busid"),)
-            found.devices.append(_Device(element=element, nodes=nodes, bridges=above))
+            bus_id, identity = element.attribute("pci_busid"), element.get("pci_type", "")
+            device = _Device(
+                bus_id=bus_id,
+                pci_class=identity[:4],
+                vendor=identity[6:10],
+                model=identity[11:15],
+                functions=[child for child in element.all("object") if child.get("type") == "OSDev"],
+                nodes=nodes,
+                # Without bridges in the export, the devices that share one are unknown.
+                bridges=bridges or (bus_id,),
+            )
+            found.devices.append(device)
         if kind not in ("Machine", "NUMANode"):
             found.placed |= _set(element, "complete_cpuset")
         below += [(child, nodes, bridges) for child in reversed(element.all("object"))]
@@ -187,16 +184,10 @@ def _numa_nodes(found: _Found) -> list[NumaNode]:
     ]
 
 
-def _indices(gpus: list[_Device]) -> list[int]:
-    """The driver's numbers if every GPU has one, else numbers by bus ID, which is their order."""
-    numbers = [
-        int(match[1])
-        for gpu in gpus
-        for function in gpu.functions
-        if (match := _NUMBER.fullmatch(function.attributes.get("name", "")))
-    ]
-    ordered = sorted(gpu.bus_id for gpu in gpus)
-    return numbers if len(numbers) == len(gpus) else [ordered.index(gpu.bus_id) for gpu in gpus]
+def _number(gpu: _Device) -> int | None:
+    """The driver's number."""
+    found = [_NUMBER.fullmatch(function.get("name", "")) for function in gpu.functions]
+    return next((int(match[1]) for match in found if match), None)
 
 
 def _rdma(device: _Device, is_rdma: Callable[[int], bool]) -> list[Element]:
@@ -239,7 +230,7 @@ def _ports(function: Element) -> list[Port]:
     values: dict[str, dict[str, str]] = {}
     for info in function.all("info"):
         if match := _PORT.fullmatch(info.attribute("name")):
-            values.setdefault(match[1], {})[match[2]] = info.attributes.get("value", "")
+            values.setdefault(match[1], {})[match[2]] = info.get("value", "")
     return [
         Port(
             lid=int(lid, 16) if _LID.fullmatch(lid := port.get("LID", "")) else 0,

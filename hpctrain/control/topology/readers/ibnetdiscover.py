@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Literal
 
 from hpctrain.control.topology.names import is_aggregation_name, is_aggregation_node
@@ -45,94 +44,72 @@ def read(text: str, where: str) -> Iterator[Record]:
             leads to a node that is not listed.
     """
     listing = Listing(text, where, "ibnetdiscover")
-    block = _Block()
+    guid, kind = "", None
+    # The attributes of the next node, which come before the line that names it.
+    attributes: list[str] = []
     listed: set[str] = set()
+    # The nodes at the end of cables, with the line of the first of these.
+    mentioned: dict[str, int] = {}
     has_nodes = False
     for number, line in listing:
         if line.startswith("[") and line[1:2].isdigit():
-            if link := _link(listing, number, line, block):
+            link = _link(listing, number, line, guid, mentioned)
+            if link and kind:
                 yield link
         elif line.startswith(("Switch", "Ca", "Rt")):
-            node, kind = block.begin(listing, number, line)
-            listed.add(node["guid"])
+            node = _NODE.fullmatch(line)
+            if node is None or (node["kind"] != "Switch" and node["lid"]):
+                raise listing.damaged("not a node as ibnetdiscover lists it", number, line)
+            guid, kind = node["guid"], _KINDS.get(node["kind"])
+            listed.add(guid)
             if kind:
                 has_nodes = True
-                yield _node(node, kind, block.device, f"{where}:{number}")
-        elif line and not block.attribute(line) and not line.startswith("#"):
+                yield _node(node, kind, attributes, f"{where}:{number}")
+            attributes = []
+        elif line.startswith(_ATTRIBUTES):
+            attributes.append(line)
+        elif line and not line.startswith("#"):
             listing.pass_over(number, line)
-    if block.unnamed:
-        raise listing.fault("HT-fabric-file-damaged", "the file is cut off in the middle of a node", listing.last)
-    if not has_nodes:
-        raise listing.fault(
-            "HT-fabric-unknown-format", "no switch and no adapter in it: not the output of ibnetdiscover", 1
-        )
-    if missing := block.mentioned.keys() - listed:
-        raise listing.cut_off(len(missing), f"{where}:{min(block.mentioned[guid] for guid in missing)}")
+    if attributes:
+        raise listing.damaged("the file is cut off in the middle of a node", listing.last)
+    _require_whole(listing, mentioned, listed, has_nodes=has_nodes)
     yield from listing.remarks()
 
 
-@dataclass(slots=True)
-class _Block:
-    """The node whose lines are being read: first its attributes, then its name, then its cables.
-
-    Attributes:
-        mentioned: the nodes at the end of cables so far, with the line of the first of these.
-    """
-
-    node: re.Match[str] | None = None
-    guid: str = ""
-    kind: Kind | None = None
-    device: int | None = None
-    unnamed: bool = False
-    mentioned: dict[str, int] = field(default_factory=dict)
-
-    def attribute(self, line: str) -> bool:
-        """Read an attribute of the next node; False for any other line."""
-        if not line.startswith(_ATTRIBUTES):
-            return False
-        if not self.unnamed:
-            self.device, self.unnamed = None, True
-        if line.startswith("devid=") and (match := _DEVICE.fullmatch(line)):
-            self.device = int(match[1], 16)
-        return True
-
-    def begin(self, listing: Listing, number: int, line: str) -> tuple[re.Match[str], Kind | None]:
-        """Read the line that names the node; the kind is None for a router."""
-        self.node = _NODE.fullmatch(line)
-        if self.node is None or (self.node["kind"] != "Switch" and self.node["lid"]):
-            raise listing.fault("HT-fabric-file-damaged", "not a node as ibnetdiscover lists it", number, line)
-        self.unnamed = False
-        self.guid, self.kind = self.node["guid"], _KINDS.get(self.node["kind"])
-        return self.node, self.kind
+def _require_whole(listing: Listing, mentioned: Mapping[str, int], listed: Set[str], *, has_nodes: bool) -> None:
+    if not has_nodes:
+        raise listing.foreign("switch and no adapter")
+    if missing := mentioned.keys() - listed:
+        raise listing.cut_off(len(missing), f"{listing.where}:{min(mentioned[guid] for guid in missing)}")
 
 
-def _node(node: re.Match[str], kind: Kind, device: int | None, where: str) -> FabricNode:
+def _node(node: re.Match[str], kind: Kind, attributes: Sequence[str], where: str) -> FabricNode:
+    devices = [int(match[1], 16) for line in attributes if (match := _DEVICE.fullmatch(line))]
     return FabricNode(
         kind=kind,
         guid=node["guid"],
         name=node["name"],
-        device_id=device,
+        device_id=devices[-1] if devices else None,
         lid=int(node["lid"]) if node["lid"] else None,
         where=where,
     )
 
 
-def _link(listing: Listing, number: int, line: str, block: _Block) -> Link | None:
-    """A cable end, as most lines of a listing are; None for one of a router's cables."""
-    if block.node is None:
-        raise listing.fault("HT-fabric-file-damaged", "a cable before any node", number, line)
+def _link(listing: Listing, number: int, line: str, guid: str, mentioned: dict[str, int]) -> Link | None:
+    """A node's end of a cable, as most lines of a listing are; None for one to a router."""
     cable = _CABLE.fullmatch(line)
-    if cable is None:
-        raise listing.fault("HT-fabric-file-damaged", "not a cable as ibnetdiscover lists it", number, line)
+    if cable is None or not guid:
+        what = "not a cable as ibnetdiscover lists it" if guid else "a cable before any node"
+        raise listing.damaged(what, number, line)
     port, peer_kind, peer, peer_port, lid, peer_name, lanes, rate = cable.groups()
     width, speed = listing.lanes(number, lanes, rate)
-    if peer_kind == "R" or block.kind is None:
+    if peer_kind == "R":
         return None
     # The section of a SHARP node, which takes no part, may be missing.
     if not is_aggregation_name(peer_name):
-        block.mentioned.setdefault(peer, number)
+        mentioned.setdefault(peer, number)
     at = f"{listing.where}:{number}"
-    return Link(block.guid, int(port), at, peer, int(peer_port), int(lid) if lid else None, width, speed)
+    return Link(guid, int(port), at, peer, int(peer_port), int(lid) if lid else None, width, speed)
 
 
 def read_ports(text: str, where: str) -> Iterator[Record]:
@@ -153,7 +130,7 @@ def read_ports(text: str, where: str) -> Iterator[Record]:
             continue
         row = _PORT.fullmatch(line)
         if row is None:
-            raise listing.fault("HT-fabric-file-damaged", "not a port as ibnetdiscover -p lists it", number, line)
+            raise listing.damaged("not a port as ibnetdiscover -p lists it", number, line)
         width, speed = listing.lanes(number, row["width"], row["speed"])
         if "RT" in (row["kind"], row["peer_kind"]):
             continue
@@ -176,7 +153,7 @@ def read_ports(text: str, where: str) -> Iterator[Record]:
             where=at,
         )
     if not nodes:
-        raise listing.fault("HT-fabric-unknown-format", "no port in it: not the output of ibnetdiscover -p", 1)
+        raise listing.foreign("port")
     if missing := {guid for guid in nodes.keys() - listed if not is_aggregation_node(nodes[guid])}:
         raise listing.cut_off(len(missing), next(node.where for guid, node in nodes.items() if guid in missing))
     yield from nodes.values()

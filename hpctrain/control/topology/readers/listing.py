@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.records import LANE_GBIT, Remark
 
 # Far longer than any line of the tools, whose descriptions of nodes have 64 characters at most.
 _LONGEST_LINE = 4096
-# A shell's prompt, with or without a command: "$ ", "user@host:~$ ibnetdiscover", "[root@n1 ~]# ".
-_PROMPT = re.compile(
-    r"\s*(?:\([\w.-]{1,64}\)\s*)?(?:\[[^][]{1,200}\]|[\w.-]{1,64}[@:][\w.:~/ -]{1,200})?[#$%>](?:\s.*)?"
-)
-# Escape sequences for colours and window titles, which logs of PuTTY and script(1) contain.
-_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-
-
-def is_prompt(line: str) -> bool:
-    """Whether a line is a shell prompt, with or without a command, copied from a terminal with the output."""
-    return _PROMPT.fullmatch(line) is not None
-
-
-def without_terminal(text: str) -> str:
-    """The text without a terminal's escape sequences."""
-    return _TERMINAL.sub("", text) if "\x1b" in text else text
 
 
 class Listing:
@@ -43,7 +25,7 @@ class Listing:
     def __init__(self, text: str, where: str, tool: str) -> None:
         self.where = where
         self.tool = tool
-        self._lines = without_terminal(text).split("\n")
+        self._lines = text.split("\n")
         if "\r" in text:
             self._lines = [line.rstrip("\r") for line in self._lines]
         self._lanes: dict[tuple[str, str], tuple[int | None, str | None]] = {}
@@ -51,19 +33,13 @@ class Listing:
         self._first_noise = ""
         self._first_noise_line = 0
         if not text.strip() or "\0" in text:
-            raise HpctrainError(
-                "HT-fabric-unknown-format",
-                "{where}: an empty or a binary file, not the output of {tool}",
-                f"write it with {tool} > {where}",
-                where=where,
-                tool=tool,
-            )
+            raise self.foreign("text")
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """The number of each line and the line, without its end."""
         if max(map(len, self._lines)) > _LONGEST_LINE:
             number, line = next(pair for pair in enumerate(self._lines, 1) if len(pair[1]) > _LONGEST_LINE)
-            raise self.fault("HT-fabric-file-damaged", "a line of {length} characters", number, line, length=len(line))
+            raise self.damaged(f"a line of {len(line)} characters", number, line)
         return enumerate(self._lines, 1)
 
     @property
@@ -71,41 +47,43 @@ class Listing:
         """The number of the last line that is not empty."""
         return len(self._lines) - (self._lines[-1] == "")
 
-    def fault(self, code: str, sentence: str, number: int, line: str = "", **values: Any) -> HpctrainError:
-        """The error for a line: its place, what is wrong (a format string of the values), and how to write it again."""
-        if line:
-            values["line"] = line.strip()[:60]
+    def damaged(self, problem: str, number: int, line: str = "") -> HpctrainError:
+        """The error for a line: its place, what is wrong with it, and how to write the file again."""
         return HpctrainError(
-            code,
-            f"{{where}}: {sentence}{': {line!r}' if line else ''}",
+            "HT-fabric-file-damaged",
+            "{where}: {problem}",
             f"write the file again: {self.tool} > {self.where}",
             where=f"{self.where}:{number}",
-            **values,
+            problem=f"{problem}: {line.strip()[:60]!r}" if line else problem,
         )
 
     def cut_off(self, missing: int, first: str) -> HpctrainError:
         """The error for cables to nodes that the text does not list; ``first`` is the place of such a cable."""
-        return self.fault(
-            "HT-fabric-file-damaged",
-            "the file is cut off: {missing} nodes at the end of cables are not in it (see {first})",
-            self.last,
+        return self.damaged(
+            f"the file is cut off: {missing} nodes at the end of cables are not in it (see {first})", self.last
+        )
+
+    def foreign(self, missing: str) -> HpctrainError:
+        """The error for a text that has none of what the tool prints."""
+        return HpctrainError(
+            "HT-fabric-unknown-format",
+            "{where}: no {missing} in it, so it is not the output of {tool}",
+            f"write it with {self.tool} > {self.where}",
+            where=self.where,
             missing=missing,
-            first=first,
+            tool=self.tool,
         )
 
     def pass_over(self, number: int, line: str) -> None:
         """Count a line that is not part of the tool's output.
 
         Raises:
-            HpctrainError: the line is the last one and has no line break, so the text is cut off in it. A prompt never
-                has a line break.
+            HpctrainError: the line is the last one and has no line break, so the text is cut off in it.
         """
         if not line.strip():
             return
-        if number == len(self._lines) and not is_prompt(line):
-            raise self.fault(
-                "HT-fabric-file-damaged", "the file is cut off in the middle of its last line", number, line
-            )
+        if number == len(self._lines):
+            raise self.damaged("the file is cut off in the middle of its last line", number, line)
         if not self._noise:
             self._first_noise, self._first_noise_line = line.strip()[:60], number
         self._noise += 1
@@ -127,13 +105,7 @@ class Listing:
         known = self._lanes.get((width, speed))
         if known is None:
             if speed != "???" and speed not in LANE_GBIT:
-                raise self.fault(
-                    "HT-fabric-file-damaged",
-                    "the link speed {speed!r} is not one of {valid}",
-                    number,
-                    speed=speed,
-                    valid=", ".join(LANE_GBIT),
-                )
+                raise self.damaged(f"the link speed {speed!r} is not one of {', '.join(LANE_GBIT)}", number)
             known = int(width[:-1]) if width[0].isdigit() else None, speed if speed != "???" else None
             self._lanes[width, speed] = known
         return known

@@ -21,7 +21,7 @@ from hpctrain.common.cluster.adapter_kinds import (
 )
 from hpctrain.common.cluster.cores import cores_of_mask, cores_of_nodes
 from hpctrain.common.cluster.node_map import Adapter, Gpu, NodeMap, NumaNode
-from hpctrain.control.topology.pcie import Bridges, node_map_of_tree
+from hpctrain.control.topology.pcie import Bridges, gpu_numbers, node_map_of_tree
 from hpctrain.control.topology.readers.xml_tree import Element, not_valid, parse
 
 _REMEDY = "NCCL writes one in a job that runs with NCCL_TOPO_DUMP_FILE=topology.xml"
@@ -48,7 +48,7 @@ def read(text: str, where: str) -> NodeMap:
     system = parse(text, where, root="system", remedy=_REMEDY)
     hosts: dict[str, list[Element]] = {}
     for cpu in system.all("cpu"):
-        hosts.setdefault(cpu.attributes.get("host_hash", ""), []).append(cpu)
+        hosts.setdefault(cpu.get("host_hash", ""), []).append(cpu)
     maps = {name: _node_map(cpus, system.where, where) for name, cpus in hosts.items()}
     if not maps:
         raise not_valid(system.where, "no GPU and no adapter in this file", _REMEDY)
@@ -76,7 +76,10 @@ def _node_map(cpus: Sequence[Element], where: str, file: str) -> NodeMap:
     adapters = _each_once(adapters)
     if not gpus and not adapters:
         raise not_valid(where, "no GPU and no adapter in this file", _REMEDY)
-    numbers = _indices([device for device, _, _ in gpus])
+    # NCCL's own, of which processes that each see only one GPU give it 0.
+    named = [next((gpu for gpu in device.all("gpu") if gpu.get("dev")), None) for device, _, _ in gpus]
+    given = [None if gpu is None else gpu.number("dev") for gpu in named]
+    numbers = gpu_numbers(given, [device.attribute("busid") for device, _, _ in gpus])
     nameless = sum(adapter.name == adapter.bus_id for adapter in adapters)
     warnings = [f"{file}: {nameless} adapters without a device name are known by their bus ID"] if nameless else []
     node_map = node_map_of_tree(
@@ -98,7 +101,7 @@ def _numa(cpu: Element) -> int:
 
 
 def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
-    cores = cores_of_nodes([cores_of_mask(cpu.attributes.get("affinity", ""), cpu.where) for cpu in cpus])
+    cores = cores_of_nodes([cores_of_mask(cpu.get("affinity", ""), cpu.where) for cpu in cpus])
     return [
         NumaNode(index=_numa(cpu), cores=node_cores or (), complete=bool(node_cores))
         for cpu, node_cores in zip(cpus, cores, strict=True)
@@ -106,7 +109,7 @@ def _numa_nodes(cpus: Sequence[Element]) -> list[NumaNode]:
 
 
 def _is(device: Element, tag: str, pci_class: str) -> bool:
-    return bool(device.all(tag)) or device.attributes.get("class", "").startswith(pci_class)
+    return bool(device.all(tag)) or device.get("class", "").startswith(pci_class)
 
 
 def _devices(cpu: Element) -> Iterator[_Place]:
@@ -126,21 +129,9 @@ def _devices(cpu: Element) -> Iterator[_Place]:
         below += [(child, (*bridges, name, f"{name} port {port}")) for port, child in reversed(list(enumerate(inner)))]
 
 
-def _indices(gpus: list[Element]) -> list[int]:
-    """NCCL's own device numbers if every GPU has a different one, else CUDA's order by bus ID.
-
-    Processes that each see only one GPU give it the number 0.
-    """
-    numbers = [device.attributes.get("dev", "") for gpu in gpus for device in gpu.all("gpu")[:1]]
-    if len(numbers) == len(gpus) == len(set(numbers)) and all(numbers):
-        return [gpu.all("gpu")[0].number("dev") for gpu in gpus]
-    ordered = sorted(gpu.attribute("busid") for gpu in gpus)
-    return [ordered.index(gpu.attribute("busid")) for gpu in gpus]
-
-
 def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
     """The RDMA devices of a PCI device, or of a CPU: one where it is a network device and the file names none."""
-    bus_id = device.attributes.get("busid")
+    bus_id = device.get("busid")
     nets = [net for nic in device.all("nic") for net in nic.all("net")]
     # Each net is a port: a two-port adapter has two, as separate devices or as ports of one. Their port attribute is
     # not the device's port: NCCL adds the place of the device on its card.
@@ -152,7 +143,7 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
     layer = _link_layer(device)
     for name, ports in names.items():
         # NCCL uses a network interface, which has port 0, through sockets.
-        if ports and link_layer_of_name(name) not in LIBFABRIC and ports[0].attributes.get("port") == "0":
+        if ports and link_layer_of_name(name) not in LIBFABRIC and ports[0].get("port") == "0":
             continue
         yield Adapter(
             name=name,
@@ -165,7 +156,7 @@ def _adapters(device: Element, numa: int) -> Iterator[Adapter]:
 
 def _gbit(nets: Sequence[Element]) -> float | None:
     """The speed of an adapter from NCCL's Mbit/s of each port; None for early plugins for Slingshot, with kbit/s."""
-    speeds = [net.number("speed") / 1000 for net in nets if net.attributes.get("speed", "0") != "0"]
+    speeds = [net.number("speed") / 1000 for net in nets if net.get("speed", "0") != "0"]
     return sum(speeds) if speeds and len(speeds) == len(nets) and max(speeds) <= _MOST_GBIT else None
 
 
@@ -181,7 +172,7 @@ def _each_once(adapters: dict[Adapter, Bridges]) -> dict[Adapter, Bridges]:
 
 def _link_layer(device: Element) -> LinkLayer | None:
     """The link layer by vendor and PCI class. A net whose switches reduce (SHARP) is InfiniBand; LIDs are not given."""
-    if any(net.attributes.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
+    if any(net.get("coll") == "1" for nic in device.all("nic") for net in nic.all("net")):
         return "InfiniBand"
     vendor, model, pci_class = _identity(device)
     return link_layer_of_vendor(vendor, model) or link_layer(pci_class, ())
@@ -189,7 +180,7 @@ def _link_layer(device: Element) -> LinkLayer | None:
 
 def _identity(device: Element) -> tuple[str, str, str]:
     """Vendor, model, and class with subclass of a PCI device, in hexadecimal digits."""
-    vendor, model, kind = (device.attributes.get(name, "")[2:].lower() for name in ("vendor", "device", "class"))
+    vendor, model, kind = (device.get(name, "")[2:].lower() for name in ("vendor", "device", "class"))
     return vendor, model, kind[:4]
 
 

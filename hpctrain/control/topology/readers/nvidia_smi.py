@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hpctrain.common.cluster.adapter_kinds import link_layer_of_name
 from hpctrain.common.cluster.cores import cores_of_list, cores_of_nodes
@@ -23,14 +22,8 @@ _UNKNOWN = "N/A"
 _NO_LEGEND = "{}: no NIC Legend, so the adapters' device names are not known and no rank is restricted to any"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One row: the classes, by the header's devices, and the columns after them."""
-
-    name: str
-    classes: tuple[str, ...]
-    rest: tuple[str, ...]
-    where: str
+# The cells of a row, and where it is.
+_Row = tuple[list[str], str]
 
 
 def read(text: str, where: str) -> NodeMap:
@@ -59,18 +52,19 @@ def read(text: str, where: str) -> NodeMap:
         # Nothing else would show what is missing at the end of this row, or of this line of the legend.
         raise _unfit(place, name)
     rows = _rows(devices, lines[start + 1 :], header)
-    gpus = [row for row in rows if _is_gpu(row.name)]
-    numa_nodes, numa_of_gpu = _numa_nodes(gpus, affinities)
+    gpus = [name for name in devices if _is_gpu(name)]
+    cells = [(rows[gpu][0][len(devices) :], rows[gpu][1]) for gpu in gpus]
+    numa_nodes, numa_of_gpu = _numa_nodes(cells, affinities)
     names = _adapters(devices, lines, header)
     # An adapter with two ports may be listed for each.
     adapters = dict.fromkeys(
-        (name, tuple(row.classes[devices.index(column)] for row in gpus)) for column, name in names.items()
+        (name, tuple(rows[gpu][0][devices.index(column)] for gpu in gpus)) for column, name in names.items()
     )
     return checked(
         NodeMap(
             gpus=tuple(
-                Gpu(index=int(row.name.removeprefix("GPU")), bus_id=None, numa=numa)
-                for row, numa in zip(gpus, numa_of_gpu, strict=True)
+                Gpu(index=int(gpu.removeprefix("GPU")), bus_id=None, numa=numa)
+                for gpu, numa in zip(gpus, numa_of_gpu, strict=True)
             ),
             adapters=tuple(
                 Adapter(
@@ -104,21 +98,34 @@ def _header(where: str, line: str) -> tuple[list[str], tuple[str, ...]]:
     return devices, tuple(affinities[::2])
 
 
-def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> list[_Row]:
+def _rows(devices: list[str], lines: Sequence[tuple[str, str]], header: str) -> dict[str, _Row]:
+    """The cells of each device's row: its distances in the order of the header, then its affinities.
+
+    Refuses a row with too few cells, with X anywhere but on the diagonal, or with NVLinks to an adapter.
+    """
     rows: dict[str, _Row] = {}
     for where, line in lines:
         name, *cells = line.split() or [""]
         if name not in devices:
             continue
-        if name in rows:
+        if name in rows or len(cells) < len(devices):
             raise _unfit(where, name)
-        classes = tuple(cells[: len(devices)])
-        _check(name, classes, devices, where)
-        rows[name] = _Row(name=name, classes=classes, rest=tuple(cells[len(devices) :]), where=where)
-    missing = [name for name in devices if name not in rows]
-    if missing:
+        for column, cell in zip(devices, cells, strict=False):
+            links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
+            if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
+                raise HpctrainError(
+                    "HT-node-file-not-valid",
+                    "{where}: {value!r} is not a distance between {row} and {column}",
+                    f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}",
+                    where=where,
+                    value=cell[:40],
+                    row=name,
+                    column=column,
+                )
+        rows[name] = cells, where
+    if missing := [name for name in devices if name not in rows]:
         raise _unfit(header, missing[0])
-    return [rows[name] for name in devices]
+    return rows
 
 
 def _unfit(where: str, part: str) -> HpctrainError:
@@ -131,25 +138,6 @@ def _unfit(where: str, part: str) -> HpctrainError:
     )
 
 
-def _check(name: str, classes: Sequence[str], devices: Sequence[str], where: str) -> None:
-    """Refuse a row with too few cells, with X anywhere but on the diagonal, or with NVLinks to an adapter."""
-    if len(classes) < len(devices):
-        raise _unfit(where, name)
-    for column, cell in zip(devices, classes, strict=True):
-        links = re.fullmatch(r"NV[1-9]\d*", cell) and _is_gpu(name) and _is_gpu(column)
-        if cell != "X" if name == column else not (links or cell in PCI_CLASSES):
-            valid = f"valid: X for itself, NV and a number between GPUs, {', '.join(PCI_CLASSES)}; {_REMEDY}"
-            raise HpctrainError(
-                "HT-node-file-not-valid",
-                "{where}: {value!r} is not a distance between {row} and {column}",
-                valid,
-                where=where,
-                value=cell[:40],
-                row=name,
-                column=column,
-            )
-
-
 def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[NumaNode, ...], list[int | None]]:
     """The NUMA nodes near GPUs, and that of each GPU.
 
@@ -160,9 +148,9 @@ def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[
     found: dict[tuple[str, int | None], int] = {}
     cpus_of: dict[int, tuple[int, ...]] = {}
     numa_of_gpu: list[int | None] = []
-    for row in gpus:
+    for words, where in gpus:
         # A blank cell leaves fewer words than columns, which could be of any column.
-        cells = dict(zip(affinities, row.rest, strict=False)) if len(row.rest) >= len(affinities) else {}
+        cells = dict(zip(affinities, words, strict=False)) if len(words) >= len(affinities) else {}
         cpus, numa = cells.get("CPU Affinity", _UNKNOWN), _NUMA.fullmatch(cells.get("NUMA Affinity", _UNKNOWN))
         number = int(numa[1]) if numa else None
         if cpus == _UNKNOWN:
@@ -172,7 +160,7 @@ def _numa_nodes(gpus: Sequence[_Row], affinities: Sequence[str]) -> tuple[tuple[
             taken = set(found.values())
             index = number if number is not None and number not in taken else -1 - len(found)
             found[cpus, number] = index
-            cpus_of[index] = () if cpus.endswith((",", "-")) else cores_of_list(cpus, row.where)
+            cpus_of[index] = () if cpus.endswith((",", "-")) else cores_of_list(cpus, where)
         numa_of_gpu.append(found[cpus, number])
     cores = dict(zip(cpus_of, cores_of_nodes([*cpus_of.values()]), strict=True))
     nodes = [NumaNode(index=index, cores=cores[index] or (), complete=bool(cores[index])) for index in sorted(cores)]

@@ -13,7 +13,6 @@ from itertools import chain
 
 from hpctrain.common.cluster.host_list import expand_hosts, expand_names
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.control.topology.readers.listing import is_prompt, without_terminal
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 
 # The further keys that a line may have, by its first key.
@@ -37,6 +36,11 @@ def not_valid(where: str, problem: str, hint: str = "") -> HpctrainError:
     return HpctrainError("HT-slurm-topology-not-valid", "{where}: {problem}", hint, where=where, problem=problem)
 
 
+def _cut_off(where: str, problem: str) -> HpctrainError:
+    hint = "write it again: scontrol show topology"
+    return HpctrainError("HT-slurm-topology-cut-off", "{where}: {problem}", hint, where=where, problem=problem)
+
+
 def read(text: str, where: str) -> Iterator[Record]:
     """The switches or blocks of a text, hosts at the leaves.
 
@@ -52,15 +56,8 @@ def read(text: str, where: str) -> Iterator[Record]:
     """
     lines = list(_lines(text, where))
     if any({"Level", "BlockIndex"} & pairs.keys() for pairs, _ in lines) and not text.endswith("\n"):
-        last = text.rpartition("\n")[2]
-        if not is_prompt(last):
-            raise HpctrainError(
-                "HT-slurm-topology-cut-off",
-                "{where}: the text is cut off in its last line: {line!r}",
-                f"write it again: scontrol show topology > {where}",
-                where=lines[-1][1],
-                line=last.strip()[:60],
-            )
+        last = text.rpartition("\n")[2].strip()[:60]
+        raise _cut_off(lines[-1][1], f"the text is cut off in its last line: {last!r}")
     switches = [_switch(pairs, place) for pairs, place in lines if "SwitchName" in pairs]
     # Blocks of blocks are left out: neighbours are beside each other by their names.
     blocks = [
@@ -100,9 +97,7 @@ def checked(groups: Sequence[SwitchGroup], where: str) -> Iterator[Record]:
 def _lines(text: str, where: str) -> Iterator[Line]:
     """The pairs of each line, keys as Slurm spells them, and its place; comments left out, continued lines joined."""
     continued, start = "", 0
-    for number, raw in enumerate(without_terminal(text).splitlines(), start=1):
-        if is_prompt(raw):
-            continue
+    for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.partition("#")[0].rstrip()
         start = start if continued else number
         if line.endswith("\\"):
@@ -112,13 +107,7 @@ def _lines(text: str, where: str) -> Iterator[Line]:
         if line.strip():
             yield _pairs(line, f"{where}:{start}"), f"{where}:{start}"
     if continued:
-        raise HpctrainError(
-            "HT-slurm-topology-cut-off",
-            "{where}:{line}: the text ends within a line that is continued",
-            "is it complete?",
-            where=where,
-            line=start,
-        )
+        raise _cut_off(f"{where}:{start}", "the text ends within a line that is continued")
 
 
 def _pairs(line: str, place: str) -> dict[str, str]:
@@ -141,13 +130,8 @@ def _pairs(line: str, place: str) -> dict[str, str]:
 def _switch(pairs: dict[str, str], place: str) -> SwitchGroup:
     switches, hosts = _names(pairs, "Switches", place), _names(pairs, "Nodes", place)
     if not switches and pairs.get("Level", "0") != "0":
-        raise HpctrainError(
-            "HT-slurm-topology-cut-off",
-            "{where}: the line is cut off before its Switches: {line!r}",
-            "write it again without SLURM_TOPO_LEN, which limits its lines: scontrol show topology",
-            where=place,
-            line=f"SwitchName={pairs['SwitchName']}",
-        )
+        problem = f"the line of {pairs['SwitchName']!r} is cut off before its Switches, by SLURM_TOPO_LEN"
+        raise _cut_off(place, problem)
     if switches and hosts and "Level" not in pairs:
         raise not_valid(
             place, f"{pairs['SwitchName']!r} has both switches and hosts", "Slurm has hosts at the leaves only"

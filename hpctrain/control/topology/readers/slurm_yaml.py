@@ -25,24 +25,19 @@ class _Part(BaseModel):
     model_config = ConfigDict(coerce_numbers_to_str=True, extra="forbid")
 
 
-class _Switch(_Part):
-    switch: str
+class _Group(_Part):
+    """A switch or a block."""
+
+    switch: str = ""
+    block: str = ""
     children: str = ""
     nodes: str = ""
 
 
-class _Tree(_Part):
-    switches: tuple[_Switch, ...]
-
-
-class _Block(_Part):
-    block: str
-    nodes: str = ""
-
-
-class _Blocks(_Part):
+class _Groups(_Part):
+    switches: tuple[_Group, ...] = ()
+    blocks: tuple[_Group, ...] = ()
     block_sizes: Any = None
-    blocks: tuple[_Block, ...]
 
 
 class _Topology(_Part):
@@ -50,8 +45,8 @@ class _Topology(_Part):
 
     topology: str
     cluster_default: bool = False
-    tree: _Tree | None = None
-    block: _Blocks | None = None
+    tree: _Groups | None = None
+    block: _Groups | None = None
     flat: Any = None
     ring: Any = None
     torus3d: Any = None
@@ -73,14 +68,11 @@ def read(text: str, where: str) -> Iterator[Record]:
     """
     document = read_document(text, Path(where), _KIND, is_list=True)
     topologies = validate(document.values, _Topologies, document.where, _KIND, _HINT).root
-    number = next((place for place, each in enumerate(topologies) if each.cluster_default), 0)
+    number = next((place for place, topology in enumerate(topologies) if topology.cluster_default), 0)
     taken = topologies[number] if topologies else None
-    groups: list[SwitchGroup] = []
-    if taken and taken.tree:
-        groups = list(_switches(taken.tree, (number, "tree"), document.where))
-    elif taken and taken.block:
-        groups = list(_blocks(taken.block, (number, "block"), document.where))
-    if taken is None or not groups:
+    kind, key = ("tree", "switches") if taken and taken.tree else ("block", "blocks")
+    listed: tuple[_Group, ...] = getattr(getattr(taken, kind, None), key, ())
+    if taken is None or not listed:
         raise HpctrainError(
             "HT-topology-no-groups",
             "{where}: its default topology is no tree and no blocks",
@@ -88,27 +80,22 @@ def read(text: str, where: str) -> Iterator[Record]:
             where=where,
         )
     if len(topologies) > 1:
-        names = ", ".join(each.topology for each in topologies)
+        names = ", ".join(topology.topology for topology in topologies)
         yield Remark(text=f"of several topologies ({names}) {taken.topology} is taken, the default one", where=where)
+    groups = [_group(group, (number, kind, key, place), document.where) for place, group in enumerate(listed)]
     yield from checked(groups, where)
 
 
-def _switches(tree: _Tree, at: Location, where: Callable[[Location], str]) -> Iterator[SwitchGroup]:
-    for number, switch in enumerate(tree.switches):
-        here = (*at, "switches", number)
-        if switch.children and switch.nodes:
-            raise not_valid(where(here), f"{switch.switch!r} has both switches and hosts, which Slurm refuses")
-        children, nodes = f"{where((*here, 'children'))}: children", f"{where((*here, 'nodes'))}: nodes"
-        yield SwitchGroup(
-            name=switch.switch,
-            where=where(here),
-            switches=expand_names(switch.children, children) if switch.children else (),
-            hosts=expand_hosts(switch.nodes, nodes) if switch.nodes else (),
-        )
-
-
-def _blocks(body: _Blocks, at: Location, where: Callable[[Location], str]) -> Iterator[SwitchGroup]:
-    for number, block in enumerate(body.blocks):
-        here = (*at, "blocks", number)
-        hosts = expand_hosts(block.nodes, f"{where((*here, 'nodes'))}: nodes") if block.nodes else ()
-        yield SwitchGroup(name=block.block, where=where(here), hosts=hosts)
+def _group(group: _Group, at: Location, where: Callable[[Location], str]) -> SwitchGroup:
+    name = group.switch or group.block
+    if not name:
+        raise not_valid(where(at), "a switch or a block without a name")
+    if group.children and group.nodes:
+        raise not_valid(where(at), f"{name!r} has both switches and hosts, which Slurm refuses")
+    children, nodes = f"{where((*at, 'children'))}: children", f"{where((*at, 'nodes'))}: nodes"
+    return SwitchGroup(
+        name=name,
+        where=where(at),
+        switches=expand_names(group.children, children) if group.children else (),
+        hosts=expand_hosts(group.nodes, nodes) if group.nodes else (),
+    )

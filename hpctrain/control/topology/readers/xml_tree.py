@@ -1,10 +1,11 @@
-"""XML with the line of each element, for messages. Entities are refused: no format read here declares any."""
+"""XML about a host: its elements know the file that they are from, for messages."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from xml.parsers import expat
+from functools import partial
+from typing import cast
+from xml.etree import ElementTree
 
 from hpctrain.common.errors import HpctrainError
 
@@ -14,25 +15,23 @@ def not_valid(where: str, problem: str, remedy: str = "") -> HpctrainError:
     return HpctrainError("HT-node-file-not-valid", "{where}: {problem}", remedy, where=where, problem=problem)
 
 
-@dataclass(slots=True, kw_only=True)
-class Element:
-    """One element; ``text`` has the characters directly in it, and ``where`` is its file and line."""
+class Element(ElementTree.Element):
+    """One element; ``where`` is its file."""
 
-    tag: str
-    attributes: dict[str, str]
-    where: str
-    children: list[Element] = field(default_factory=list)
-    text: str = ""
+    def __init__(self, where: str, tag: str, attributes: dict[str, str]) -> None:
+        super().__init__(tag, attributes)
+        self.where = where
 
     def all(self, tag: str) -> list[Element]:
         """The children of that tag."""
-        return [child for child in self.children if child.tag == tag]
+        return cast(list[Element], self.findall(tag))
 
     def attribute(self, name: str) -> str:
         """An attribute that the format requires; a missing one is an error."""
-        if name not in self.attributes:
+        value = self.get(name)
+        if value is None:
             raise not_valid(self.where, f"<{self.tag}> lacks the attribute {name!r}")
-        return self.attributes[name]
+        return value
 
     def number(self, name: str, *, least: int = 0) -> int:
         """An attribute that is a whole number; one that is missing, not a number, or below ``least`` is an error."""
@@ -43,7 +42,7 @@ class Element:
 
 
 def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
-    """The root element of a text.
+    """The root element of a text. Expat itself refuses entities that grow to more than a hundred times the text.
 
     Args:
         where: the file's name, for messages.
@@ -51,39 +50,15 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
         remedy: how the user gets a file of the right format.
 
     Raises:
-        HpctrainError: not XML, cut short, with entities, or with another root.
+        HpctrainError: not XML, cut short, or with another root.
     """
-    top = Element(tag="", attributes={}, where=where)
-    open_elements = [top]
-    parser = expat.ParserCreate("utf-8")
-
-    def here() -> str:
-        return f"{where}:{parser.CurrentLineNumber}"
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        element = Element(tag=tag, attributes=attributes, where=here())
-        open_elements[-1].children.append(element)
-        open_elements.append(element)
-
-    def end(_: str) -> None:
-        open_elements.pop()
-
-    def characters(data: str) -> None:
-        open_elements[-1].text += data
-
-    def entity(name: str, *_: object) -> None:
-        raise not_valid(here(), f"declares the entity {name!r}, which no <{root}> file does", remedy)
-
-    parser.buffer_text = True
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = characters
-    parser.EntityDeclHandler = entity
+    builder = ElementTree.TreeBuilder(element_factory=partial(Element, where))
+    parser = ElementTree.XMLParser(target=builder)  # noqa: S314
     try:
-        parser.Parse(text.encode(errors="replace"), True)
-    except expat.ExpatError as error:
-        raise not_valid(f"{where}:{error.lineno}", expat.ErrorString(error.code), remedy) from error
-    [element] = top.children
+        parser.feed(text.encode(errors="replace"))
+        element = cast(Element, parser.close())
+    except ElementTree.ParseError as error:
+        raise not_valid(f"{where}:{error.position[0]}", error.msg.partition(":")[0], remedy) from error
     if element.tag != root:
-        raise not_valid(element.where, f"expected <{root}>, found <{element.tag}>", remedy)
+        raise not_valid(where, f"expected <{root}>, found <{element.tag}>", remedy)
     return element

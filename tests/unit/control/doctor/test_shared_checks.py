@@ -9,11 +9,8 @@ import pytest
 
 from hpctrain.common.cluster.checks import Check
 from hpctrain.control.doctor import host_checks, rank_checks
-from hpctrain.control.doctor.diagnosis import failed_first
-from hpctrain.control.doctor.host_checks import check_host
 from hpctrain.control.doctor.rank_checks import MeasuredAllreduce, World, merge
 from hpctrain.control.horovod.check import AN_MPI
-from support.fake_machine import FakeMachine
 from support.golden import check_text
 
 
@@ -122,18 +119,3 @@ def test_measured_values_are_told_with_their_hosts() -> None:
     speeds = {f"n{number}": [Check(name="write", status="ok", found=f"{number // 2} MB/s")] for number in range(2, 12)}
     (merged,) = merge(speeds)
     check_text("doctor-values-of-hosts", merged.found)
-
-
-def test_failed_come_first() -> None:
-    kinds = ("ok", "not applicable", "failed", "ok", "failed")
-    checks = [Check(name=str(number), status=kind, found="") for number, kind in enumerate(kinds)]  # type: ignore[arg-type]
-    assert [check.name for check in failed_first(checks)] == ["2", "4", "0", "3", "1"]
-
-
-def test_every_check_of_a_host_has_a_mend_where_it_fails(tmp_path: Path) -> None:
-    bare = {"nofile": (64.0, 64.0), "shared_memory": None}
-    checks = [*check_host(FakeMachine(tmp_path).host(changes=bare), tmp_path), *rank_checks.without_ranks()]
-    assert any(check.status == "failed" for check in checks)
-    for check in checks:
-        assert check.found, check
-        assert check.status != "failed" or (check.remedy and check.wanted), check

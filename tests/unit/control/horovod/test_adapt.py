@@ -31,14 +31,6 @@ def test_every_text_is_replaced_and_the_rest_is_kept(source: Path) -> None:
     assert "xla_mpi_ops" not in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
 
 
-def test_only_the_frameworks_that_are_built_are_adapted(source: Path) -> None:
-    tensorflow = source / "horovod/tensorflow/CMakeLists.txt"
-    torch = source / "horovod/torch/CMakeLists.txt"
-    adapt.adapt(source, ("torch",))
-    assert "xla_mpi_ops" in tensorflow.read_text()
-    assert "set(CMAKE_CXX_STANDARD 20)" in torch.read_text()
-
-
 @pytest.mark.parametrize("lost", adapt.ADAPTATIONS, ids=lambda adaptation: adaptation.old[:30])
 def test_a_text_that_is_not_found_is_an_error(source: Path, lost: adapt.Adaptation) -> None:
     path = source / lost.file

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +9,7 @@ from hypothesis import strategies as st
 from hpctrain.common.cluster.host_list import expand_slots
 from hpctrain.common.cluster.launch_files import hydra_hostfile, open_mpi_hostfile, slurm_hostfile
 from hpctrain.common.cluster.node_map import Slot
-from hpctrain.control.hosts.hostfile import parse_hostfile, read_hostfile
+from hpctrain.control.hosts.hostfile import parse_hostfile
 from support.refusals import refused
 
 NAMES = st.from_regex(r"[a-c]{1,2}[0-9]{1,3}(-ib[0-9])?(\.x)?", fullmatch=True)
@@ -90,7 +87,7 @@ def test_a_file_as_people_write_it() -> None:
     ],
 )
 def test_no_hostfiles(text: str, line: int) -> None:
-    with refused("HT-hostfile-not-valid", **({"where": f"f:{line}"} if line else {"path": "f"})):
+    with refused("HT-hostfile-not-valid", where=f"f:{line}" if line else "f"):
         parse_hostfile(text, "f")
 
 
@@ -117,25 +114,3 @@ def test_a_line_that_is_no_list_of_hosts() -> None:
 )
 def test_slots_as_mpirun_counts_them(text: str, slots: dict[str, int]) -> None:
     assert parse_hostfile(text, "f") == slots
-
-
-@given(st.lists(st.tuples(NAMES, st.none() | st.integers(1, 20)), min_size=1, max_size=12))
-def test_repeated_hosts_have_the_sum(lines: list[tuple[str, int | None]]) -> None:
-    text = "".join(f"{name}{f':{count}' if count else ''}\n" for name, count in lines)
-    listed = ",".join(f"{name}{f':{count}' if count else ''}" for name, count in lines)
-    found = parse_hostfile(text, "f")
-    known = {name: slots or 1 for name, slots in found.items()}
-    assert known == {name: slots or 1 for name, slots in expand_slots(listed, "--hosts").items()}
-    total = Counter[str]()
-    for name, count in lines:
-        total[name] += count or 1
-    assert known == dict(total)
-    assert list(found) == list(dict.fromkeys(name for name, _ in lines))
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with refused("HT-file-unreadable", kind="hostfile", path=tmp_path / "nowhere"):
-        read_hostfile(tmp_path / "nowhere")
-    (tmp_path / "binary").write_bytes(b"\xff\xff")
-    with refused("HT-file-not-text", kind="hostfile", path=tmp_path / "binary"):
-        read_hostfile(tmp_path / "binary")

@@ -164,16 +164,6 @@ def test_a_directory_that_a_container_cannot_mount() -> None:
         launch_command(plan, Path("/a,b"), SRUN, LaunchSite(python=Path("python"), cores=1, root=False))
 
 
-def test_the_shell_text_writes_the_files(tmp_path: Path) -> None:
-    path = tmp_path / "it's"
-    made = Command(program=("cat", str(path)), launcher=("env", "-i"), files={path: "n1\nn 'x' $y\n"})
-    said = subprocess.run(["sh", "-c", made.shell()], check=True, capture_output=True, text=True).stdout
-    assert said == made.files[path]
-    path.unlink()
-    made.write_files()
-    assert path.read_text() == made.files[path]
-
-
 @pytest.mark.parametrize(
     ("variables", "cores"),
     [
@@ -206,9 +196,9 @@ def test_torchrun_is_started_on_each_host_by_whoever_is_there() -> None:
     pod = {"HPCTRAIN_POD": "digits", "JOB_COMPLETION_INDEX": "1"}
     assert first_launcher(plan(2), pod) == Torchrun(node=1)
     assert (plan(2).backend, plan(2).backend_reason) == ("gloo", "torchrun")
-    with refused("HT-launcher-not-usable-here", hosts=2):
+    with refused("HT-launcher-not-usable-here"):
         first_launcher(plan(2), {})
-    with refused("HT-launcher-pod-beyond-hosts", pod=1, hosts=1, plural=""):
+    with refused("HT-launcher-not-usable-here"):
         first_launcher(plan(1), pod)
     with refused("HT-backend-unfit", backend="mpi"):
         plan(2, "mpi")

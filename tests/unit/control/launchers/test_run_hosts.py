@@ -130,14 +130,6 @@ def test_a_source_that_lacks_a_host_is_passed_over(programs: Path) -> None:
     check_text("hosts-not-in-slurm-topology", "\n".join(warnings))
 
 
-def test_tables_beside_a_tree_of_names(tmp_path: Path) -> None:
-    fabric, routes = tmp_path / "topology.conf", tmp_path / "leaf1.txt"
-    fabric.write_text(TREE)
-    routes.write_text(TABLE)
-    with refused("HT-fabric-files-do-not-match"):
-        arrange(HostOptions(hosts="n[1-4]", fabric=fabric, routes=routes), "here", None, {})
-
-
 @pytest.mark.parametrize(
     ("options", "code"),
     [

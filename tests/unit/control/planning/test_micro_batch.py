@@ -19,7 +19,6 @@ from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.micro_batch import SHARE, fitting, rank_bytes
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.resuming.resume import changed_work, resumed_plan
-from hpctrain.control.supervision.begin import new_plan
 from support.refusals import refused
 
 GPT = load_recipe("gpt2-124m", ["data.path=/data", "batch.micro_batch=auto"])
@@ -142,14 +141,6 @@ def test_it_is_refused_where_memory_would_decide_the_result_or_is_not_predicted(
     divided = override_recipe(DIGITS, ["mesh.dp_shard=2"])
     with refused("HT-prediction-not-possible"):
         make_plan(TrainingRequest(work=divided, ranks=2, backend="gloo"), machine(available_bytes=10**12))
-
-
-def test_a_run_begins_with_one_line_about_it() -> None:
-    roomy, said = machine(available_bytes=10**15), list[str]()
-    plan, _ = new_plan(TrainingRequest(work=GPT, ranks=2), roomy, said.append)
-    assert said == [f"batch.micro_batch: {plan.micro_batch_reason}"]
-    new_plan(TrainingRequest(work=GPT.computing(12), ranks=2), roomy, said.append)
-    assert len(said) == 1
 
 
 def test_a_job_s_number_is_chosen_in_the_job_and_stays() -> None:

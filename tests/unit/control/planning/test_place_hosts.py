@@ -51,10 +51,6 @@ def test_each_rank_has_its_slot() -> None:
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
-def test_one_host_has_no_order() -> None:
-    assert place_hosts(dict.fromkeys(("n3",)), 2, KnownFabric(FABRIC, "x")).order is None
-
-
 @pytest.mark.parametrize(("rails", "expected"), [(1, {}), (2, {"NCCL_CROSS_NIC": "0"})])
 def test_rings_stay_on_their_rail(rails: int, expected: dict[str, str]) -> None:
     fabric = build_fabric(ibnetdiscover.read(fat_tree(hosts=4, rails=rails, leaf_down=2, leaf_up=2), "generated"))

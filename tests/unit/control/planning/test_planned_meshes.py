@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from hpctrain.common.cluster.machine import Machine
 from hpctrain.common.recipes.families import FAMILIES
 from hpctrain.common.recipes.load import load_recipe
@@ -98,10 +96,3 @@ def test_of_a_script_neighbours_are_counted() -> None:
     # Two pairs of ranks on each host, and a ring over the hosts for each of its ranks.
     assert lines[2].split() == ["dp_shard", "4", "1", "-", "4", "4"]
     assert lines[3].split() == ["tp", "2", "1", "8", "-", "-"]
-
-
-@pytest.mark.parametrize("mesh", [Mesh(tp=8), Mesh(tp=4, pp=2)])
-def test_tp_over_nodes_is_said(mesh: Mesh) -> None:
-    traffic = placed(SCRIPT.model_copy(update={"mesh": mesh})).traffic
-    assert traffic is not None
-    assert f"tp {mesh.tp} " in (traffic.warning or "")

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hpctrain
 from hpctrain.common.cluster import machine as facts
 from hpctrain.common.cluster.machine import Machine, same_host, this_machine
 from hpctrain.common.cluster.node_map import Slot as Place
@@ -21,7 +20,7 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.smoke import smoke
-from hpctrain.common.run.plan import Plan, Script, Slots, Start
+from hpctrain.common.run.plan import Script, Slots, Start
 from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.launchers.command_line import rank_environment
 from hpctrain.control.planning.place_hosts import PlacedHosts
@@ -60,11 +59,6 @@ def test_ranks_never_share_cores_unless_there_are_more_of_them(ranks: int, cores
         assert plan.threads_per_rank == 1
         assert warning is not None
         assert re.findall(r"n?\d+", warning)[:3] == [str(ranks), str(cores), "n1"]
-
-
-def test_the_plan_survives_its_file() -> None:
-    plan = make_plan(TrainingRequest(work=RECIPE, ranks=3), MACHINE)
-    assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 SHRINK = load_recipe("digits", ["fault_tolerance=shrink"])
@@ -219,13 +213,6 @@ def test_names_of_one_host(one: str, other: str, same: bool) -> None:
     assert same_host(one, other) is same_host(other, one) is same
 
 
-def test_this_machine() -> None:
-    machine = this_machine()
-    assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
-    assert machine.versions["hpctrain"] == hpctrain.__version__
-    assert machine.versions["numpy"].count(".") >= 1
-
-
 def test_cores_are_physical_and_within_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
@@ -295,16 +282,6 @@ def test_gpus_of_several_hosts_are_not_shared() -> None:
     hosts = PlacedHosts(slots=(Slots(host="n1", slots=2), Slots(host="n2", slots=2)))
     with refused("HT-gpus-not-shareable", "n2 has ranks", host="n1"):
         make_plan(TrainingRequest(work=RECIPE, start=Start(share_gpus=True)), with_gpus(1), hosts)
-
-
-def test_a_script_with_a_mesh_is_pytorchs() -> None:
-    gpus = dataclasses.replace(MACHINE, gpus=2)
-    with refused("HT-backend-undecided", title="train.py"):
-        make_plan(TrainingRequest(work=SCRIPT, ranks=2), gpus)
-    assert (
-        make_plan(TrainingRequest(work=SCRIPT.model_copy(update={"mesh": Mesh(dp_shard=2)}), ranks=2), gpus).backend
-        == "nccl"
-    )
 
 
 def test_a_parameter_server_needs_the_engine_that_has_one() -> None:

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from hpctrain.control.topology.fabric import components
-from hpctrain.control.topology.levels import articulation_points
-from hpctrain.control.topology.subtrees import subtrees
-from hpctrain.control.topology.summary import branches, cables, host_numbers, leaf_oversubscription
+from hpctrain.control.topology.summary import host_numbers, leaf_oversubscription
 from support.refusals import refused
 from support.topology.small_fabric import small_fabric, two_levels
 
@@ -48,28 +46,13 @@ def test_oversubscription_by_the_names_of_leaves() -> None:
     assert leaf_oversubscription(small_fabric([("a 0", "leaf0")])) == {"leaf0": None}
 
 
-def test_a_cable_between_two_leaves_of_the_same_hosts_counts_once() -> None:
-    adapters = [(f"{host} {rail}", f"leaf{rail}") for host in "ab" for rail in range(2)]
-    fabric = small_fabric([*adapters, ("leaf0", "leaf1")])
-    (tree,) = branches(fabric, subtrees(fabric))
-    assert cables(fabric, tree) == {"down": 4, "up": 0, "across": 1}
-
-
-def test_a_chain_and_a_ring() -> None:
-    chain = np.array([0, 1, 2]), np.array([1, 2, 3])
-    assert articulation_points(5, *chain).tolist() == [False, True, True, False, False]
-    ring = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 0])
-    assert not articulation_points(5, *ring).any()
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_random_graphs(seed: int) -> None:
-    chance = random.Random(seed)
-    nodes = chance.randint(1, 30)
-    graph = nx.gnm_random_graph(nodes, chance.randint(0, 2 * nodes), seed=seed)
-    source, target = (np.array([edge[end] for edge in graph.edges], np.int32) for end in (0, 1))
-    assert np.flatnonzero(articulation_points(nodes, source, target)).tolist() == sorted(nx.articulation_points(graph))
-    label = components(nodes, source, target)
-    assert {frozenset(np.flatnonzero(label == each).tolist()) for each in set(label.tolist())} == {
-        frozenset(each) for each in nx.connected_components(graph)
-    }
+def test_what_hangs_together_in_random_graphs() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        nodes = chance.randint(1, 30)
+        graph = nx.gnm_random_graph(nodes, chance.randint(0, 2 * nodes), seed=seed)
+        source, target = (np.array([edge[end] for edge in graph.edges], np.int32) for end in (0, 1))
+        label = components(nodes, source, target)
+        assert {frozenset(np.flatnonzero(label == part).tolist()) for part in set(label.tolist())} == {
+            frozenset(part) for part in nx.connected_components(graph)
+        }

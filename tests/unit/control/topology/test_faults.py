@@ -43,6 +43,11 @@ def named(faults: tuple[Fault, ...]) -> set[tuple[str, str, str]]:
     return {(fault.kind, fault.name, fault.direction) for fault in faults}
 
 
+def directions_of(host: str, slow: str) -> set[tuple[str, str, str]]:
+    """A host that is slow both ways has a fault for each."""
+    return {("host", host, direction) for direction in (("sends", "receives") if slow == "both" else (slow,))}
+
+
 def hosts(number: int) -> list[str]:
     return [f"h{host}" for host in range(1, number + 1)]
 
@@ -50,10 +55,7 @@ def hosts(number: int) -> list[str]:
 @pytest.mark.slow
 @given(st.integers(2, 12), st.data())
 def test_an_even_network_has_no_fault(number: int, data: st.DataObject):
-    flows = [
-        replace(flow, bandwidth=SPEED * data.draw(st.floats(0.8, 1)), latency=data.draw(st.floats(2e-5, 4e-5)))
-        for flow in measured(hosts(number), {}, {})
-    ]
+    flows = [replace(flow, bandwidth=SPEED * data.draw(st.floats(0.8, 1))) for flow in measured(hosts(number), {}, {})]
     assert compare(flows) == ()
 
 
@@ -65,7 +67,7 @@ def test_one_slow_host_is_the_only_one_named(number: int, slowed: float, directi
     receives = {slow: slowed} if direction != "sends" else {}
     flows = measured(names, sends, receives)
     faults = compare(flows)
-    assert named(faults) == {("host", slow, direction)}
+    assert named(faults) == directions_of(slow, direction)
     assert faults[0].reached == pytest.approx(slowed)
     assert faults[0].alternatives == ()
 
@@ -78,7 +80,7 @@ def test_less_than_half_of_the_hosts_are_all_named_and_no_other(number: int, dat
     sends = {name: 0.1 for name, direction in directions.items() if direction != "receives"}
     receives = {name: 0.1 for name, direction in directions.items() if direction != "sends"}
     faults = compare(measured(names, sends, receives))
-    assert named(faults) == {("host", name, direction) for name, direction in directions.items()}
+    assert named(faults) == set().union(*(directions_of(*each) for each in directions.items()))
 
 
 @pytest.mark.parametrize("rails", [1, 2])
@@ -93,11 +95,9 @@ def test_both_directions_at_different_rates_are_two_faults():
     check_text("faults-directions", "\n".join(map(str, faults)))
 
 
-def test_of_two_hosts_neither_is_accused():
-    flows = measured(hosts(2), {"h1": 0.1}, {})
-    (fault,) = compare(flows)
-    check_text("faults-flow", str(fault))
-    assert [each.split() for each in fault.alternatives] == [["host", "h1", "sends"], ["host", "h2", "receives"]]
+def test_of_two_hosts_either_may_be_slow():
+    (fault,) = compare(measured(hosts(2), {"h1": 0.1}, {}))
+    assert (fault.name, fault.direction, fault.alternatives) == ("h1", "sends", ("host h2 receives",))
 
 
 def test_two_hosts_that_are_alike_cannot_be_compared():
@@ -114,20 +114,4 @@ def test_what_no_good_flow_clears_is_left_open():
         replace(flow, bandwidth=0.1 * SPEED) if (flow.source.host, flow.target.host) == ("h1", "h2") else flow
         for flow in flows
     ]
-    flow = "h1 -> h2"
-    assert named(compare(flows)) == {("host", "h3", "both"), ("flow", flow, "both")}
-
-
-def test_late_hosts():
-    flows = [
-        replace(flow, latency=1e-3) if "h3" in (flow.source.host, flow.target.host) else flow
-        for flow in measured(hosts(3), {}, {})
-    ]
-    faults = compare(flows)
-    check_text("faults-latency", "\n".join(map(str, faults)))
-
-
-def test_an_answer_that_was_late_once_is_no_late_host():
-    flows = measured(hosts(3), {}, {})
-    # The other direction of the same pair measured the same.
-    assert compare([replace(flows[0], latency=1e-3), *flows[1:]]) == ()
+    assert named(compare(flows)) == directions_of("h3", "both") | {("host", "h1", "sends")}

@@ -51,11 +51,6 @@ def test_nothing_is_said_of_what_is_not_there() -> None:
     assert launch_files.network_variables() == {}
 
 
-def test_an_adapter_without_devices_restricts_nothing() -> None:
-    slot = Slot(gpu=None, adapter="0101:00:00.0", cores=())
-    assert launch_files.host_variables([slot]) == launch_files.slot_variables(slot) == {}
-
-
 def test_ports_of_devices() -> None:
     slot = Slot(gpu=None, adapter="mlx4_0", cores=(), devices=("mlx4_0:2", "mlx5_0"))
     assert launch_files.host_variables([slot]) == {"NCCL_IB_HCA": "=mlx4_0:2,mlx5_0"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,14 +158,3 @@ def test_gpus_of_nvml(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None
         (0, "0000:af:00.0", 1),
         (1, "0000:3d:00.0", 0),
     ]
-
-
-def test_this_machine() -> None:
-    node_map = this_node()
-    cores = [core for node in node_map.numa_nodes for core in node.cores]
-    assert cores and set(cores) <= os.sched_getaffinity(0)
-    assert slots(node_map, 1)[0].cores
-    if not Path("/dev/nvidiactl").exists():
-        assert any(warning.endswith(" GPU") for warning in node_map.warnings)
-    if not Path("/sys/class/infiniband").exists():
-        assert any("RDMA" in warning for warning in node_map.warnings)

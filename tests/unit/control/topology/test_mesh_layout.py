@@ -115,18 +115,6 @@ def test_the_loudest_axis_stays_within_leaves(axis: str):
     assert bytes_over_leaves(fabric, list(laid.order), work) == laid.traffic.laid.over_leaves
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(MESHES), st.permutations(range(8)), st.sampled_from([[4, 4], [3, 5], [2, 3, 3], [1, 7]]))
-def test_the_order_taken_is_not_worse_than_the_one_given(sizes: dict[str, int], order: list[int], leaves: list[int]):
-    fabric, work = two_levels(leaves, spines=2), work_of(**sizes)
-    laid = lay(fabric, order, report(fabric, order).placed.order, dict.fromkeys(order, 2), work)
-    assert sorted(laid.order) == list(range(8))
-    for name in ("given", "torch_placed"):
-        assert laid.traffic.laid.over_leaves <= laid.traffic.orders[name].over_leaves * (1 + 1e-9)
-    assert laid.traffic.laid == layout(fabric, list(laid.order), work).traffic_of(np.arange(8))
-
-
 def test_ranks_of_a_host_share_its_rails():
     # Each rail has a leaf of its own. Along dp_shard a rank of each host talks to the same one of the next.
     fabric = small_fabric(

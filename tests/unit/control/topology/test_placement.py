@@ -103,7 +103,7 @@ def against_every_order(fabric: Fabric, given: Sequence[int]) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=settings().max_examples // 2, deadline=None)
+@settings(max_examples=settings().max_examples // 4, deadline=None)
 @given(fabric=fabrics(hosts=9), seed=st.integers(0, 99), tables=st.booleans())
 def test_no_order_of_up_to_nine_hosts_has_fewer_crossings(fabric: Fabric, seed: int, tables: bool) -> None:
     fabric = with_random_tables(fabric, seed) if tables else fabric
@@ -121,12 +121,6 @@ def test_alternating_leaves_are_put_together() -> None:
     assert not found.already_optimal
 
 
-def test_an_optimal_order_is_left_as_it_is_said_to_be() -> None:
-    found = report(two_levels([3, 3], spines=2), [5, 3, 4, 0, 2, 1])
-    assert found.already_optimal
-    assert found.placed.crossings == found.given.crossings == 2
-
-
 def test_pods_are_one_run_each() -> None:
     shape = {"hosts": 32, "leaf_down": 2, "leaf_up": 2, "levels": 3, "pod_leaves": 4, "spine_up": 2, "rails": 2}
     fabric = build_fabric(ibnetdiscover.read(fat_tree(**shape), "generated"))
@@ -135,15 +129,6 @@ def test_pods_are_one_run_each() -> None:
     assert (found.placed.crossings, found.bound, found.placed.worst_load) == (16, 16, 1)
     pods = [fabric.leaves[host] and min(fabric.leaves[host]) // 4 for host in found.placed.order]
     assert len(list(itertools.groupby(pods))) == len(set(pods)) == 8
-
-
-def test_pods_whose_leaves_are_numbered_in_turns_are_one_run_each_too() -> None:
-    cables = [(f"h{host} m", f"leaf{host}") for host in range(4)]
-    cables += [(f"leaf{leaf}", f"spine{leaf % 2}") for leaf in range(4)]
-    cables += [("spine0", "core0"), ("spine1", "core0")]
-    found = report(small_fabric(cables), [0, 1, 2, 3])
-    assert (found.given.crossings, found.given.worst_load) == (4, 2)
-    assert (found.tree.order, found.tree.crossings, found.tree.worst_load) == ((0, 2, 1, 3), 4, 1)
 
 
 def _min_hop_tables(fabric: Fabric) -> Ints:
@@ -211,7 +196,6 @@ def test_one_host_has_no_ring_and_a_fabric_without_speeds_no_bandwidth() -> None
 @pytest.mark.parametrize(
     ("hosts", "code", "values"),
     [
-        ([], "HT-hosts-not-named", {}),
         ([0, 1, 0], "HT-placement-host-twice", {"host": "h00"}),
         ([2], "HT-not-in-fabric", {"host": "h02"}),
     ],

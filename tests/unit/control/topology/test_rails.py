@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from hpctrain.control.topology.fabric import Fabric, components
 from hpctrain.control.topology.placement import rail_adapters, report
 from hpctrain.control.topology.routes import Routes
-from support.topology.small_fabric import small_fabric, two_levels
+from support.topology.small_fabric import small_fabric
 
 
 def paired(fabric: Fabric, hosts: list[int]) -> list[list[str]]:
@@ -57,9 +56,3 @@ def test_planes_tell_rails_where_no_host_on_the_same_leaves_is_whole() -> None:
 def test_without_a_rail_in_common_the_order_of_names_counts() -> None:
     fabric = rail_optimised("h0 m0", "h0 m1", "h1 m2", "h1 m3")
     assert paired(fabric, [0, 1]) == [["h0 m2", "h0 m3"], ["h1 m0", "h1 m1"]]
-
-
-def test_all_rails_on_one_leaf() -> None:
-    fabric = two_levels([2, 2], spines=1, rails=3)
-    assert paired(fabric, [3, 0]) == [[f"h{host:02d} m{rail}" for rail in range(3)] for host in (3, 0)]
-    assert np.array_equal(rail_adapters(fabric, [1]), [fabric.adapters(1)])

@@ -18,7 +18,7 @@ from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from support.refusals import refused
-from support.topology.node_texts import hwloc_export, port_lid
+from support.topology.node_texts import hwloc_export
 
 GPU_CLASS = 'class="0x030200" vendor="0x10de" device="0x2330"'
 
@@ -119,19 +119,6 @@ def test_cores_of_an_affinity(cpus: list[str], numa: list[str], cores: tuple[int
     assert (slot.cores, slot.numa) == (cores, node)
 
 
-def test_a_byte_order_mark_before_a_file(tmp_path: Path) -> None:
-    for name, text in {"smi": smi([["PIX"]], ["0-7"], "0", ["mlx5_0"]), "nccl": system(gpu(1, 0))}.items():
-        (tmp_path / name).write_text("\ufeff" + text)
-        assert len(read_node_map(tmp_path / name).gpus) == 1
-
-
-def test_a_matrix_that_ends_within_its_last_row() -> None:
-    text = "        GPU0    GPU1    CPU Affinity\nGPU0     X      SYS     0-9\nGPU1    SYS      X      10-1"
-    assert [len(slot.cores) for slot in slots(nvidia_smi.read(text + "9\n", "f"), 2)] == [10, 10]
-    with refused("HT-node-file-not-valid", where="f:3"):
-        nvidia_smi.read(text, "f")
-
-
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
@@ -162,13 +149,6 @@ def test_a_matrix_without_its_legend_names_no_devices() -> None:
     assert variables(node_map, 2) == (None, [None, None])
     assert [slot.cores for slot in slots(node_map, 2)] == [tuple(range(8)), tuple(range(8, 16))]
     assert ["Legend" in warning for warning in node_map.warnings] == [True]
-
-
-def test_colours_and_erasures_of_a_terminal() -> None:
-    names = ["mlx5_0", "mlx5_1"]
-    text = smi([["PIX", "SYS"], ["SYS", "PIX"]], ["0-7", "8-15"], "01", names)
-    coloured = text.replace("PIX", "\x1b[1;32mPIX\x1b[0m\x1b[K").replace("GPU1\t", "\x1b(BGPU1\x1b[m\t")
-    assert nvidia_smi.read(coloured, "f") == nvidia_smi.read(text, "f")
 
 
 # names
@@ -285,33 +265,7 @@ def test_hosts_of_one_file(tmp_path: Path) -> None:
         read_node_map(file)
 
 
-@pytest.mark.parametrize(
-    ("affinity", "cores"),
-    [
-        # 0-3,8-10: nobody knows which of 8-10 are second threads.
-        ("0000070f", [(), ()]),
-        ("55555555", [(), ()]),
-        ("", [(), ()]),
-        ("000f000f", [(0, 1), (2, 3)]),
-        ("0000,0fffff00,000fffff", [tuple(range(10)), tuple(range(10, 20))]),
-        ("ff,ffffffff,ffffffff", [tuple(range(36)), tuple(range(36, 72))]),
-    ],
-)
-def test_cores_of_a_mask(affinity: str, cores: list[tuple[int, ...]]) -> None:
-    placed = slots(nccl.read(system(gpu(1, 0) + gpu(2, 1), affinity=affinity), "f"), 2)
-    assert [slot.cores for slot in placed] == cores
-    assert [slot.numa for slot in placed] == [0, 0]
-
-
 # hwloc's files
-
-
-def test_efa_in_an_export() -> None:
-    adapters = [("12", "rdmap18s0", 4, "0200", "1d0f:efa3", port_lid(0))]
-    node_map = hwloc.read(hwloc_export("2.0", adapters), "f")
-    assert [(a.name, a.link_layer, a.active) for a in node_map.fabric_adapters] == [("rdmap18s0", "EFA", True)]
-    assert variables(node_map, 1) == (None, [None])
-    assert node_map.warnings == ()
 
 
 def test_slingshot_in_an_export_of_an_early_hwloc() -> None:
@@ -398,11 +352,6 @@ def test_no_core_twice_and_none_that_the_map_does_not_list(node_map: NodeMap) ->
     incomplete = {node.index for node in node_map.numa_nodes if not node.complete}
     for slot, each in zip(placed, node_map.gpus, strict=False):
         assert not (each.numa in incomplete and slot.cores)
-
-
-@given(maps(st.just("SYS")))
-def test_no_restriction_where_all_distances_are_equal(node_map: NodeMap) -> None:
-    assert all(slot.devices == () for slot in placed_or_none(node_map))
 
 
 @given(maps())

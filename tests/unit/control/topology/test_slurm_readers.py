@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hpctrain.common.cluster.host_list import expand_names
 from hpctrain.control.topology.readers import slurm, slurm_yaml
 from hpctrain.control.topology.records import Record, Remark, SwitchGroup
 from support.refusals import refused
@@ -50,14 +47,6 @@ YAML = """\
       - switch: s2
         nodes: n3,n4
 """
-# Inside a terminal: the command above, and a prompt that waits below.
-PASTED = [
-    ("$ scontrol show topology\n", ""),
-    ("[root@n1 ~]# scontrol show topology\n", "[root@n1 ~]# "),
-    ("\x1b]0;root@n1: ~\x07user@n1:~/work$ scontrol show topology\n", "user@n1:~/work$ "),
-    ("n1:~ # scontrol show topology\n", "n1:~ #"),
-]
-
 BLOCK_YAML = """\
 - topology: ours
   block:
@@ -92,11 +81,6 @@ def test_read(text: str, expected: Shape) -> None:
     assert shape(slurm.read(text, "f")) == expected
 
 
-def test_places() -> None:
-    records = [record for record in slurm.read(CONF, "f") if isinstance(record, SwitchGroup)]
-    assert [record.where for record in records] == ["f:2", "f:3", "f:5"]
-
-
 def test_a_switch_without_hosts_is_remarked_upon() -> None:
     records = list(slurm.read("SwitchName=core Switches=s[1-2]\nSwitchName=s1 Nodes=n1\nSwitchName=s2\n", "f"))
     (remark,) = (record for record in records if isinstance(record, Remark))
@@ -109,7 +93,7 @@ TWO = "SwitchName=a Switches=b{}\nSwitchName=b {}\n"
 REFUSED = [
     ("SwitchName=a Nodes=n[1-2\n", "HT-hosts-not-a-list", "f:1: Nodes", None),
     ("SwitchName=a Level=1 LinkSpeed=1 Nodes=n1\n", CUT_OFF, "f:1", None),
-    ("SwitchName=a \\", CUT_OFF, "f", None),
+    ("SwitchName=a \\", CUT_OFF, "f:1", None),
     ("", NOT_VALID, "f", None),
     ("# nothing\n", NOT_VALID, "f", None),
     ("SwitchName=a Nodes=n1\nhello\n", NOT_VALID, "f:2", "not a line of a Slurm topology: 'hello'"),
@@ -131,13 +115,6 @@ def test_refused_with_its_line(text: str, code: str, where: str | None, problem:
         list(slurm.read(text, "f"))
 
 
-@pytest.mark.parametrize(("above", "below"), PASTED)
-def test_a_prompt_above_and_below_a_listing_is_passed_over(above: str, below: str) -> None:
-    assert [(g.name, g.hosts) for g in slurm.read(above + SCONTROL + below, "f")] == [
-        (g.name, g.hosts) for g in slurm.read(SCONTROL, "f")
-    ]
-
-
 def test_a_listing_of_scontrol_cut_within_a_name_is_an_error() -> None:
     text = SCONTROL.replace("n[3-4]", "node31,node32")
     for cut in (2, 3, 8):
@@ -152,11 +129,6 @@ def test_any_name_of_a_switch_is_a_name(name: str) -> None:
     expected = {"top": ((name,), ()), name: ((), ("n1", "n2"))}
     conf = f"SwitchName={name} Nodes=n[1-2]\nSwitchName=top Switches={name}\n"
     assert shape(slurm.read(conf, "f")) == expected
-
-
-@given(st.lists(st.from_regex(r"[^\s,\[\]#\"\\]{1,12}", fullmatch=True), min_size=1, max_size=4, unique=True))
-def test_lists_of_any_names(names: list[str]) -> None:
-    assert expand_names(",".join(names), "f") == tuple(names)
 
 
 def test_a_key_without_a_value() -> None:
@@ -194,7 +166,8 @@ def test_of_several_topologies_the_default_one_is_taken_with_a_remark() -> None:
         ("", "HT-file-no-mapping", None),
         ("a: [", "HT-file-not-yaml", "f:1"),
         ("- topology: a\n  tree:\n    switches: n1\n", "HT-file-value", "f:3"),
-        ("- topology: a\n  tree: {}\n", "HT-file-missing-key", None),
+        ("- topology: a\n  tree: {}\n", "HT-topology-no-groups", "f"),
+        (BLOCK_YAML.replace("block: b2", "children: b2"), NOT_VALID, "f:8"),
         ("- topology: a\n  ring: true\n", "HT-topology-no-groups", "f"),
         ("[]", "HT-topology-no-groups", "f"),
         (YAML.replace("children: s[1-2]", "childs: s[1-2]"), "HT-file-unknown-key", "f:13"),

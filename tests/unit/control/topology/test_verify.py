@@ -16,7 +16,7 @@ from hpctrain.control.topology.faults import Fault
 from hpctrain.control.topology.routes import Routes
 from hpctrain.control.topology.verify import End, Flow, adapter_of, compare, rounds
 from support.refusals import refused
-from support.topology.small_fabric import small_fabric, two_levels
+from support.topology.small_fabric import two_levels
 
 SPEED = 50e9
 
@@ -32,7 +32,6 @@ def measured(
     of_host: Callable[[str], float] = lambda host: 1.0,
     of_adapter: Callable[[str], float] = lambda adapter: 1.0,
     of_link: Callable[[str, str], float] = lambda source, target: 1.0,
-    late: str = "",
 ) -> list[Flow]:
     """What a fabric would show: each flow gets nine tenths of its share of the narrowest link, less what is broken."""
     ends = [
@@ -55,13 +54,12 @@ def measured(
             )
             both = (ends[one], ends[other])
             share *= min(of_host(end.host) for end in both) * min(of_adapter(str(end)) for end in both)
-            latency = (1e-6 + 0.1e-6 * len(links)) * (10 if late in (ends[one].host, ends[other].host) else 1)
-            flows.append(Flow(round=number, source=both[0], target=both[1], bandwidth=0.9 * share, latency=latency))
+            flows.append(Flow(round=number, source=both[0], target=both[1], bandwidth=0.9 * share, latency=1e-6))
     return flows
 
 
-def named(faults: tuple[Fault, ...]) -> list[tuple[str, str, str]]:
-    return [(fault.kind, fault.name, fault.quantity) for fault in faults]
+def named(faults: tuple[Fault, ...]) -> list[tuple[str, str]]:
+    return [*dict.fromkeys((fault.kind, fault.name) for fault in faults)]
 
 
 FABRIC = fast(two_levels([4, 4, 4], spines=2))
@@ -87,40 +85,29 @@ def test_a_tree_of_names_promises_no_bandwidth():
     assert len({flow.bandwidth for flow in flows}) == 1
     assert compare(flows, names) == ()
     flows = measured(cabled, of_host=lambda host: 0.4 if host == "h05" else 1.0)
-    assert named(compare(flows, names)) == [("host", "h05", "bandwidth")]
+    assert named(compare(flows, names)) == [("host", "h05")]
 
 
 def test_a_slow_host():
     flows = measured(FABRIC, of_host=lambda host: 0.4 if host == "h05" else 1.0)
-    (fault,) = compare(flows, FABRIC)
-    assert named((fault,)) == [("host", "h05", "bandwidth")]
-    assert fault.reached == pytest.approx(0.4)
-    assert fault.flows == sum("h05" in (flow.source.host, flow.target.host) for flow in flows)
-    assert str(fault).split()[:3] == ["host", "h05:", "40%"]
+    faults = compare(flows, FABRIC)
+    assert named(faults) == [("host", "h05")] and {fault.direction for fault in faults} == {"sends", "receives"}
+    assert [fault.reached for fault in faults] == [pytest.approx(0.4)] * 2
+    assert sum(fault.flows for fault in faults) == sum("h05" in (flow.source.host, flow.target.host) for flow in flows)
 
 
 def test_a_slow_adapter_is_not_its_host():
     rails = fast(two_levels([4, 4], spines=2, rails=2))
     flows = measured(rails, rails=2, of_adapter=lambda adapter: 0.5 if adapter == "h03 m1" else 1.0)
-    assert named(compare(flows, rails)) == [("adapter", "h03 m1", "bandwidth")]
+    assert named(compare(flows, rails)) == [("adapter", "h03 m1")]
 
 
 def test_a_slow_link_between_switches():
     flows = measured(FABRIC, of_link=lambda source, target: 0.3 if (source, target) == ("leaf1", "spine0") else 1.0)
     faults = compare(flows, FABRIC)
-    assert [(fault.kind, fault.quantity) for fault in faults] == [("link", "bandwidth")]
+    assert [fault.kind for fault in faults] == ["link"]
     assert faults[0].name.startswith("leaf1 -> ")
     assert " spine0 " in faults[0].name
-
-
-def test_more_hops_are_not_late():
-    fabric = fast(two_levels([6, 6], spines=6))
-    flows = [
-        replace(flow, latency=20 * flow.latency) if (flow.source.host < "h06") != (flow.target.host < "h06") else flow
-        for flow in measured(fabric)
-    ]
-    assert compare(flows, fabric) == ()
-    assert {fault.quantity for fault in compare(flows)} == {"latency"}
 
 
 def test_the_wrong_network():
@@ -153,13 +140,6 @@ def test_the_one_that_explains_most_is_named():
     assert (fault.kind, fault.name, fault.flows) == ("host", "z", 2)
 
 
-def test_a_pair_that_is_slow_only_together():
-    flows = measured(fast(two_levels([6], spines=1)))
-    flows[0] = replace(flows[0], bandwidth=1e9)
-    (fault,) = compare(flows)
-    assert (fault.kind, fault.name) == ("flow", f"{flows[0].source} -> {flows[0].target}")
-
-
 def test_a_host_that_the_fabric_lacks():
     flows = [replace(flow, source=End(host="h099", device="m0")) for flow in measured(FABRIC)[:1]]
     with refused("HT-not-in-fabric", hosts=["h099"]):
@@ -170,11 +150,6 @@ def test_an_adapter_that_the_fabric_lacks():
     with refused("HT-not-in-fabric", adapter="h00 mlx5_7") as caught:
         adapter_of(two_levels([1], spines=1, rails=2), End(host="h00", device="mlx5_7"))
     assert caught.value.hint.split()[-3:] == ["m0,", "h00", "m1"]
-
-
-def test_the_only_adapter_needs_no_name():
-    fabric = small_fabric([("a HCA-1", "leaf0")])
-    assert fabric.names[adapter_of(fabric, End(host="a", device="mlx5_0"))] == "a HCA-1"
 
 
 @given(st.integers(2, 40), st.integers(1, 3))
