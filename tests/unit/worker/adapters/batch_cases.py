@@ -570,6 +570,7 @@ _cases(
     func(heads, heads2, heads3); func(heads, heads2, heads_plain); func(heads, heads2, heads3, is_causal=True)
     func(heads, heads2, heads3, attended); func(heads, heads2, heads3, attn_mask=attended)
     func(heads[0], heads[0], heads[0]); func(x3, x3, y3); func(x, x, y)
+    func(matrix[:0], matrix[:0], heads3); func(heads_plain[:1, :, :0], heads_plain[:1], heads3)
     """,
 )
 _cases("pairwise_distance", "func(x, y); func(x3, y3, keepdim=True); func(x, whole, 1.0); func(x, vector)")

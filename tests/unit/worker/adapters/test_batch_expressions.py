@@ -27,6 +27,9 @@ from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
 EXAMPLES = int(os.environ.get("HPCTRAIN_BATCH_EXPRESSIONS", "50"))
 TOLERANCE = 1e-10
 _LARGEST = 2000
+# PyTorch has no second derivative of an embedding of no rows, which a rank has of a small batch, nor of cdist: of a batch
+# that was overwritten, one process asks for none, while the rows of a rank are a view, whose gradient is zeros.
+_LIMITATIONS = ("cannot reshape tensor of 0 elements", "the derivative for '_cdist_backward' is not implemented")
 # What needs a leaf, or gives something else than values.
 _ALONE = (
     *(derivatives.backward, derivatives.torch_backward, derivatives.grad, elementwise.requires_grad),
@@ -165,8 +168,7 @@ def check(seed: int) -> bool:
         assert error.code == "HT-batch-not-whole", f"{error}\n{expression}"
         return False
     except RuntimeError as error:
-        # PyTorch has no second derivative of an embedding of no rows, which a rank has of a small batch.
-        if "cannot reshape tensor of 0 elements" not in str(error):
+        if not any(limitation in str(error) for limitation in _LIMITATIONS):
             raise
         return False
     for rank, ours in enumerate(found):

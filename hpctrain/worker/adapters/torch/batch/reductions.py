@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from hpctrain.worker.adapters.torch.batch.elementwise import aligned, elementwise, for_rows, part_of
+from hpctrain.worker.adapters.torch.batch.elementwise import aligned, elementwise, for_rows, part_of, tensors_in
 from hpctrain.worker.adapters.torch.batch.ranks import sum_over_ranks
 from hpctrain.worker.adapters.torch.batch.tensor import BatchTensor, named, on_whole, place_of, rule
 
@@ -196,6 +196,8 @@ def of_pairs(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     operands = aligned(args, kwargs)
     if operands is None or operands.from_end <= last or 0 in operands.rows.sizes:
         return NotImplemented
+    if not all(each.numel() for each in tensors_in(args, kwargs)):
+        return NotImplemented  # an attention without elements has the shape of its queries, not that of broadcasting
     dim = kwargs.get("dim", 1 if func is F.cosine_similarity else -1)
     if place_of(dim, operands.dims) != operands.dims - 1:
         return NotImplemented
