@@ -594,6 +594,7 @@ COMPOSED = _made(
     x[x > 0]; x[x.argsort(0)[:, 0]]
     x * x.mean().item(); x / x.numel(); sum(x[number] for number in range(len(x)))
     torch.as_tensor(x.detach().numpy().copy())
+    after(lambda own: own.mul_(2), torch.cat([x, whole])); after(lambda own: own.mul_(2), x[[2, 0, 1]])
     after(lambda own: own[1:3].zero_(), x); after(lambda own: own[:, 0].add_(1), x)
     after(lambda own: own.t().mul_(3), x)
     after(lambda own: own.view(-1).add_(2), x); after(lambda own: own.clamp_(-1, 1).sub_(0.5), x)

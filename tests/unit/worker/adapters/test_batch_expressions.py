@@ -27,9 +27,6 @@ from hpctrain.worker.adapters.torch.batch.tensor import rules  # noqa: E402
 EXAMPLES = int(os.environ.get("HPCTRAIN_BATCH_EXPRESSIONS", "50"))
 TOLERANCE = 1e-10
 _LARGEST = 2000
-# PyTorch has no second derivative of an embedding of no rows, which a rank has of a small batch, nor of cdist: of a batch
-# that was overwritten, one process asks for none, while the rows of a rank are a view, whose gradient is zeros.
-_LIMITATIONS = ("cannot reshape tensor of 0 elements", "the derivative for '_cdist_backward' is not implemented")
 # What needs a leaf, or gives something else than values.
 _ALONE = (
     *(derivatives.backward, derivatives.torch_backward, derivatives.grad, elementwise.requires_grad),
@@ -159,22 +156,26 @@ def check(seed: int) -> bool:
     theirs = _one_process(expression)
     if theirs is None:
         return False
+    wanted, twice = theirs
     try:
-        found = on_ranks(
-            expression.ranks,
-            lambda ranks: outcome(expression, expression.operands, ranks, twice=theirs[1]),
-        )
+        found = _on_ranks(expression, twice=twice)
     except HpctrainError as error:  # what changes a view of gathered rows is refused by name
         assert error.code == "HT-batch-not-whole", f"{error}\n{expression}"
         return False
-    except RuntimeError as error:
-        if not any(limitation in str(error) for limitation in _LIMITATIONS):
+    except (RuntimeError, AssertionError):
+        # PyTorch lacks some second derivatives of tensors without elements, such as a rank's rows of a small batch:
+        # those of embeddings, of cdist, and of views that were overwritten.
+        if not twice or not any(0 in (each.sizes or ()) for each in expression.operands):
             raise
-        return False
+        wanted, found = outcome(expression, expression.operands, twice=False), _on_ranks(expression, twice=False)
     for rank, ours in enumerate(found):
-        told = difference(ours, theirs[0], TOLERANCE)
+        told = difference(ours, wanted, TOLERANCE)
         assert not told, f"rank {rank}: {told}\n{expression}"
     return True
+
+
+def _on_ranks(expression: Expression, *, twice: bool) -> list[Outcome]:
+    return on_ranks(expression.ranks, lambda ranks: outcome(expression, expression.operands, ranks, twice=twice))
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

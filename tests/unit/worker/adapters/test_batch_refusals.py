@@ -58,8 +58,23 @@ def test_a_change_that_would_be_lost_is_an_error(change: Callable[[Any], Any], f
         _on_rows(change)
 
 
+@pytest.mark.parametrize(
+    ("view", "function"), [(lambda x: x[0], "indexing"), (lambda x: x[:1].squeeze(0), "squeeze")], ids=str
+)
+def test_a_change_of_a_batch_that_a_view_would_show_is_an_error(view: Callable[[Any], Any], function: str) -> None:
+    def body(x: Any) -> Any:
+        seen = view(x)
+        x.add_(1)
+        return seen
+
+    with refused("HT-batch-not-whole", function=function):
+        _on_rows(body)
+
+
 def test_what_is_computed_from_gathered_rows_may_be_changed() -> None:
     def body(x: Any) -> float:
+        x[0].sum()
+        x.add_(0)
         rows = [x[number] for number in range(len(x))]
         (rows[0] * 1).zero_()
         x.sort(0).values.zero_()
@@ -67,6 +82,14 @@ def test_what_is_computed_from_gathered_rows_may_be_changed() -> None:
         return float(x.sum())
 
     assert _on_rows(body) == [105.0, 105.0]
+
+
+def test_views_of_a_batch_in_inference_mode() -> None:
+    def body(x: Any) -> float:
+        with torch.inference_mode():
+            return float((x * 2)[4, 1:].sum())
+
+    assert _on_rows(body) == [54.0, 54.0]
 
 
 def test_a_function_that_is_not_handed_on_is_an_error() -> None:

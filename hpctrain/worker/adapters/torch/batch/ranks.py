@@ -247,6 +247,9 @@ def gathered(own: torch.Tensor, rows: Rows, name: str = "gathered rows") -> torc
     """The rows of all ranks: a plain tensor."""
     if own.requires_grad and torch.is_grad_enabled():
         return _Gather.apply(own, rows, name)  # type: ignore[no-untyped-call, no-any-return]
+    if torch.is_inference_mode_enabled():  # whose tensors do not count their changes
+        with torch.inference_mode(False):
+            return rows.ranks.gather(own, rows.sizes, rows.dim, name)
     return rows.ranks.gather(own, rows.sizes, rows.dim, name)
 
 
@@ -333,7 +336,8 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, rows: Rows) -> torch.Tensor:
         ctx.rows = rows
-        return whole.narrow(rows.dim, rows.begin, rows.size)
+        # PyTorch lets nobody change a view that is the result of such a function.
+        return whole.narrow(rows.dim, rows.begin, rows.size).clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

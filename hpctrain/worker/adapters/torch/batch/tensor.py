@@ -122,11 +122,13 @@ class BatchTensor(torch.Tensor):
         if running.rows is not None:
             return func(*tree_map(_computed_here, args), **tree_map(_computed_here, kwargs))
         # The rules find their operands by position; none of them by name alone.
-        if args and (rule := rules.get(func)) is not None:
-            result = rule(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return on_whole(func, args, kwargs)
+        rule = rules.get(func) if args else None
+        result = NotImplemented if rule is None else rule(func, args, kwargs)
+        if result is NotImplemented:
+            result = on_whole(func, args, kwargs)
+        if copies:
+            check_copies()
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -242,6 +244,7 @@ class _Copy:
 
     def __init__(self, whole: torch.Tensor, rows: torch.Tensor, views: list[torch.Tensor], name: str) -> None:
         self._whole, self._version, self._name = whole, whole._version, name
+        self._version_of_rows = _version_of(rows)
         # What the rows are a view of lives as long as anybody may read them.
         self._rows = weakref.ref(rows if rows._base is None else rows._base)
         self._views = {weakref.ref(view, self._forget) for view in views}
@@ -251,16 +254,30 @@ class _Copy:
 
     def check(self) -> bool:
         """Whether the script still has views, and the rows."""
-        if self._rows() is None:
+        if (rows := self._rows()) is None:
             return False
         if self._whole._version != self._version:
             copies.remove(self)
             raise _changed(f"a change of what {self._name} returned")
+        if self._views and _version_of(rows) != self._version_of_rows:
+            copies.remove(self)
+            raise HpctrainError(
+                "HT-batch-not-whole",
+                "a batch was changed of which the script has what {function} returned, a copy that does not change",
+                "del what was returned before, or change a copy of the batch: x = x.clone()",
+                exit_code=1,
+                function=self._name,
+            )
         return bool(self._views)
 
     def has(self, view: Any) -> bool:
         """Whether this is one of the views."""
         return any(each() is view for each in self._views)
+
+
+def _version_of(rows: torch.Tensor) -> int:
+    """A number that each change moves, but for those in an inference mode."""
+    return 0 if rows.is_inference() else rows._version
 
 
 copies: list[_Copy] = []
