@@ -13,10 +13,17 @@ from support.gpu_runs import BACKEND, PARALLEL, differences, launch, of_make_gpu
 
 pytestmark = of_make_gpu
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 CASES = {
     2: [*(f"pp_{name}" for name in SCHEDULES), *(f"pp_{name}_all" for name in SCHEDULES), "pp_scaler", "pp_recompute"],
-    4: ["pp4", "pp_fsdp_1f1b", "pp_fsdp_zbv_all", "pp_replicas_1f1b", "pp_tp_1f1b", "pp_tp_zbv"],
+    4: [
+        "pp4",
+        "pp_fsdp_1f1b",
+        "pp_fsdp_interleaved_1f1b_all",
+        "pp_replicas_1f1b",
+        "pp_tp_1f1b",
+        "pp_tp_interleaved_1f1b",
+    ],
 }
 # A case that hangs is ended after so long; after the second one the others are given less.
 _SECONDS, _LATER_SECONDS = 60, 25

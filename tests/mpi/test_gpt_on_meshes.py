@@ -27,7 +27,7 @@ CHANGES = {
         "zero1": ("dp_shard=2", ["sharding.zero=1"]),
         "zero2": ("dp_shard=2", ["sharding.zero=2", "sharding.recompute=true"]),
         "parts": ("dp_shard=2", ["batch.micro_batch=2"]),
-        "zbv": ("pp=2", ["model.layers=4", "pipeline.schedule=zbv", "pipeline.micro_batches=4"]),
+        "interleaved": ("pp=2", ["model.layers=4", "pipeline.schedule=interleaved_1f1b", "pipeline.micro_batches=4"]),
         "bf16": ("tp=2", ["precision=bf16"]),
     },
     4: {"fp16": ("pp=2,dp_shard=2", ["precision=fp16"])},

@@ -36,8 +36,6 @@ REFUSED = {
     "a_parameter_replaced_in_a_divided_model": ("HT-model-divided", {"name": "Linear.weight"}),
     "divided_already": ("HT-gradients-reduced-twice", {}),
     "divided_by_pytorch": ("HT-gradients-reduced-twice", {}),
-    "a_step_within_no_sync": ("HT-gradients-not-reduced-yet", {}),
-    "gradients_of_no_sync_made_zero": ("HT-gradients-not-reduced-yet", {}),
     "a_step_after_an_error": ("HT-backward-ended-early", {}),
     # Each rank's gradient of it is that of its part of the sequence.
     "layer_without_a_plan_in_a_divided_sequence": (

@@ -18,8 +18,6 @@ _WITHOUT: dict[Axis, str] = {
 }
 # Changes of an image that only the processor makes.
 _BY_PROCESSES = ("augmentation", "erasing")
-# Schedules that compute the gradients of weights later than those of inputs.
-_SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 
 
 def incompatibilities(recipe: RecipeKeys) -> Iterator[str]:
@@ -159,15 +157,9 @@ def _of_mesh(recipe: RecipeKeys) -> Iterator[str]:
 
 def uncompilable(recipe: RecipeKeys) -> str | None:
     """Why a recipe's network cannot be compiled; ``compile: auto`` leaves it as it is then."""
-    sizes, schedule = recipe.mesh.sizes, recipe.pipeline.schedule
-    if sizes["tp"] != 1:
+    if recipe.mesh.tp != 1:
         return (
             f"compile: on with mesh {recipe.mesh}: hooks that PyTorch cannot compile divide and join what layers "
             "compute over tp; --set compile=off"
-        )
-    if sizes["pp"] != 1 and schedule in _SPLIT_BACKWARD:
-        return (
-            f"compile: on with pipeline.schedule: {schedule}: it computes the gradients of inputs and of weights "
-            "apart, and a compiled block gives them together; --set pipeline.schedule=1f1b, or --set compile=off"
         )
     return None

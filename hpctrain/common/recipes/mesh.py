@@ -21,7 +21,7 @@ Axis = Literal["dp_replicate", "dp_shard", "pp", "cp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 FILL = -1
 
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv"]
+PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b"]
 
 # More than any cluster has.
 _MOST_RANKS = 1_000_000

@@ -304,12 +304,6 @@ class Communicator(ABC):
         if self.rank == 0:
             tell(f"hpctrain: {text}")
 
-    def watch_numbers(self) -> None:  # noqa: B027  # most engines cannot
-        """Make reductions report whether their means are finite, where an engine can.
-
-        To be called on all ranks, before the first reduction.
-        """
-
     # Ranks that die.
 
     @property

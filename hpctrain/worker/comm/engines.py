@@ -18,13 +18,7 @@ Compression = Literal["none", "fp16", "bf16"]
 
 
 class Work(Protocol):
-    """A reduction in progress.
-
-    Attributes:
-        finite: after :meth:`wait`, whether the whole result is finite, the same on every rank; None if not checked.
-    """
-
-    finite: bool | None = None
+    """A reduction in progress."""
 
     def wait(self) -> None:
         """Block until the buffer holds the result; raises HpctrainError if a rank failed."""
@@ -91,7 +85,6 @@ class CopiedWork(Work):
 
     def wait(self) -> None:
         self._work.wait()
-        self.finite = self._work.finite
         self._buffer.copy_(self._reduced)
 
 

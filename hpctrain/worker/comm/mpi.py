@@ -197,9 +197,6 @@ class MpiCommunicator(MpiControl):
         self._servers.append(ParameterServer(self._world, self.timeout, length))
         return self._servers[-1]
 
-    def watch_numbers(self) -> None:
-        self._reducer.checks_finite = True
-
     def shutdown(self) -> None:
         # The work is done, and what cannot be freed without ranks that died ends with the process.
         with contextlib.suppress(RanksLostError):

@@ -57,12 +57,12 @@ class MeshTrainer(TorchTrainer):
     def timeline(self) -> Timeline:
         return ()
 
-    def _unchecked(self) -> list[torch.Tensor]:
+    def _gradients(self) -> list[torch.Tensor]:
         """This rank's parts of the gradients."""
         return [local_tensor(each.grad) for _, each in self._parameters() if each.grad is not None]
 
     def _finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
-        own = self.own_finite and self._are_finite(gradients, norm)
+        own = self.own_finite and super()._finite(gradients, norm)
         finite = not self._comm.allreduce(np.array([float(not own)]), "max")[0]
         if not finite and gradients:
             # A GradScaler looks only at its own rank's gradients, so that each rank needs one that is not finite.

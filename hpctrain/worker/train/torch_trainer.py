@@ -67,7 +67,6 @@ class TorchTrainer(Trainer):
         )
         self._clip_norm = recipe.optimizer.clip_norm
         optimizer = make_optimizer(recipe.optimizer, model, divided=not recipe.mesh.replicates_only)
-        comm.watch_numbers()
         # Registered before distribute's hooks, one of which may find after the update that a rank died.
         optimizer.register_step_post_hook(self._updated)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -157,7 +156,7 @@ class TorchTrainer(Trainer):
                 group["sgd_share"] = sgd_share
         self._optimizer.zero_grad()
         losses = [self._backward(part, scale, number, count) for number, part in enumerate(parts, start=1)]
-        gradients = values_of(self._unchecked())
+        gradients = values_of(self._gradients())
         # Read together: on a GPU a reading waits until it has done what it was given.
         numbers = torch.stack([number.to(self._device) for number in (*losses, *self._norms(gradients))])
         finite = self._read(numbers, len(losses), gradients)
@@ -214,11 +213,11 @@ class TorchTrainer(Trainer):
         """The trained parameters, each in one dimension."""
         return [parameter.detach().reshape(-1) for parameter in self._trained()]
 
-    def _unchecked(self) -> list[torch.Tensor]:
-        """This rank's gradients; where they are reduced, without those that were checked then."""
+    def _gradients(self) -> list[torch.Tensor]:
+        """This rank's gradients, joined where they are reduced."""
         if self.alone:
             return [each.grad for each in self.model.parameters() if each.grad is not None]
-        return self._statistics.unchecked()
+        return self._statistics.gradients()
 
     def _norms(self, gradients: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The norm of each of the gradients, or where they are clipped, of all gradients of the model together."""
@@ -235,12 +234,9 @@ class TorchTrainer(Trainer):
         """Whether all gradients are finite; for reduced gradients all ranks get the same answer.
 
         Args:
-            gradients: those that were not checked.
+            gradients: all of this rank's.
             norm: the sum of what :meth:`_norms` returned.
         """
-        return (self.alone or self._statistics.found_finite) and self._are_finite(gradients, norm)
-
-    def _are_finite(self, gradients: list[torch.Tensor], norm: float) -> bool:
         # Clipping would make NaN of finite gradients whose norm overflows.
         return math.isfinite(norm) if self._clip_norm else are_finite(gradients, norm)
 

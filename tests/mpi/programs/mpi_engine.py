@@ -82,9 +82,7 @@ def check_mean(comm: MpiCommunicator, numel: int, dtype: torch.dtype, wire: torc
     for step in range(2):
         fill(buffer, comm.rank, step)
         before = comm._reducer.sent_bytes
-        work = engine.allreduce(buffer, f"{numel} of {dtype}", wire)
-        work.wait()
-        assert work.finite in (True, None)
+        engine.allreduce(buffer, f"{numel} of {dtype}", wire).wait()
         wanted = expected(numel, comm.size, step)
         if comm.size == 4:
             np.testing.assert_array_equal(buffer.double().numpy(), wanted)
@@ -119,43 +117,18 @@ def check_same_bits_every_time(comm: MpiCommunicator, dtype: torch.dtype, wire: 
         assert np.abs(buffer.double().numpy() - mean).max() < 8 * eps * 5000
 
 
-def check_finite(comm: MpiCommunicator, dtype: torch.dtype, wire: torch.dtype | None) -> None:
-    """One odd number of one rank is found on all ranks, in that step and no other; large ones are none.
-
-    Small buffers are left to whoever wants to know.
-    """
-    engine = comm.torch()
-    random = np.random.default_rng(7)
-    odd = (None, np.nan, None, np.inf, -np.inf, float(torch.finfo(wire or dtype).max))
-    for numel in (17, 600_001):
-        buffer = engine.allocate(numel, dtype, CPU)
-        for turn, value in enumerate(odd):
-            rank, place = random.integers(comm.size), random.integers(numel)
-            buffer.fill_(1.0)
-            if value is not None and rank == comm.rank:
-                buffer[place] = value
-            time.sleep(0.001 * ((comm.rank + turn) % 3))
-            work = engine.allreduce(buffer, f"odd {numel}", wire)
-            work.wait()
-            wanted = value is None or np.isfinite(value)
-            assert bool(buffer.isfinite().all()) == wanted
-            assert work.finite == (None if numel == 17 else wanted), f"{value} at {place} of {numel}: {buffer}"
-
-
 def check_layouts() -> None:
     for name, (ranks, node_of) in LAYOUTS.items():
         world = WORLD.Split(0 if WORLD.rank < ranks else 1, key=WORLD.rank)
         if WORLD.rank < ranks:
             os.environ["OMP_NUM_THREADS"] = "3" if name == "two nodes" else "1"
             comm = communicator(world, name, node_of)
-            comm.watch_numbers()
             node = comm._reducer.node
             assert comm.bucket_bytes == (25e6 if node.count == 1 or node.rdma else 4e6)
             for dtype, wire in TYPES:
                 for numel in SIZES:
                     check_mean(comm, numel, dtype, wire, shared=numel != 4097)
                 check_same_bits_every_time(comm, dtype, wire)
-                check_finite(comm, dtype, wire)
             comm.shutdown()
         world.Free()
 

@@ -172,7 +172,7 @@ CASES: dict[str, Case] = {
 }
 
 
-PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")
+PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b")
 
 
 def _pipelines(mesh: dict[str, int], prefix: str) -> dict[str, Case]:
@@ -185,7 +185,7 @@ def _pipelines(mesh: dict[str, int], prefix: str) -> dict[str, Case]:
         **{f"{prefix}_{name}_all": replace(every, schedule=name) for name in PIPELINES},
         f"{prefix}_recompute": replace(plain, recompute=True),
         f"{prefix}_frozen": frozen,
-        f"{prefix}_frozen_zbv": replace(frozen, schedule="zbv"),
+        f"{prefix}_frozen_interleaved_1f1b": replace(frozen, schedule="interleaved_1f1b"),
         f"{prefix}_scaler": replace(plain, dtype=torch.float32, optimizer=_sgd, overflow_at=3, clip=0.05),
     }
 

@@ -76,30 +76,6 @@ def divided_by_pytorch() -> None:
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=2))
 
 
-def _accumulated() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
-    model, optimizer = ht.distribute(*_model(), mesh=ht.mesh(dp_shard=2))
-    x = torch.arange(12).reshape(2, 6)
-    with ht.no_sync():
-        loss_of(model(x), x).backward()
-    return model, optimizer, x
-
-
-def a_step_within_no_sync() -> None:
-    _, optimizer, _ = _accumulated()
-    optimizer.step()
-
-
-def gradients_of_no_sync_made_zero() -> None:
-    for _ in range(2):
-        model, optimizer, x = _accumulated()
-        optimizer.zero_grad()
-        loss_of(model(x), x).backward()
-        optimizer.step()
-    model, _, x = _accumulated()
-    model.zero_grad(set_to_none=False)
-    loss_of(model(x), x).backward()
-
-
 def a_flattened_gradient() -> None:
     model = nn.Linear(3, 5)
     ht.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), mesh=ht.mesh(dp_shard=4))
@@ -188,7 +164,7 @@ CASES: dict[str, Callable[[], object]] = {
         each.__name__: each
         for each in (
             *(fewer_layers_than_stages, optimizer_with_a_state, divided_already, divided_by_pytorch),
-            *(a_flattened_gradient, a_step_within_no_sync, gradients_of_no_sync_made_zero),
+            *(a_flattened_gradient),
             *(a_step_after_an_error, a_clip_of_one_stage, tie_divided_in_two_ways_over_stages),
             *(layer_without_a_plan_in_a_divided_sequence, parts_that_ranks_gather_alone),
             *(a_layer_added_to_a_divided_model, a_parameter_replaced_in_a_divided_model),

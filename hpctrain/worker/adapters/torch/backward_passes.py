@@ -22,12 +22,11 @@ class BackwardPasses:
     Begins are seen from :func:`derivatives.watch_engine` on.
 
     Args:
-        at_begin: called before a pass that is not within another one.
         at_end: called once when all gradients of a pass are made, if it has made any.
     """
 
-    def __init__(self, at_begin: Callable[[], None], at_end: Callable[[], None]) -> None:
-        self._at_begin, self._at_end = at_begin, at_end
+    def __init__(self, at_end: Callable[[], None] = lambda: None) -> None:
+        self._at_end = at_end
         # Not 0, because a pass of which a script calls the engine by itself is not reported.
         self._begun = 1
         # The number of the pass that reached the parameters and has not ended.
@@ -42,7 +41,6 @@ class BackwardPasses:
             self._join()
         else:
             self._begun += 1
-            self._at_begin()
 
     def reached(self) -> bool:
         """Ask autograd, at a pass's first gradient, to call back at its end. Returns whether this was the first."""

@@ -88,7 +88,6 @@ class Bucket(ABC):
 
     Attributes:
         missing: how many of them this backward pass has not made yet.
-        finite: whether the last means were finite; None if the engine did not check.
     """
 
     slots: list[BucketSlot]
@@ -96,7 +95,6 @@ class Bucket(ABC):
     def __init__(self, index: int, engine: TorchEngine, name: str) -> None:
         self.index = index
         self.missing = 0
-        self.finite: bool | None = None
         self._engine = engine
         self._name = name
         self._work: Work | None = None
@@ -117,7 +115,6 @@ class Bucket(ABC):
         """Wait for the reduction."""
         assert self._work is not None
         self._work.wait()
-        self.finite = self._work.finite
         self._work = None
 
     def reset(self) -> None:

@@ -32,33 +32,26 @@ _numbers = itertools.count()
 
 
 class _Syncing:
-    """Whether gradients are reduced, and the modules that reduce theirs by themselves (FSDP2)."""
+    """Whether gradients are reduced."""
 
-    def __init__(self) -> None:
-        self.on = True
-        self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-    def switch(self, on: bool) -> None:
-        self.on = on
-        for module in self.modules:
-            module.set_requires_gradient_sync(on)  # type: ignore[operator]
+    on = True
 
 
-syncing = _Syncing()
+_syncing = _Syncing()
 
 
 @contextmanager
 def no_sync() -> Iterator[None]:
     """A context manager in which ``backward()`` accumulates this rank's gradients and reduces nothing.
 
-    The first ``backward()`` after it reduces the whole sum.
+    The first ``backward()`` after it reduces the whole sum. Gradients of a model that the mesh divides are reduced as
+    without it: FSDP2 would keep them whole on each rank until then.
     """
-    before = syncing.on
-    syncing.switch(False)
+    before, _syncing.on = _syncing.on, False
     try:
         yield
     finally:
-        syncing.switch(before)
+        _syncing.on = before
 
 
 class GradientReducer:
@@ -138,19 +131,11 @@ class GradientReducer:
         """Whether an error ended the last backward pass, asked between two of them."""
         return self._running
 
-    @property
-    def found_finite(self) -> bool:
-        """Whether the engine found nothing in the last backward pass that is not finite; the same on every rank."""
-        return all(bucket.finite is not False for bucket in self._buckets)
-
-    def unchecked(self) -> list[torch.Tensor]:
-        """The gradients of the last backward pass that the engine did not check, those of a bucket together.
-
-        See :meth:`hpctrain.worker.comm.base.Communicator.watch_numbers`.
-        """
-        unknown = [numbers for bucket in self._buckets if bucket.finite is None for numbers in bucket.numbers()]
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients of the last backward pass, those of a bucket together."""
         elsewhere = () if self._buckets else self._parameters
-        return unknown + [parameter.grad for _, parameter in elsewhere if parameter.grad is not None]
+        joined = [numbers for bucket in self._buckets for numbers in bucket.numbers()]
+        return joined + [parameter.grad for _, parameter in elsewhere if parameter.grad is not None]
 
     def rebuild(self) -> None:
         """After :meth:`Communicator.recover`: discard a backward pass that failed, and allocate new buffers.
@@ -218,7 +203,7 @@ class GradientReducer:
         self._order.begin(self)
 
     def _arrived(self, key: int) -> None:
-        if not syncing.on:
+        if not _syncing.on:
             return
         # Locked because autograd runs a thread for each device.
         with self._order.lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,21 +55,6 @@ def convert(target: Array, source: Array) -> None:
         torch.from_numpy(target).copy_(torch.from_numpy(source))
     else:
         np.copyto(target, source, casting="unsafe")
-
-
-def all_finite(array: Array) -> bool:
-    """Whether every element is finite; each is read once. NumPy may warn of squares that overflow.
-
-    Args:
-        array: one dimension; float16, bfloat16, float32 or float64.
-    """
-    if array.itemsize == 2:
-        # NumPy's own functions take ten times as long for these types. Infinities and NaNs are the numbers with all
-        # bits of the exponent set.
-        exponent = np.array(np.inf, array.dtype).view(np.uint16)
-        return not bool((array.view(np.uint16) & exponent == exponent).any())
-    # A finite sum of squares proves that all are finite. It may overflow for large finite numbers: then look at each.
-    return math.isfinite(np.dot(array, array)) or bool(np.isfinite(array).all())
 
 
 def sum_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

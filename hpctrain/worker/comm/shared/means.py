@@ -1,8 +1,4 @@
-"""Two ways to compute a mean over all ranks, prepared once for each buffer and called in each step.
-
-The one for large buffers can also check that the mean is finite, while it is in a core's cache: a later check would
-read everything once more. For small buffers the check would take much of the time, and a later one is cheap.
-"""
+"""Two ways to compute a mean over all ranks, prepared once for each buffer and called in each step."""
 
 from __future__ import annotations
 
@@ -17,15 +13,12 @@ from numpy.typing import NDArray
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm.shared.exchange import Exchange
-from hpctrain.worker.comm.shared.kernels import Array, ThreadPool, add_up, all_finite, blocks, cut, sum_type
+from hpctrain.worker.comm.shared.kernels import Array, ThreadPool, add_up, blocks, cut, sum_type
 from hpctrain.worker.comm.shared.nodes import LocalNode
 from hpctrain.worker.comm.shared.segments import LINE_BYTES, Pause, Segment
 
-_LOOK_BYTES = 1_000_000
-
-# Computes the mean; returns whether all of it is finite, None if that was not checked.
-Mean = Callable[[Pause], bool | None]
-Step = Callable[[Pause], None]
+# Computes the mean.
+Mean = Callable[[Pause], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,15 +117,12 @@ def _bytes(array: NDArray[np.uint8]) -> memoryview:
     return memoryview(array.data)
 
 
-def mean_by_slices(
-    buffer: Buffer, node: LocalNode, exchange: Exchange | None, threads: ThreadPool, ranks: int, *, check_finite: bool
-) -> Mean:
+def mean_by_slices(buffer: Buffer, node: LocalNode, exchange: Exchange | None, threads: ThreadPool, ranks: int) -> Mean:
     """Each rank adds up its slice of all local buffers in the first of them, and copies the result to the others.
 
     Args:
         exchange: sums slices over the nodes; None for a rank that does not take part in that.
         ranks: the number of ranks on all nodes.
-        check_finite: whether to check that the mean is finite, if the buffer is large.
     """
     align = LINE_BYTES // buffer.dtype.itemsize
     everyone = buffer.all_local()
@@ -144,11 +134,7 @@ def mean_by_slices(
     def add(block: list[Array]) -> None:
         add_up(block[0], block, factor)
 
-    finite = _FiniteCheck(buffer.segment) if check_finite and buffer.nbytes > _LOOK_BYTES else None
-
     def spread(block: list[Array]) -> None:
-        if finite:
-            finite.check(block[0])
         for other in block[1:]:
             np.copyto(other, block[0])
 
@@ -158,47 +144,18 @@ def mean_by_slices(
 
     barrier = functools.partial(buffer.segment.barrier, buffer.name)
     if node.count == 1:
-        step = _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
-    else:
-        transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
-        lanes_shared = node.lanes < node.comm.size
-        step = _on_nodes(
-            barrier,
-            lambda: threads.each(add, shares),
-            transfer,
-            lambda: threads.each(spread, shares),
-            lanes_shared=lanes_shared,
-        )
-    return finite.after(step) if finite else step
+        return _on_one_node(barrier, lambda: threads.each(add_and_spread, shares))
+    transfer = exchange.prepare(everyone[0][lane], buffer.wire, buffer.name) if exchange else None
+    return _on_nodes(
+        barrier,
+        lambda: threads.each(add, shares),
+        transfer,
+        lambda: threads.each(spread, shares),
+        lanes_shared=node.lanes < node.comm.size,
+    )
 
 
-class _FiniteCheck:
-    """Whether a whole mean is finite; each rank of a node checks its slice.
-
-    Ranks store their findings in ``segment``. They pass its barrier between their checks and the reading of the
-    findings, and again before the next checks.
-    """
-
-    def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-
-    def check(self, block: Array) -> None:
-        if not all_finite(block):
-            # Stores the barrier's number, which needs no reset: others might not have read it yet.
-            self._segment.words[self._segment.index][0] = self._segment.barriers
-
-    def after(self, step: Step) -> Mean:
-        """Wrap a reduction so that it also tells whether any rank found a value that is not finite."""
-
-        def mean(pause: Pause) -> bool:
-            step(pause)
-            last = self._segment.barriers - 1
-            return all(word[0] != last for word in self._segment.words)
-
-        return mean
-
-
-def _on_one_node(barrier: Step, add_and_spread: Callable[[], None]) -> Step:
+def _on_one_node(barrier: Mean, add_and_spread: Callable[[], None]) -> Mean:
     def mean(pause: Pause) -> None:
         barrier(pause)
         add_and_spread()
@@ -208,8 +165,8 @@ def _on_one_node(barrier: Step, add_and_spread: Callable[[], None]) -> Step:
 
 
 def _on_nodes(
-    barrier: Step, add: Callable[[], None], transfer: Step | None, spread: Callable[[], None], *, lanes_shared: bool
-) -> Step:
+    barrier: Mean, add: Callable[[], None], transfer: Mean | None, spread: Callable[[], None], *, lanes_shared: bool
+) -> Mean:
     """``lanes_shared``: several ranks of this node add up parts of what one of them transfers."""
 
     def mean(pause: Pause) -> None:

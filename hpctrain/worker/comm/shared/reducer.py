@@ -33,16 +33,12 @@ class Reducer:
     Args:
         world: the ranks; the reducer makes communicators of its own from it.
         threads: how many threads this rank may use for sums.
-
-    Attributes:
-        checks_finite: whether reductions of large buffers also check that the mean is finite.
     """
 
     def __init__(self, world: MPI.Intracomm, timeout: Timeout, *, threads: int) -> None:
         self._timeout = timeout
         self._threads = ThreadPool(threads)
         self.worker = Worker(beside=threads_may_call_mpi(), closed=_after_shutdown)
-        self.checks_finite = False
         self._closed = False
         self._tables: list[dict[Any, Any]] = []
         self._connect(world)
@@ -109,9 +105,7 @@ class Reducer:
         self._agree(str(buffer))
         if self.node.count == 1 and buffer.nbytes <= _AT_ONCE_BYTES:
             return mean_at_once(buffer, self._slots, self._world.size, self._small)
-        return mean_by_slices(
-            buffer, self.node, self._exchange, self._threads, self._world.size, check_finite=self.checks_finite
-        )
+        return mean_by_slices(buffer, self.node, self._exchange, self._threads, self._world.size)
 
     def _agree(self, description: str) -> None:
         if description in self._agreed:
@@ -186,7 +180,6 @@ class ReductionTask(Task):
     """The reduction of a buffer, to be submitted once or many times.
 
     Attributes:
-        finite: whether all elements of the last mean are finite; None if that was not checked.
         run: reduces the buffer; prepared at the first run.
     """
 
@@ -206,15 +199,14 @@ class ReductionTask(Task):
         self._buffer = Buffer(segment=segment, start=start, nbytes=nbytes, dtype=dtype, wire=wire, name=name)
         self._reducer = reducer
         self.run: Mean = self._prepare
-        self.finite: bool | None = None
 
-    def _prepare(self, pause: Pause) -> bool | None:
+    def _prepare(self, pause: Pause) -> None:
         # Prepared only now, in the order of the reductions, because this is collective too.
         self.run = self._reducer.prepare(self._buffer)
-        return self.run(pause)
+        self.run(pause)
 
     def execute(self, pause: Pause) -> None:
-        self.finite = self.run(pause)
+        self.run(pause)
 
 
 def _after_shutdown() -> HpctrainError:

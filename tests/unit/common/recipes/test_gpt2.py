@@ -72,7 +72,7 @@ def test_a_small_run_keeps_the_vocabulary_of_a_folder():
     [
         (5, ["mesh={tp: 5}"], "HT-model-not-divisible", "5 ranks cannot share the 12 heads"),
         (13, ["mesh={pp: 13}"], "HT-model-not-divisible", "13 ranks make 13 stages with pipeline.schedule 1f1b"),
-        (8, ["mesh={pp: 8}", "pipeline.schedule=zbv"], "HT-model-not-divisible", "8 ranks make 16 stages"),
+        (8, ["mesh={pp: 8}", "pipeline.schedule=interleaved_1f1b"], "HT-model-not-divisible", "8 ranks make 16 stages"),
         (12, ["mesh={tp: 4, pp: 3}"], None, ""),
     ],
 )

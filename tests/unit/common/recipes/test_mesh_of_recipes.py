@@ -44,7 +44,7 @@ def test_the_samples_are_those_of_data_parallel_ranks():
         (["sharding.zero=2"], "HT-keys-not-together", "sharding.zero: 2"),
         (["sharding.zero=0", "mesh.dp_shard=2"], "HT-file-value", {"key": "sharding.zero", "value": "0"}),
         (["pipeline.micro_batches=4"], "HT-keys-not-together", "micro_batches: 4"),
-        (["pipeline.schedule=zbv"], "HT-keys-not-together", "schedule: zbv"),
+        (["pipeline.schedule=gpipe"], "HT-keys-not-together", "schedule: gpipe"),
         (
             ["mesh.dp_shard=2", "fault_tolerance=shrink"],
             "HT-keys-not-together",

@@ -25,7 +25,6 @@ from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_o
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, recompute, sizes_of
 from hpctrain.worker.adapters.torch.parallel.shared_state import share_state
-from hpctrain.worker.adapters.torch.reducer import syncing
 from hpctrain.worker.adapters.torch.steps import mean_loss, step_recorder, with_closure
 from hpctrain.worker.comm import Communicator
 
@@ -90,7 +89,6 @@ class Division:
         self._rewiring.apply([self._model])
         self._rewiring = None
         if isinstance(self._model, FSDPModule):
-            syncing.modules.add(self._model)
             gathered = Gathered(self._model)
             check = gathered.check_step
             for each in self._optimizers:
@@ -106,7 +104,7 @@ class Division:
 
 def _watch_passes(model: nn.Module) -> Callable[[], None]:
     """Watch a model's backward passes. Returns a check that raises HpctrainError after one that an error ended."""
-    passes = BackwardPasses(lambda: None, lambda: None)
+    passes = BackwardPasses()
 
     def made() -> None:
         passes.check_ended()

@@ -7,7 +7,6 @@ a module may return an object that FSDP2 does not search, or be called several t
 * a part that is called by itself gathers the parameters that it needs;
 * the end of a backward pass reduces the remaining gradients, and divides parameters that are still gathered. The end of
   a pass within it, such as a reentrant checkpoint's, does not, because the outer pass still uses them;
-* gradients of a pass within ``ht.no_sync`` are dropped if ``zero_grad`` comes before the next pass;
 * outside of passes, the model has its divided parameters, which an optimizer updates: a gathered one would be a stale
   copy after the next step.
 """
@@ -46,10 +45,7 @@ class Gathered:
         self._root: Any = model._get_fsdp_state()  # type: ignore[operator]
         self._groups: _Groups = groups_of(model)
         self._missing = MissingGradients(self._groups)
-        self._passes = BackwardPasses(self._before_pass, self._after_pass)
-        # Parameters with gradients that are not reduced yet, and the versions of their divided gradients.
-        self._unreduced: dict[FSDPParam, int] = {}
-        self._changed = False
+        self._passes = BackwardPasses(self._after_pass)
         self._gatherers: dict[FSDPParamGroup, nn.Module] = {}
         self._kept: set[FSDPParamGroup] = set()
         for group in self._groups:
@@ -70,15 +66,8 @@ class Gathered:
             group.reshard()
 
     def check_step(self) -> None:
-        """Refuse a step with other gradients than those of its backward passes."""
+        """Refuse a step after a backward pass that an error ended."""
         self._passes.check_ended()
-        if self._unreduced and any(each.sharded_param.grad is not None for each in self._unreduced):
-            raise HpctrainError(
-                "HT-gradients-not-reduced-yet",
-                "optimizer.step() after a backward pass within ht.no_sync(), whose gradients are not reduced",
-                "let the last backward pass before each step be outside of ht.no_sync()",
-                exit_code=1,
-            )
 
     def _patch(self, group: FSDPParamGroup) -> None:
         """Keep parameters gathered after ``torch.autograd.grad(…, create_graph=True)``, whose graph has them.
@@ -174,45 +163,18 @@ class Gathered:
         if parameter.grad is not None and parameter.grad.requires_grad:
             refuse_graph(f"a parameter of shape {tuple(parameter.shape)}")
         self._passes.check_ended()
-        if self._changed:
-            raise HpctrainError(
-                "HT-gradients-not-reduced-yet",
-                "gradients were changed between backward passes within ht.no_sync(), where they are not reduced yet",
-                "clip after the last pass, outside of ht.no_sync(); zero_grad(), with set_to_none=True, drops them",
-                exit_code=1,
-            )
         if self._passes.reached():
             self._kept.clear()
-
-    def _before_pass(self) -> None:
-        """Before any model's backward pass, drop unreduced gradients that the script has set to None."""
-        for parameter, version in list(self._unreduced.items()):
-            gradient = parameter.sharded_param.grad
-            if gradient is None:
-                parameter.unsharded_accumulated_grad = parameter._unsharded_param.grad = None
-                del self._unreduced[parameter]
-            elif gradient._version != version:
-                self._changed = True
 
     def _after_pass(self) -> None:
         # FSDP2's own callback leaves out groups that were reduced before a checkpointed part made more gradients.
         for _ in range(2):
             if self._missing.remain() or any(
-                group.is_unsharded or (group.reduce_grads and _unreduced_in(group)) for group in self._groups
+                each.is_unsharded or (each.reduce_grads and any(map(has_unreduced, each.fsdp_params)))
+                for each in self._groups
             ):
                 self._root._root_post_backward_final_callback()
         self._missing.take_back()
-        self._unreduced.clear()
-        for parameter in (each for group in self._groups for each in _unreduced_in(group)):
-            divided = parameter.sharded_param
-            if divided.grad is None:
-                divided.grad = torch.zeros_like(divided, requires_grad=False)
-            self._unreduced[parameter] = divided.grad._version
-
-
-def _unreduced_in(group: FSDPParamGroup) -> list[FSDPParam]:
-    """The parameters with a gradient that FSDP2 has not reduced."""
-    return [each for each in group.fsdp_params if has_unreduced(each)]
 
 
 # Passes after which the order of gathers is compared on a GPU, which reading waits for.

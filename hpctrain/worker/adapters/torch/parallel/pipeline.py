@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +25,7 @@ from hpctrain.worker.adapters.torch.parallel.division import check_plan, watch_s
 from hpctrain.worker.adapters.torch.parallel.micro_batches import MeanLosses, MicroBatches, Part, padded, part_of
 from hpctrain.worker.adapters.torch.parallel.optimizers import Rewiring, agree_on_overflow
 from hpctrain.worker.adapters.torch.parallel.parallel_plan import ParallelPlan
-from hpctrain.worker.adapters.torch.parallel.schedules import (
-    SCHEDULES,
-    Schedules,
-    connect,
-    own_stages,
-    rank_of,
-    schedule_on,
-)
+from hpctrain.worker.adapters.torch.parallel.schedules import SCHEDULES, Schedules, connect, schedule_on
 from hpctrain.worker.adapters.torch.parallel.sharding import device_mesh, divide, refuse_tie, sizes_of, tied_names
 from hpctrain.worker.adapters.torch.parallel.stages import Cut, Tie, TiedGradients, ties_of
 from hpctrain.worker.adapters.torch.refusals import check_model, check_optimizer
@@ -66,7 +58,7 @@ class Pipeline:
         loss: of outputs and targets, the mean over their samples; with ``count`` the sum over them.
         mesh: what ``ht.mesh`` returned; by default the mesh of the run.
         plan: how the model is divided; its parameters are gathered once a step, whatever its stage of ZeRO.
-        schedule: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble or zbv.
+        schedule: gpipe, 1f1b or interleaved_1f1b.
         micro_batches: number of pieces into which this rank's part of a batch is cut; by default as many as pp has
             ranks.
         guard_every: steps between two comparisons of what several ranks hold in common.
@@ -122,7 +114,8 @@ class Pipeline:
             broadcast_optimizer(self._comm, each)
         note = step_recorder(self._comm, model)
         self._mesh = device_mesh(self._comm, mesh_of(self._comm))
-        own = own_stages(schedule, self._mesh.get_local_rank("pp"), self._pp)
+        self._count = self._pp * per_rank
+        own = range(self._mesh.get_local_rank("pp"), self._count, self._pp)
         self.stages = cut.take(model, own)
         for stage in self.stages:
             divide(stage, self._mesh, self._plan, keep=True)
@@ -132,9 +125,7 @@ class Pipeline:
         agree_on_overflow(optimizers, self._mesh)
         self._check_ties(ties)
         self._by_number = dict(zip(own, self.stages, strict=True))
-        self._count = self._pp * per_rank
-        has = functools.partial(rank_of, schedule, pp=self._pp)
-        self._tied = TiedGradients(ties, self._by_number, has, self._mesh["pp"].get_group())
+        self._tied = TiedGradients(ties, self._by_number, self._mesh["pp"].get_group())
         for each in optimizers:
             each.register_step_pre_hook(self._before_step)
         self._taken: torch.Tensor | None = None
@@ -142,7 +133,8 @@ class Pipeline:
         # False after an error in a step, wherever it occurred.
         self._ended = True
         neighbours = itertools.pairwise(range(self._count))
-        connect(self._mesh, [(has(one), has(other)) for one, other in (*neighbours, *(tie.stages for tie in ties))])
+        pairs = (*neighbours, *(tie.stages for tie in ties))
+        connect(self._mesh, [(one % self._pp, other % self._pp) for one, other in pairs])
         self._schedules = Schedules(schedule, self._by_number, self._micro_batches, self._loss, self._mesh)
 
     def _check_ties(self, ties: Sequence[Tie]) -> None:

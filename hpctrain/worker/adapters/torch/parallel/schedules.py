@@ -17,15 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 
 from hpctrain.common.errors import HpctrainError, nearest
@@ -37,9 +29,6 @@ SCHEDULES: dict[str, tuple[type, int]] = {
     "gpipe": (ScheduleGPipe, 1),
     "1f1b": (Schedule1F1B, 1),
     "interleaved_1f1b": (ScheduleInterleaved1F1B, 2),
-    "looped_bfs": (ScheduleLoopedBFS, 2),
-    "interleaved_zero_bubble": (ScheduleInterleavedZeroBubble, 2),
-    "zbv": (ScheduleZBVZeroBubble, 2),
 }
 # The most schedules kept. Each holds an activation and a gradient per micro-batch and neighbouring stage.
 _KEPT = 8
@@ -75,16 +64,6 @@ def schedule_on(pp: int, schedule: str) -> str:
             schedule=schedule,
         )
     return "gpipe" if pp == 1 else schedule
-
-
-def own_stages(schedule: str, rank: int, pp: int) -> list[int]:
-    """The numbers of the stages of a rank within pp."""
-    return [stage for stage in range(pp * SCHEDULES[schedule][1]) if rank_of(schedule, stage, pp) == rank]
-
-
-def rank_of(schedule: str, stage: int, pp: int) -> int:
-    """The rank within pp that has a stage."""
-    return min(stage, 2 * pp - 1 - stage) if schedule == "zbv" else stage % pp
 
 
 class Schedules:
@@ -148,21 +127,20 @@ class Schedules:
     def forward(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The losses of all micro-batches, which have one shape; nothing on ranks without the last stage. Collective.
 
-        ``schedule.eval`` of torch.distributed.pipelining fails for stages that pass activations to each other on one
-        rank (zbv, PyTorch 2.13), and infers all shapes anew after each change between training and evaluation.
+        ``schedule.eval`` of torch.distributed.pipelining infers all shapes anew after each change between training and
+        evaluation.
         """
         here, pp = dist.get_rank(self._group), dist.get_world_size(self._group)
         last, outputs = pp * SCHEDULES[self._name][1] - 1, list(inputs)
         for number, stage in sorted(self._stages.items()):
-            source = rank_of(self._name, number - 1, pp) if number else here
-            if source != here:
-                outputs = _receive(source, self._group, self._device)
+            if number and pp > 1:
+                outputs = _receive((here - 1) % pp, self._group, self._device)
             outputs = [stage(each) for each in outputs]
             if number == last:
                 outputs = [self._loss(*pair) for pair in zip(outputs, targets, strict=True)]
             reshard(stage)
-            if number < last and (to := rank_of(self._name, number + 1, pp)) != here:
-                _send(outputs, to, self._group)
+            if number < last and pp > 1:
+                _send(outputs, (here + 1) % pp, self._group)
         return outputs if last in self._stages else []
 
     def _make(self) -> Any:
@@ -220,22 +198,6 @@ class _Stage(PipelineStage):
             self._check(output)
         return output
 
-    def backward_maybe_with_nosync(
-        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> tuple[Any, Any]:
-        """Where all layers below are frozen, the gradients of the weights come with the first of the two passes.
-
-        PyTorch's second pass starts from what the first found on the way to the inputs (zero bubble schedules), and
-        finds nothing where these need no gradient: the weights would keep their values.
-        """
-        if backward_type != "input" or any(_is_trained(each) for each in bwd_kwargs["input_values"]):
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        output = bwd_kwargs["stage_output"]
-        if bwd_kwargs["output_grads"] is None:  # a loss
-            bwd_kwargs = {**bwd_kwargs, "stage_output": output[0]}
-        gradients, _ = super().backward_maybe_with_nosync("full", bwd_kwargs, last_backward)
-        return gradients, []
-
     def _check(self, output: Any) -> None:
         """Refuse outputs unlike those of this kind's first micro-batch, which the next stage waits for.
 
@@ -256,10 +218,6 @@ class _Stage(PipelineStage):
                 now=now,
                 first=first,
             )
-
-
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _autocast(device: str) -> tuple[bool, torch.dtype]:

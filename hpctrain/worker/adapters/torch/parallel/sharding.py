@@ -178,11 +178,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: ParallelPlan, *, keep: boo
 
 
 def recompute(module: nn.Module, plan: ParallelPlan) -> None:
-    """Have the activations of the plan's modules computed again in the backward pass.
-
-    Schedules that compute the gradients of inputs and of weights apart recompute twice, which PyTorch's composable
-    ``checkpoint`` cannot.
-    """
+    """Have the activations of the plan's modules computed again in the backward pass."""
     modules = dict(module.named_modules())
     for name in present(modules, plan.recompute):
         part = modules[name]

@@ -62,7 +62,7 @@ class _Shared:
             for name in _own_methods(each):
                 setattr(each, name, self._watched(name, getattr(each, name)))
         # Set the parts' gradients after each pass, for scripts that clip the optimizer's parameters.
-        passes = BackwardPasses(lambda: None, self._take_gradients)
+        passes = BackwardPasses(self._take_gradients)
         watch_gradients((whole for _, whole in self._parts), passes.reached)
 
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:

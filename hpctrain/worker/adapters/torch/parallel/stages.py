@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -143,13 +143,11 @@ class TiedGradients:
     Args:
         ties: those of the whole model.
         stages: this rank's stages by their numbers.
-        rank_of: gives the rank within pp that has a stage.
     """
 
-    def __init__(
-        self, ties: Sequence[Tie], stages: Mapping[int, nn.Module], rank_of: Callable[[int], int], group: Any
-    ) -> None:
+    def __init__(self, ties: Sequence[Tie], stages: Mapping[int, nn.Module], group: Any) -> None:
         self._group = group
+        here, pp = dist.get_rank(group), dist.get_world_size(group)
         # In the order of the stages, in which all ranks add up; None for a parameter of another rank's stage.
         self._shared: list[tuple[list[nn.Parameter | None], int]] = []
         self._copies: set[int] = set()
@@ -158,8 +156,7 @@ class TiedGradients:
                 stages[stage].get_parameter(name) if stage in stages else None
                 for name, stage in zip(tie.names, tie.stages, strict=True)
             ]
-            here = dist.get_rank(group)
-            peer = next((rank for rank in map(rank_of, tie.stages) if rank != here), here)
+            peer = next((stage % pp for stage in tie.stages if stage % pp != here), here)
             if own[0] is own[1]:  # neither of them here, or one that is not divided
                 continue
             self._shared.append((own, peer))
