@@ -202,10 +202,6 @@ def pipeline_flows(mesh: Mesh, nbytes: float, schedule: str) -> MeshFlows:
 def stage_ranks(schedule: str, ranks: int) -> list[int]:
     """The rank along pp of each stage.
 
-    Sources: Narayanan et al. 2021, section 2.2 (interleaved); Qi et al. 2023, arXiv 2401.10241, section 6 (ZBV: there
-    and back); torch.distributed.pipelining, ``schedules.py``.
+    Sources: Narayanan et al. 2021, section 2.2 (interleaved); torch.distributed.pipelining, ``schedules.py``.
     """
-    once = list(range(ranks))
-    if schedule in ("gpipe", "1f1b"):
-        return once
-    return once + once[::-1] if schedule == "zbv" else once * _LOOPS
+    return list(range(ranks)) * (_LOOPS if schedule == "interleaved_1f1b" else 1)

@@ -3,8 +3,7 @@
 The logits of 12 windows of 1,024 tokens and 50,304 classes take 2.5 GB in float32, their logarithms and gradients as
 much again. Here the output layer and its loss are computed for some rows at a time, with the gradients, as Liger-Kernel
 does it (Hsu et al. 2024, arXiv 2410.10989, section 3.2). PyTorch's own ``linear_cross_entropy`` (2.13) returns the sum
-in bf16, which has 8 bits, where its inputs are that, smooths no labels in chunks, and its gradients can be asked for
-once only, while some pipelines ask for those of inputs and of weights apart.
+in bf16, which has 8 bits, where its inputs are that, and smooths no labels in chunks.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def chunk_rows(rows: int, classes: int, *, on_gpu: bool) -> int:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Computes the gradients ahead, in the forward pass; a backward pass, or two, only scale them."""
+    """Computes the gradients ahead, in the forward pass; a backward pass only scales them."""
 
     @staticmethod
     def forward(

@@ -124,10 +124,6 @@ def test_a_majority_is_right_if_there_is_one(size, flips, values):
     check(found_in(held), DIFFER, step=3, **values)
 
 
-def test_equal_parameters_are_passed_over():
-    assert found_in(ranks_of(2)) is None
-
-
 END = ["none", "rank 0 loads others", "all ranks write the same", "a rank differed before", "it was collected before"]
 
 

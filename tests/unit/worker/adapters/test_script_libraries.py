@@ -61,14 +61,6 @@ def test_torchruns_variables_follow_the_plan(rank: int, place: tuple[str, str, s
     assert (found["TORCHELASTIC_RESTART_COUNT"], found["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
 
 
-def test_only_backends_in_host_memory_keep_the_frameworks_on_cpus() -> None:
-    for backend, on_cpus in (("mpi", True), ("gloo", True), ("nccl", False)):
-        found = script_variables(plan(backend), 0, 20001)
-        assert (found.get("ACCELERATE_USE_CPU"), found.get("PL_TRAINER_ACCELERATOR")) == (
-            ("true", "cpu") if on_cpus else (None, None)
-        )
-
-
 def run(plan: Plan, *names: str, **variables: str) -> list[object]:
     environment = {name: value for name, value in os.environ.items() if name not in names} | variables
     command = [sys.executable, "-c", PROGRAM, plan.model_dump_json(), *names]
@@ -87,14 +79,6 @@ def test_every_script_gets_them(backend: str, meshes: bool) -> None:
     on_cpu = "true" if meshes else None
     assert found == {"RANK": "2", "MASTER_PORT": "20001", "PL_TRAINER_DEVICES": "7", "ACCELERATE_USE_CPU": on_cpu}
     assert (module, wrapped) == ("torch.distributed.distributed_c10d", True)
-
-
-@needs.pytorch
-@pytest.mark.long
-def test_ranks_of_torchrun_keep_its_variables() -> None:
-    own = {"TORCHELASTIC_RUN_ID": "attempt-1", "RANK": "2", "WORLD_SIZE": "3", "MASTER_PORT": "29500"}
-    found = run(plan("gloo"), *own, "ACCELERATE_USE_CPU", **own)
-    assert found[0] == {**own, "ACCELERATE_USE_CPU": "true"}
 
 
 @needs.pytorch

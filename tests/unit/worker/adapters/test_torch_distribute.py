@@ -11,7 +11,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from hpctrain.worker.adapters.torch.distribute import distribute  # noqa: E402
 from hpctrain.worker.adapters.torch.model_order import ModelOrder  # noqa: E402
@@ -60,20 +59,6 @@ def test_what_proves_a_model_lives_as_long_as_its_parts():
     comm.make_last_checks()
     gc.collect()
     assert proof() is None
-
-
-def test_a_model_may_be_collected_while_another_is_traced():
-    """A compiler's mode, or one that counts memory, takes no tensors but its own."""
-    comm, model = SingleCommunicator("test"), torch.nn.Linear(3, 2)
-    optimizer = sgd(model)
-    distribute(model, optimizer, comm=comm)
-    model(X).sum().backward()
-    optimizer.step()
-    proof = weakref.ref(guard_of(optimizer))
-    with FakeTensorMode():
-        del model, optimizer
-        gc.collect()
-    assert proof()._sealed
 
 
 def test_replaced_parameters_are_let_go():

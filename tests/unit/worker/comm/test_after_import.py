@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import types
 
 from hpctrain.worker.comm.after_import import change_after_import
 
@@ -23,17 +22,3 @@ def test_a_module_is_changed_by_all_who_asked_before_and_after_its_import(tmp_pa
     monkeypatch.delitem(sys.modules, "changed_module")
     importlib.import_module("changed_module")
     assert len(seen) == 4
-
-
-def test_modules_that_must_not_be_imported_and_finders_of_old_time_are_left_alone(tmp_path, monkeypatch):
-    (tmp_path / "barred_module.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "barred_module", None)
-    old = types.SimpleNamespace(find_module=lambda name, path=None: None)
-    monkeypatch.setattr(sys, "meta_path", [old, *sys.meta_path])
-    seen = []
-    change_after_import({"barred_module": lambda module: seen.append(module.value)})
-    assert not seen
-    monkeypatch.delitem(sys.modules, "barred_module")
-    importlib.import_module("barred_module")
-    assert seen == [1]

@@ -141,15 +141,6 @@ def test_a_narrow_sum_is_rounded_once_and_the_same_on_all_nodes(wire, nodes, eag
         np.testing.assert_array_equal(own, expected)
 
 
-def test_a_node_sends_what_a_ring_sends():
-    network = _Network(eager=True)
-    own = np.zeros(999, np.float32)
-    exchanges = [Exchange(cast("Any", _Peers(network, rank, 3)), _Turns()) for rank in range(3)]
-    for each in exchanges:
-        each.prepare(own, own.dtype, "it")(lambda: None)
-    assert [each.sent_bytes for each in exchanges] == [2 * 2 / 3 * own.nbytes] * 3
-
-
 def test_messages_that_are_under_way_when_it_fails_are_kept(monkeypatch):
     kept: list[object] = []
     monkeypatch.setattr(Timeout, "abandon", lambda _, requests: kept.append(requests))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from hpctrain.common.errors import HpctrainError
 from hpctrain.worker.comm import liveness
 from hpctrain.worker.comm.boards import Board, MessageBoard, StoreBoard
-from hpctrain.worker.comm.deadlocks import Announced, WaitPlace, deadlock_error
+from hpctrain.worker.comm.deadlocks import WaitPlace, deadlock_error
 from hpctrain.worker.comm.liveness import ANNOUNCE_SECONDS, LivenessWatch, Peer
 from hpctrain.worker.comm.timeout import CONTROL, END, REDUCTION, Timeout, Wait
 from support import needs
@@ -162,18 +161,6 @@ def test_a_rank_that_looks_seldom_confirms_too(blocked, monkeypatch):
     assert len(ranks.errors) == 2
 
 
-def test_short_waits_are_told_to_rank_0_alone():
-    queue = deque[tuple[int, int, object]]()
-    board = Queue(1, 4, queue, near_seconds=50.0)
-    place = WaitPlace(kind=CONTROL, what="barrier", passes=0, line="", left="", blocked=False)
-    wait = Announced(number=1, times=0, place=place, seconds=2.0, leads=True)
-    for told in (wait, None, replace(wait, seconds=60.0), None, wait):
-        board.announce(told)
-    assert [to for _, to, _ in queue] == [0, 0, 0, 2, 3, 0, 2, 3, 0]
-    board.end_waits(HpctrainError("HT-of-test", "no wait can end"))
-    assert [to for _, to, _ in queue][-3:] == [0, 2, 3] and "no wait can end" in str(board.error())
-
-
 def test_a_rank_that_does_not_wait_is_named_by_the_lowest_that_waits(capsys, monkeypatch):
     """Rank 0 computes. Rank 2 comes late, and answers at once; rank 3 stops repeating that it waits."""
     monkeypatch.setattr(liveness, "request_stack", lambda *_: "")
@@ -266,12 +253,3 @@ def test_the_error_says_who_is_where_and_what_to_do():
     assert [re.findall("pass ([0-9]+)", each) for each in where] == [["36"], ["35"]]
     assert "ht.shard" in error.hint
     assert deadlock_error({0: inside, 1: inside}, str) is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_crowd_is_named_in_short(kind):
-    places = {rank: WaitPlace(kind=REDUCTION, what="", passes=1) for rank in range(40)}
-    places[40] = WaitPlace(kind=kind if kind != REDUCTION else CONTROL, what="barrier", passes=1)
-    error = deadlock_error(places, str)
-    assert error is not None and " 32 more" in error.message
-    assert len(error.values["places"]) == 8

@@ -42,11 +42,3 @@ def test_messages_are_cut_where_mpi_could_not_count_their_bytes(monkeypatch: pyt
     assert mpi_collectives.allgather(comm, timeout, value, "test") == [value, value]
     assert max(comm.messages) <= most
     assert (len(comm.messages) > 1) == (most == 64)
-
-
-@pytest.mark.parametrize(("length", "messages"), [(0, []), (64, [64]), (65, [64, 1]), (192, [64] * 3)])
-def test_a_broadcast_comes_in_pieces_to_its_last_byte(monkeypatch, length, messages):
-    monkeypatch.setattr(mpi_collectives, "_MESSAGE_BYTES", 64)
-    comm, buffer = FakeComm(), np.zeros(length, dtype=np.uint8)
-    mpi_collectives.broadcast(comm, SimpleNamespace(finish=lambda start, what: start()), buffer, 7, "test")
-    assert comm.messages == messages and (buffer == 7).all()

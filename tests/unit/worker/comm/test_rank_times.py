@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.common.run.events.kinds import SlowRankEvent
 from hpctrain.worker.comm import rank_times
 from hpctrain.worker.comm.rank_times import RankTimes, slow_among
 
@@ -73,15 +70,6 @@ def test_few_long_steps_do_not_make_a_rank_slow(clock):
         assert times.slow_ranks(ranks, 20) == []
 
 
-def test_few_steps_count_in_the_next_comparison(clock):
-    times, ranks = RankTimes(), Others()
-    counts = []
-    for _ in range(4):
-        steps(times, clock, computing=0.9, samples=0.1, count=6)
-        counts.append(len(times.slow_ranks(ranks, 6)))
-    assert counts == [0, 0, 0, 1]
-
-
 def test_waits_within_each_other_count_once_and_not_as_samples(clock):
     times = RankTimes()
     with times.reads():
@@ -91,14 +79,6 @@ def test_waits_within_each_other_count_once_and_not_as_samples(clock):
             with times.waits():
                 clock[0] += 4
     assert (times.waiting, times.samples) == (6, 1)
-
-
-def test_a_failed_wait_counts(clock):
-    times = RankTimes()
-    with pytest.raises(ValueError), times.waits():
-        clock[0] += 3
-        raise ValueError
-    assert times.waiting == 3
 
 
 OWN = st.lists(st.floats(1e-4, 10), min_size=2, max_size=9).map(np.array)
@@ -111,8 +91,3 @@ def test_who_is_slow_depends_on_ratios_alone_and_is_never_the_faster_half(own, f
     assert slow_among(own * factor, step * factor) in (slow, slow_among(own * (1 + 1e-12), step))
     assert all(own[rank] > sorted(own)[(len(own) - 1) // 2] for rank in slow)
     assert slow_among(np.full_like(own, own[0]), step) == []
-
-
-def test_the_event_says_rank_host_and_cause():
-    event = SlowRankEvent(iteration=40, rank=3, host="n2", cause="samples", seconds=0.4, usual=0.1, time=time.time())
-    assert all(word in event.text for word in ("rank 3", "n2", "samples", "0.4", "0.1"))

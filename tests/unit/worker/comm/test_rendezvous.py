@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 
 import psutil
 import pytest
 
-from support.refusals import refused
-
 pytest.importorskip("torch")
 
-from hpctrain.worker.comm import addresses, rendezvous
+from hpctrain.worker.comm import addresses
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +26,6 @@ def test_other_hosts_are_reached_from_the_address_on_the_way_to_them(monkeypatch
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     assert addresses.own_address("n1", ["n1", "n2", "n3"]).startswith("127.")
-
-
-def test_hosts_that_do_not_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(*arguments: object, **options: object) -> list[object]:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with refused("HT-network-unreachable", host="n1", other="n2"):
-        addresses.own_address("n1", ["n1", "n2"])
 
 
 def _resolve_to(address: str) -> Callable[..., list[object]]:
@@ -64,10 +52,3 @@ def test_a_store_for_several_hosts_listens_at_the_address_that_they_reach(monkey
     assert found
     with found:
         assert found.getsockname()[0] == reached
-
-
-@pytest.mark.parametrize(("address", "interface"), [("127.0.0.1", "lo"), (None, None), ("192.0.2.1", None)])
-def test_gloo_is_told_the_interface_for_its_groups_alone(address: str | None, interface: str | None) -> None:
-    with rendezvous.listening_at(address):
-        assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
-    assert "GLOO_SOCKET_IFNAME" not in os.environ

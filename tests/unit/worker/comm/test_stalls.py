@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpctrain.worker.comm.stalls import STACK_SIGNAL, answer_requests, request_stack
+from hpctrain.worker.comm.stalls import request_stack
 
 HOST = socket.gethostname()
 BEGIN = """
@@ -118,18 +117,6 @@ def test_no_report_harms_a_process_whose_threads_come_and_go(started, times):
         assert looked.process.poll() is None
 
 
-def test_a_stopped_process_is_not_asked(started):
-    with started(SLEEPER) as looked:
-        looked.process.send_signal(signal.SIGSTOP)
-        while psutil.Process(looked.process.pid).status() != psutil.STATUS_STOPPED:
-            pass
-        assert looked.state() == "stopped"
-        looked.process.send_signal(signal.SIGCONT)
-        while looked.state() == "stopped":
-            pass
-        looked.logged("reading_what_never_comes", 1)
-
-
 def test_a_process_that_is_another_gets_no_signal():
     with subprocess.Popen(["sleep", "60"]) as bystander:
         start = psutil.Process(bystander.pid).create_time()
@@ -139,14 +126,3 @@ def test_a_process_that_is_another_gets_no_signal():
         assert bystander.poll() is None, "the signal would have ended it"
         bystander.kill()
     assert "unknown" in request_stack(HOST, bystander.pid, start)
-
-
-def test_a_program_that_uses_the_signal_keeps_it():
-    def handler(number, frame): ...
-
-    before = signal.signal(STACK_SIGNAL, handler)
-    try:
-        answer_requests()
-        assert signal.getsignal(STACK_SIGNAL) is handler
-    finally:
-        signal.signal(STACK_SIGNAL, before)

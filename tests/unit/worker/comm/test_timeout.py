@@ -66,17 +66,6 @@ def test_a_dead_rank_ends_a_wait_at_once(monkeypatch):
     assert waiting.oldest() is None
 
 
-def test_blocking_calls_are_known_while_they_last(timeout):
-    assert timeout.oldest() is None
-    with timeout.blocking("small"):
-        wait = timeout.oldest()
-        assert wait.what == "small" and wait.blocked and wait.since <= time.monotonic()
-    assert timeout.oldest() is None
-    with pytest.raises(ZeroDivisionError), timeout.blocking("small"):
-        raise ZeroDivisionError
-    assert timeout.oldest() is None
-
-
 @pytest.mark.parametrize(
     ("stall", "timeout", "seconds"), [(None, None, 60), ("5", None, 5), ("5", "8", 4), ("1000000", "600", 300)]
 )

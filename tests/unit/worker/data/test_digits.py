@@ -24,12 +24,6 @@ def test_all_digits_are_in_one_of_the_two_sets():
     np.testing.assert_array_equal(joined[np.lexsort(joined.T)], source[np.lexsort(source.T)])
 
 
-def test_every_class_has_its_share_of_the_test_set():
-    train, test = load_digits(test_fraction=0.2, seed=7)
-    share = np.bincount(test.labels) / (np.bincount(train.labels) + np.bincount(test.labels))
-    np.testing.assert_allclose(share, 0.2, atol=0.005)
-
-
 def validated_with(*overrides: str) -> bytes:
     _, test = open_sources(load_recipe("digits", overrides))
     everything = np.arange(len(test))

@@ -118,16 +118,6 @@ def test_resizing_is_pillows(size, flip):
         assert np.abs(one - (expected[:, ::-1] if flip else expected)).max() <= 2
 
 
-def test_what_does_not_fit_together_is_decoded_in_several_calls(folder, monkeypatch):
-    settings = recipe()
-    expected, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
-    calls.clear()
-    monkeypatch.setattr(gpu_decoder, "_MOST_TOGETHER", 2 * 500 * 375)
-    found, _, _ = seen(folder, "train", settings, CardPool(folder, settings, CPU, by_simplejpeg))
-    np.testing.assert_array_equal(found, expected)
-    assert max(calls) <= 2
-
-
 def test_the_thread_chooses_its_card_and_decodes_into_memory_that_nothing_reads(folder, monkeypatch):
     done: list[tuple[str, int]] = []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -175,29 +174,12 @@ def test_rows_below_a_crop_are_left_out_and_the_others_are_those_of_the_whole(ki
         assert len(found) < len(whole) or bottom > 400
 
 
-@pytest.mark.parametrize(
-    ("kind", "interpolates"), [("4:2:0", True), ("4:2:2", True), ("4:4:4", False), ("grey", False)]
-)
-def test_colours_are_interpolated_where_it_is_to_be_exact(kind, interpolates):
-    """At full size, the difference is in colour alone: PSNR of more than 35 dB."""
-    content = STORED[kind]
-    header = look(content)
-    exact, repeated = (decode_rows(content, header, 300, 8, exact=exact)[:300] for exact in (True, False))
-    np.testing.assert_array_equal(exact, decode(content, header.width, header.height)[:300])
-    assert (exact != repeated).any() == interpolates and rms(exact, repeated) < 255 * 10 ** (-35 / 20)
-
-
 @pytest.mark.parametrize("lost", [2, 1000])
 def test_a_file_that_is_cut_short_is_broken_wherever_the_crop_is(lost):
     header = look(STORED["4:2:0"])
     assert len(decode_rows(STORED["4:2:0"], header, 100, 8)) == 112
     with pytest.raises(BrokenImageError):
         decode_rows(STORED["4:2:0"][:-lost], header, 100, 8)
-
-
-def test_progressive_files_and_those_with_bytes_behind_their_end_are_decoded_whole():
-    for content in (encoded(FLOWER, progressive=True), encoded(FLOWER) + b"more"):
-        assert len(decode_rows(content, look(content), 10, 8)) == FLOWER.height
 
 
 @pytest.mark.parametrize(
@@ -229,20 +211,6 @@ def test_small_photographs_are_not_enlarged_and_keep_their_bytes_if_these_are_fe
             shrunk(damaged, 4000, 90)
 
 
-@pytest.mark.parametrize("size", [(1, 60000), (60000, 1), (3000, 20)])
-def test_elongated_photographs_take_no_more_memory_than_others(size):
-    row = np.linspace(0, 255, max(size)).astype(np.uint8)
-    pixels = np.broadcast_to(row[None, :] if size[0] > size[1] else row[:, None], size[::-1])
-    content = encoded(Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB"), quality=95)
-    tracemalloc.start()
-    found = validation_image(content, Images(test_resize=64, test_size=56))
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
-    # The middle of a ramp.
-    assert found.shape == (56, 56, 3) and abs(found.mean() - 127.5) < 3
-    assert training_image(content, 64, Images(), rng()).shape == (64, 64, 3)
-
-
 def test_a_header_that_asks_for_more_pixels_than_there_can_be_is_broken():
     content = bytearray(encoded(FLOWER))
     frame = content.index(b"\xff\xc0")
@@ -251,11 +219,6 @@ def test_a_header_that_asks_for_more_pixels_than_there_can_be_is_broken():
         validation_image(bytes(content), Images())
     assert re.findall("[0-9]+", str(caught.value)) == ["65500", "65500", "134217728"]
     assert fault(bytes(content)) == str(caught.value)
-
-
-def test_a_shape_that_opencv_refuses_is_broken():
-    with pytest.raises(BrokenImageError):
-        module.resize(np.zeros((0, 1, 3), np.uint8), 8, 8)
 
 
 def test_what_the_loader_cannot_show_is_what_sharding_calls_broken():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -13,19 +12,17 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from hpctrain.common.recipes.augmentation import Augmentation
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.common.recipes.sections import Images, ModelSettings
+from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.common.shards.decoding import Header
 from hpctrain.common.shards.image_shards import open_shards
 from hpctrain.worker.bench.loader_rates import Photograph, photographs, write_folders, write_shards
@@ -133,29 +130,6 @@ def test_images_that_are_made_together_are_those_made_alone(folder, monkeypatch)
     assert [len(list(decoder._together(small))) for _ in range(4)] == [16, 16, 8, 0]
 
 
-def test_large_images_one_after_the_other_take_no_more_memory_than_one(tmp_path):
-    image = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
-    files = [io.BytesIO() for _ in range(4)]
-    for file, kind in zip(files, ["JPEG", "PNG"] * 2, strict=True):
-        Image.fromarray(image).resize((1000, 1000)).save(file, kind)
-    samples = [(f"{number}", file.getvalue(), 0) for number, file in enumerate(files)]
-    settings = Images(crop_area=(1, 1), crop_ratio=(0.99, 1.01))
-    with contextlib.closing(open_shards(made(tmp_path, samples, 8), "train")) as shards:
-        maker = decoder.Decoder(DecodingJob(folder=tmp_path, seed=0, images=settings, exact=True), shards)
-
-        def peak(indices) -> int:
-            images = np.zeros((len(indices), 224, 224, 3), np.uint8)
-            tracemalloc.start()
-            assert maker.write(indices, 0, images) == []
-            held = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            return held
-
-        peak(range(4))
-        # One of them has 3 MB of pixels.
-        assert peak(range(4)) < max(peak([index]) for index in range(4)) + (1 << 20)
-
-
 def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
     random = _Random(7)
     for epoch, index, again in ((3, 5, 0), (3, 6, 0), (4, 5, 0), (3, 5, 2), (3, 5, 0)):
@@ -167,13 +141,6 @@ def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
             expected.integers(7),
             expected.normal(),
         ]
-
-
-def test_a_limit_leaves_the_first_images(folder):
-    settings = recipe(0)
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"limit": 5})})
-    with opened(folder, "train", settings) as few, opened(folder, "val", settings) as all_of_them:
-        assert (len(few), len(all_of_them)) == (5, 2)
 
 
 def test_arrays_are_good_until_the_next_is_asked_for(kept, reference):
@@ -283,37 +250,6 @@ def test_a_worker_that_hangs_is_not_waited_for_without_end(folder):
             list(stream)
 
 
-def test_a_closed_stream_leaves_the_workers_to_the_next(kept, reference):
-    for _ in range(3):
-        stream = kept.stream(cut(np.arange(29), 3), 0)
-        next(stream)
-        pids = pids_of(kept._pool)
-        stream.close()
-    images, _ = seen(kept, cut(np.arange(29), 3), epoch=3)
-    assert pids_of(kept._pool) == pids
-    np.testing.assert_array_equal(images, reference[0])
-
-
-def test_a_worker_keeps_the_memory_that_it_freed(folder):
-    with opened(folder, "train", recipe(1, size=224)) as source:
-        counts = []
-        for epoch in range(4):
-            seen(source, cut(np.arange(29), 5), epoch)
-            stat = Path(f"/proc/{pids_of(source._pool)[0]}/stat").read_text().rpartition(")")[2].split()
-            counts.append(int(stat[7]))
-    # An image of 224 pixels has 37 pages, and its photograph 137.
-    assert counts[3] - counts[2] < 29 * 5
-
-
-def test_signals_of_the_run_are_not_the_workers(folder):
-    with opened(folder, "train", recipe(1)) as source:
-        stream = source.stream(cut(np.arange(29), 2), 0)
-        next(stream)
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-            os.kill(pids_of(source._pool)[0], name)
-        assert sum(len(piece) for piece in stream) == 27
-
-
 _RANK = """
 import sys, os, time, numpy as np
 from pathlib import Path
@@ -347,19 +283,6 @@ def test_a_worker_imports_no_framework_and_no_mpi():
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert not done.stdout.strip()
-
-
-def test_memory_that_is_not_there_is_a_clear_error(folder):
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with opened(folder, "train", recipe(1)) as source:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-        try:
-            with refused("HT-memory-not-available"):
-                next(source.stream([np.arange(4)], 0))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.slow

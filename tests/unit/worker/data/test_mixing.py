@@ -13,7 +13,6 @@ from scipy import stats
 from hpctrain.common.recipes.augmentation import Mixing
 from hpctrain.worker.data.mixing import Mixer, cutmix_box, piece
 from hpctrain.worker.data.samples import Samples
-from hpctrain.worker.data.sampling import cut
 from hpctrain.worker.train.feed import Feed
 from support.digits_recipes import digits_recipe
 from support.one_rank import OneRank
@@ -122,27 +121,6 @@ def test_every_rank_mixes_as_one_process_does(length, group, ranks, micro_batch,
             own -= len(piece)
         assert not list(loaded)
     np.testing.assert_array_equal(np.concatenate(seen), expected)
-
-
-@given(length=st.integers(1, 60), group=st.none() | st.integers(1, 25))
-def test_each_image_is_the_partner_of_one_in_its_group(length, group):
-    found = whole(length, group)
-    for members in cut(np.arange(length), group):
-        assert list(found.partners[members]) == [members[-1], *members[:-1]]
-        assert set(found.starts[members]) == {members[0]}
-
-
-def test_no_rank_loads_more_than_one_image_beside_its_own():
-    recipe, grouped = (
-        digits_recipe(batch={"size": 64}, mixing={"mixup": 1.0, **group}) for group in ({}, {"group": 8})
-    )
-    for ranks in (1, 2, 3, 8):
-        feeds = [Feed(recipe, OneRank(r, ranks), 64) for r in range(ranks)]
-        batch = np.arange(64)
-        loaded = [len(part.positions) for feed in feeds for part in feed.parts(batch)]
-        assert sum(loaded) == 64 + (ranks if ranks > 1 else 0)
-    aligned = Feed(grouped, OneRank(3, 8), 64)
-    assert [len(part.positions) for part in aligned.parts(np.arange(64))] == [8]
 
 
 def test_what_is_drawn_is_distributed_as_in_the_sources():

@@ -54,15 +54,6 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(samples, size, rank
         np.testing.assert_array_equal(joined, whole)
 
 
-@given(counts, counts, ranks_)
-def test_ranks_share_evenly_and_all_take_part(samples, size, ranks):
-    for batch in shares(samples, size, ranks):
-        sizes = [own.count for own in batch]
-        assert max(sizes) - min(sizes) <= 1
-        assert all(len(own.indices) for own in batch)
-        assert all((own.weight == 0) == (own.count == 0) for own in batch)
-
-
 @given(counts, ranks_, st.integers(1, 40))
 def test_every_rank_has_as_many_parts_none_empty_and_none_larger_than_asked_for(samples, ranks, micro_batch):
     """Layers that talk to other ranks do so once a part."""
@@ -146,10 +137,3 @@ def test_repetitions_are_counted_and_stand_apart(samples, size, repeats, ranks, 
             own = sample_of(share(batch, rank, ranks).indices)
             if len(own) * repeats <= len(batch) - repeats:
                 assert len(set(own.tolist())) == len(own)
-
-
-def test_without_repetitions_the_order_is_as_ever():
-    order = epoch_order(1000, seed=1, epoch=2)
-    np.testing.assert_array_equal(order, np.random.default_rng((1, 2)).permutation(1000))
-    np.testing.assert_array_equal(np.concatenate(list(global_batches(order, 64, drop_last=False))), order)
-    assert Data(name="imagenet").per_epoch(1000) == 1000

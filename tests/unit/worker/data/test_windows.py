@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from hpctrain.worker.data.sampling import endless_order, epoch_order, repetition_of, sample_of
+from hpctrain.worker.data.sampling import endless_order
 from hpctrain.worker.data.text import TokensInMemory, Windows, bundled_tokens
 
 # A token says where it stands.
@@ -49,15 +48,6 @@ def test_each_pass_sees_every_token_once_and_is_cut_elsewhere():
     assert len(set(begins)) > 8
     np.testing.assert_array_equal(one(Windows(ROW, 16, seed=5), order).images, one(windows, order).images)
     assert (one(Windows(ROW, 16, seed=6), order).images != one(windows, order).images).any()
-
-
-@pytest.mark.parametrize(("first", "count"), [(0, 7), (0, 20), (6, 1), (5, 9), (13, 30)])
-def test_the_endless_order_is_one_pass_after_another(first, count):
-    passes = [(int(index), number) for number in range(7) for index in epoch_order(7, seed=3, epoch=number)]
-    found = endless_order(7, seed=3, first=first, count=count)
-    assert [*zip(sample_of(found).tolist(), repetition_of(found).tolist(), strict=True)] == (
-        passes[first : first + count]
-    )
 
 
 def test_bundled_text_is_there_and_divided_by_document():

@@ -82,15 +82,3 @@ def test_gamma_is_one_or_zero_in_the_last_batch_norm_of_each_block(framework):
         gammas = [value for key, value in state.items() if "layer" in key and key.endswith("bn2.weight")]
         assert len(gammas) == 8
         assert all((value == (0 if zero_gamma else 1)).all() for value in gammas)
-
-
-@pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_the_digits_network_is_drawn_after_he(framework):
-    torch.manual_seed(0)
-    keras.utils.set_random_seed(0)
-    model = models.build(ModelSettings(name="digits_cnn"), framework)
-    tensors = [w.detach().numpy() for w in model.parameters()] if framework == "torch" else model.get_weights()
-    fan_in = [9, 9 * 32, 9 * 64, 256, 128]
-    for weight, fan in zip(tensors[0::2], fan_in, strict=True):
-        assert weight.std() == pytest.approx((2 / fan) ** 0.5, rel=0.12)
-    assert all(not bias.any() for bias in tensors[1::2])

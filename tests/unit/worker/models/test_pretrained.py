@@ -56,22 +56,6 @@ def equal(one: Callable[..., Any], other: Callable[..., Any]) -> None:
         torch.testing.assert_close(one(images), other(images), rtol=1e-5, atol=1e-5)
 
 
-def test_torchvisions_names(theirs: tuple[DocumentedResNet, Path]) -> None:
-    equal(begun(theirs[1]), theirs[0])
-    assert residual_network(theirs[1]) == "resnet18"
-
-
-@pytest.mark.long
-def test_bottlenecks(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    model = DocumentedResNet((3, 4, 6, 3), bottleneck=True).eval()
-    random_statistics(model)
-    # As DistributedDataParallel names them.
-    save_file({f"module.{key}": value for key, value in model.state_dict().items()}, tmp_path / "w.safetensors")
-    equal(begun(tmp_path / "w.safetensors", name="resnet50"), model)
-    assert residual_network(tmp_path / "w.safetensors") == "resnet50"
-
-
 def test_a_head_for_other_classes(theirs: tuple[DocumentedResNet, Path], capfd: pytest.CaptureFixture[str]) -> None:
     path = theirs[1]
     torch.manual_seed(7)

@@ -89,8 +89,3 @@ def test_draws_are_the_same_on_any_ranks(mixing, length):
     for ranks in (2, 3, 7):
         np.testing.assert_array_equal(drawn(ranks, 2, 46), one)
     assert not np.array_equal(drawn(1, 2, 69), one) and not np.array_equal(drawn(1, 3, 46), one)
-
-
-def test_a_network_without_blocks_refuses():
-    with pytest.raises(ValueError, match="stochastic_depth belongs to resnet18, resnet50 and resnet101"):
-        recipe(model={"name": "digits_cnn"})

@@ -148,16 +148,3 @@ def test_matrices_alone_are_decayed():
     }
     for name, parameter in model.named_parameters():
         assert decays[id(parameter)] == (0.1 if parameter.dim() >= 2 else 0.0), (name, kinds[name])
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_nothing_keeps_attention_from_the_flash_kernel(device):
-    """Masks, types or layouts that it does not take would raise."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    model, tokens = gpt(heads=3, width=24).to(device), torch.zeros(2, 10, dtype=torch.int64, device=device)
-    with torch.autocast(device, torch.bfloat16), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        model(tokens).float().sum().backward()
-    assert model.blocks["0"].attention.query.weight.grad is not None

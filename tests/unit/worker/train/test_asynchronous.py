@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from hpctrain.common.recipes.sync import Sync
 from hpctrain.worker.train.asynchronous import Vector, rule_of
@@ -72,8 +71,3 @@ def test_elastic_by_hand() -> None:
         theirs[rank], center = moved - difference, center + difference
     np.testing.assert_allclose(own, theirs, rtol=0, atol=1e-5)
     np.testing.assert_allclose(server.vector, center, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("rule", ["downpour", "easgd"])
-def test_bytes_are_a_vector_there_and_one_back(rule: str) -> None:
-    assert rule_of(Sync(mode="async", rule=rule), InMemory(BEGUN), BEGUN, 2).bytes == 2 * BEGUN.nbytes

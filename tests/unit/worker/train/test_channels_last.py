@@ -16,7 +16,6 @@ from support.digits_recipes import digits_recipe
 from support.small_runs import assert_same_state, recipe, run
 
 torch = pytest.importorskip("torch")
-from hpctrain.worker.adapters.torch.tensor_pieces import laid_out  # noqa: E402
 from hpctrain.worker.train.torch_trainer import TorchTrainer  # noqa: E402
 
 COMM = SingleCommunicator("test")
@@ -107,32 +106,3 @@ def test_a_checkpoint_has_the_numbers_in_the_order_of_their_indices(tmp_path):
     assert strided(trainer)
     for name, weight in trainer.model.named_parameters():
         np.testing.assert_array_equal(state[f"model.{name}"], weight.detach().cpu().numpy())
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_nothing_of_an_update_is_laid_out_anew(monkeypatch: pytest.MonkeyPatch, case: str):
-    trainer = ChannelsLast(digits_recipe(**CASES[case]), COMM)
-    train(trainer)
-    made: list[tuple[int, ...]] = []
-    original = torch.empty_like
-
-    def noted(tensor: Any, *arguments: Any, **named: Any) -> Any:
-        if named.get("device") != "meta":
-            made.append(tuple(tensor.shape))
-        return original(tensor, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty_like", noted)
-        trainer._optimizer.step()
-    assert made == []
-
-
-def test_a_layout_that_differs_in_name_alone_is_none():
-    """The stride of a dimension of size 1: all 1 x 1 convolutions have gradients and weights that differ so."""
-    for side in (1, 3):
-        weight = torch.zeros(4, 3, side, side).to(memory_format=torch.channels_last)
-        gradient = torch.randn(4, 3, side, side)
-        assert gradient.stride() != weight.stride()
-        found = laid_out(gradient, weight)
-        assert (found is gradient) == (side == 1)
-        assert torch.equal(found, gradient) and found.is_contiguous(memory_format=torch.channels_last)

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.cli.main import main
-from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
 from support.digits_recipes import digits_recipe
-from support.refusals import codes, refused
+from support.refusals import refused
 
 torch = pytest.importorskip("torch")
 
@@ -159,32 +157,3 @@ def test_a_new_last_layer_is_trained(tmp_path: Path) -> None:
     for drawn in ({"new_head": True}, {"classes": 5}):
         with refused("HT-tuning-pattern-not-valid", pattern="fc", name="fc.weight"):
             TorchTrainer(recipe(path, frozen=frozen, **drawn), SingleCommunicator("test"))
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model.new_head=true"],
-        ["model.frozen=[layer1]", "mesh.dp_shard=2"],
-        ["optimizer.rates={fc: 2}", "mesh.dp_shard=2"],
-        ["model.init_from=run", "mesh.dp_shard=2"],
-    ],
-)
-def test_keys_that_do_not_go_together(overrides: list[str]) -> None:
-    with refused("HT-keys-not-together"):
-        load_recipe("goyal2017", overrides)
-
-
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        (["--set", "model.init_from=nothing"], "HT-weights-not-there"),
-        (["--set", "model.frozen=['0']", "--framework", "keras"], "HT-only-in-pytorch"),
-        (["--set", "optimizer.rates={'0': 2}", "--framework", "keras"], "HT-only-in-pytorch"),
-    ],
-)
-def test_runs_that_do_not_begin(tmp_path: Path, capfd: pytest.CaptureFixture[str], given: list[str], code: str) -> None:
-    pytest.importorskip("keras")
-    assert main(["run", "digits", "-np", "1", "--run-dir", str(tmp_path / "run"), *given]) == 2
-    assert codes(capfd.readouterr().err) == [code]
-    assert not (tmp_path / "run").exists()

@@ -120,14 +120,6 @@ def test_how_a_script_failed(tmp_path: Path, text: str, status: int, error: tupl
     assert "rank.py" not in log
 
 
-def test_a_breakpoint_says_how_to_debug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, record, _ = run_rank(tmp_path, "breakpoint()")
-    assert (code, record["error"]["code"]) == (2, "HT-pdb-no-terminal")
-    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
-    (tmp_path / "off").mkdir()
-    assert run_rank(tmp_path / "off", "breakpoint()")[0] == 0
-
-
 @pytest.mark.parametrize(
     ("script", "status", "recorded"),
     [
@@ -146,12 +138,6 @@ def test_os_exit_with_status_0_on_the_main_thread_is_a_good_end(
     assert (code, record["status"]) == (status, recorded)
     assert "said" in log and "not reached" not in log
     assert ("os._exit(0) was called" in log) == ("target=os._exit" in script)
-
-
-def test_a_crash_leaves_its_trace(tmp_path: Path) -> None:
-    code, record, log = run_rank(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    assert (code, record["status"]) == (-11, "running")
-    assert "Segmentation fault" in log
 
 
 @pytest.fixture
@@ -184,9 +170,3 @@ def test_a_disk_that_fills_up_during_the_run(hpctrain: Launch, tmp_path: Path, s
 def test_exit_status_4_is_for_a_rank_that_was_asked(tmp_path: Path, before: str, status: str, said: str | None) -> None:
     _, record, _ = run_rank(tmp_path, f"import os, signal, sys\n{before}\nsys.exit(4)")
     assert (record["status"], record["error"] and record["error"]["message"]) == (status, said)
-
-
-def test_the_record_says_that_a_script_listens(tmp_path: Path) -> None:
-    text = "import json, hpctrain as ht\nlistens = lambda: json.load(open('run/ranks/rank-0.json'))['listens']\n"
-    _, _, log = run_rank(tmp_path, text + "before = listens(); ht.should_stop(); print(before, listens())")
-    assert "False True\n" in log

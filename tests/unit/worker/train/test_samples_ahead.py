@@ -61,14 +61,6 @@ def test_a_run_that_was_stopped_resumes_with_the_samples_that_were_taken_ahead(t
     assert_same_state(whole[2], resumed[2])
 
 
-def test_an_error_of_the_stream_comes_where_its_samples_are_needed(tmp_path):
-    """The step before, and its checkpoint, are done and recorded."""
-    plain, ahead = (run(tmp_path / kind.__name__, kind, recipe(), fails_at=6) for kind in (TorchTrainer, Asynchronous))
-    assert_same(plain, ahead)
-    assert plain[1] == "HT-data-broken-image"
-    assert [each[0] for each in plain[0]].count("step") == 2
-
-
 def test_an_error_is_raised_again_and_the_end_too():
     def stream() -> Iterator[Samples]:
         yield Samples(images=np.zeros((1, 1, 1, 1), np.float32), labels=np.zeros(1, np.int64))

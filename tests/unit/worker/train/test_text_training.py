@@ -39,17 +39,6 @@ def test_a_loss_is_the_mean_over_all_labels(smoothing):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_micro_batches_add_up():
-    batch, found = samples(8), []
-    for count in (1, 3):
-        trainer = TorchTrainer(recipe(), COMM)
-        parts = [batch[part] for part in np.array_split(np.arange(8), count)]
-        loss = trainer.step(parts, count, 1 / 8, 1e-3, 1.0)
-        found.append((loss, torch.cat([each.grad.flatten() for each in trainer.model.parameters()])))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-4, atol=1e-7)
-
-
 def test_windows_without_labels_have_no_part():
     batch = samples(4)
     labels = batch.labels.copy()
@@ -91,15 +80,3 @@ def test_a_state_goes_into_another_trainer(tied, averaged):
         assert torch.equal(parameter, other.model.get_parameter(name)), name
     assert (other.model.head.weight is other.model.tokens.weight) == (tied == "true")
     assert trainer.evaluate(samples(4)) == other.evaluate(samples(4))
-
-
-def test_the_gpus_data_sheet_says_the_peak():
-    from hpctrain.common.cluster.gpu_models import matmul_flops
-
-    assert matmul_flops("NVIDIA A100-SXM4-40GB", "bf16") == 312e12
-    assert matmul_flops("NVIDIA A100-SXM4-40GB", "float32") == 19.5e12
-    assert matmul_flops("Tesla P100-SXM2-16GB", "bf16") == matmul_flops("Tesla P100-SXM2-16GB", "float32")
-    assert matmul_flops("Tesla P100-SXM2-16GB", "fp16") == 21.2e12
-    unknown = "NVIDIA GeForce RTX 4090"
-    assert matmul_flops(unknown, "bf16") is None
-    assert matmul_flops(None, "bf16") is None

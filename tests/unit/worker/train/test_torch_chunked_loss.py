@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -83,25 +81,6 @@ def test_chunks_have_the_loss_and_the_gradients_of_all_rows(layer, computed_in, 
         assert (own - other).norm() <= TOLERANCE[computed_in] * other.norm()
 
 
-def test_in_float64_nothing_is_rounded_on_the_way(layer):
-    hidden, weight, labels = (each.double() if each.is_floating_point() else each for each in layer)
-    found = gradients(chunked_loss(labels, hidden, weight), hidden, weight)
-    logits = torch.nn.functional.linear(hidden, weight).flatten(0, -2)
-    loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=BROKEN, reduction="sum")
-    for own, other in zip(found, gradients(loss, hidden, weight), strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-14)
-
-
-def test_the_gradients_of_inputs_and_weights_can_be_asked_for_apart(layer):
-    """As pipelines with schedules without bubbles do."""
-    hidden, weight, labels = layer
-    expected = gradients(whole_loss(labels, hidden, weight), hidden, weight)
-    loss = chunked_loss(labels, hidden, weight) / 3
-    (of_hidden,) = torch.autograd.grad(loss, [hidden], retain_graph=True)
-    (of_weight,) = torch.autograd.grad(loss, [weight])
-    torch.testing.assert_close((of_hidden, of_weight), expected)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("computed_in", [*TOLERANCE, torch.float64], ids=str)
 def test_a_compiled_chunk_has_the_same_loss_and_gradient(computed_in, smoothing):
@@ -125,13 +104,6 @@ def test_chunks_on_a_gpu_are_few_and_fill_its_tiles(monkeypatch, rows, on_gpu, s
     monkeypatch.undo()
     assert chunk_rows(rows, 50304, on_gpu=on_gpu) == size
     assert not on_gpu or (size % 256 == 0 and -(-rows // size) <= 8)
-
-
-def test_a_gradient_that_is_not_a_number_reaches_both(layer):
-    hidden, weight, labels = layer
-    chunked_loss(labels, hidden, weight).backward(torch.tensor(math.nan))
-    assert hidden.grad.isnan().all()
-    assert weight.grad.isnan().all()
 
 
 def test_a_score_is_that_of_all_rows(layer):

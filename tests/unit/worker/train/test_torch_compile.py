@@ -96,24 +96,6 @@ def test_blocks_of_a_residual_network_keep_their_statistics_and_their_random_dep
     assert not counters["graph_break"]
 
 
-def test_blocks_of_several_sizes_are_compiled_for_known_sizes(monkeypatch):
-    """They share their code, for which PyTorch's default is symbolic sizes from the second on."""
-    graphs = []
-
-    def keep(graph, inputs):
-        graphs.append([each for each in inputs if isinstance(each, torch.SymInt)])
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
-    norm = partial(TorchBatchNorm, extent=Extent(part=4), momentum=0.8)
-    model = ResNet(Basic, (1, 1, 1), classes=5, zero_gamma=False, weights=InitialWeights(), norm=norm)
-    compile_network(model, recipe("goyal2017", "model.name=resnet18"), COMM)
-    for size in (32, 64):
-        model(torch.randn(4, 3, size, size))
-    assert len(graphs) >= 6
-    assert not any(graphs)
-
-
 def test_on_a_cpu_auto_compiles_nothing_and_on_does():
     for mode, compiled in (("auto", False), ("off", False), ("on", True)):
         assert is_compiled(recipe("digits", f"compile={mode}"), COMM, CPU) == compiled

@@ -118,23 +118,3 @@ def test_updates_few_enough_numbers_at_once(monkeypatch: pytest.MonkeyPatch):
         for others in results[1:]
         for pair in zip(results[0], others, strict=True)
     )
-
-
-@pytest.mark.parametrize("chosen", [{"name": "sgd", "momentum": 0.9}, {"name": "adam"}, {"name": "adamw"}], ids=str)
-def test_pytorchs_own_optimizers_have_the_fused_kernels(chosen: dict):
-    """With the numbers of the loop over parameters, and where parameters will be divided without a choice."""
-    rule = Optimizer.model_validate({"learning_rate": 0.1, "weight_decay": 0.01, **chosen}, strict=False)
-    ours, theirs = network(torch.float64), network(torch.float64)
-    optimizer, loop = torch_rules.make_optimizer(rule, ours), torch_rules.make_optimizer(rule, theirs)
-    for group in loop.param_groups:
-        group["fused"] = None
-        group["foreach"] = False
-    assert [group["fused"] for group in optimizer.param_groups] == [True] * len(optimizer.param_groups)
-    divided = torch_rules.make_optimizer(rule, ours, divided=True)
-    assert {group["fused"] for group in divided.param_groups} == {None}
-    for step in range(5):
-        for model, each in ((ours, optimizer), (theirs, loop)):
-            give_gradients(model, step)
-            each.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-13)

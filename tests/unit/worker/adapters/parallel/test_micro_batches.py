@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hpctrain.worker.adapters.torch.batch import BatchTensor, Rows  # noqa: E402
-from hpctrain.worker.adapters.torch.parallel.micro_batches import padded, part_of  # noqa: E402
+from hpctrain.worker.adapters.torch.parallel.micro_batches import part_of  # noqa: E402
 
 
 class _Ranks:
@@ -43,8 +43,3 @@ def test_the_mean_over_ranks_of_weighted_means_is_that_of_the_batch(sizes, plain
 def test_a_batch_of_fewer_samples_than_ranks_is_computed_by_each():
     assert [(len(part.inputs), part.divided) for part in parts(torch.zeros(2), (1, 1, 0))] == [(2, 1)] * 3
     assert [part.divided for part in parts(torch.zeros(3), (1, 1, 1))] == [3] * 3
-
-
-def test_padding_repeats_the_last_row():
-    assert padded(torch.tensor([1, 2]), 4).tolist() == [1, 2, 2, 2]
-    assert padded(torch.tensor([1, 2]), 2).tolist() == [1, 2]
