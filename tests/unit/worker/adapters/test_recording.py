@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +124,17 @@ def test_fit_tells_its_steps_and_the_metrics_of_its_epochs(directory):
         assert list(islice(events, 4)) == [("step", last - 2), ("step", last - 1), ("step", last), ("log", last)]
     logged = [event.values for event in read_events(directory.events) if event.event == "log"]
     assert logged == [pytest.approx(each) for each in history]
+
+
+def test_without_a_run_directory_the_newest_values_are_printed(capsys, monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(recording.time, "monotonic", lambda: now.seconds)
+    for step in range(5):
+        ht.log(loss=step / 2, step=step)
+        now.seconds += 0.4
+    recording.recording().flush()
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert lines == [["step", step, "loss", loss] for step, loss in (("0", "0"), ("3", "1.5"), ("4", "2"))]
 
 
 @pytest.mark.parametrize(

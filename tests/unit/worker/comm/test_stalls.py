@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpctrain.worker.comm.stalls import request_stack
+from hpctrain.worker.comm.stalls import STACK_SIGNAL, answer_requests, request_stack
 
 HOST = socket.gethostname()
 BEGIN = """
@@ -126,3 +127,14 @@ def test_a_process_that_is_another_gets_no_signal():
         assert bystander.poll() is None, "the signal would have ended it"
         bystander.kill()
     assert "unknown" in request_stack(HOST, bystander.pid, start)
+
+
+def test_a_program_that_uses_the_signal_keeps_it():
+    def handler(number, frame): ...
+
+    before = signal.signal(STACK_SIGNAL, handler)
+    try:
+        answer_requests()
+        assert signal.getsignal(STACK_SIGNAL) is handler
+    finally:
+        signal.signal(STACK_SIGNAL, before)

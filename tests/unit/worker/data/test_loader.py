@@ -143,6 +143,13 @@ def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_index():
         ]
 
 
+def test_a_limit_leaves_the_first_images(folder):
+    settings = recipe(0)
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"limit": 5})})
+    with opened(folder, "train", settings) as few, opened(folder, "val", settings) as all_of_them:
+        assert (len(few), len(all_of_them)) == (5, 2)
+
+
 def test_arrays_are_good_until_the_next_is_asked_for(kept, reference):
     pieces = cut(np.arange(29), 2)
     for piece, indices in zip(kept.stream(pieces, 3), pieces, strict=True):
@@ -283,6 +290,19 @@ def test_a_worker_imports_no_framework_and_no_mpi():
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert not done.stdout.strip()
+
+
+def test_memory_that_is_not_there_is_a_clear_error(folder):
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(folder, "train", recipe(1)) as source:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+        try:
+            with refused("HT-memory-not-available"):
+                next(source.stream([np.arange(4)], 0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm.single import SingleCommunicator
 from hpctrain.worker.data.samples import Samples
@@ -157,3 +158,17 @@ def test_a_new_last_layer_is_trained(tmp_path: Path) -> None:
     for drawn in ({"new_head": True}, {"classes": 5}):
         with refused("HT-tuning-pattern-not-valid", pattern="fc", name="fc.weight"):
             TorchTrainer(recipe(path, frozen=frozen, **drawn), SingleCommunicator("test"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.new_head=true"],
+        ["model.frozen=[layer1]", "mesh.dp_shard=2"],
+        ["optimizer.rates={fc: 2}", "mesh.dp_shard=2"],
+        ["model.init_from=run", "mesh.dp_shard=2"],
+    ],
+)
+def test_keys_that_do_not_go_together(overrides: list[str]) -> None:
+    with refused("HT-keys-not-together"):
+        load_recipe("goyal2017", overrides)

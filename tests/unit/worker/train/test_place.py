@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.common.cluster.node_map import Slot
 from hpctrain.common.run.plan import Plan, Script, Slots, Start
-from hpctrain.worker.train.place import bind_rank, shared_cores, unfit_cores
+from hpctrain.worker.train.place import bind_rank, missing_adapter, shared_cores, unfit_cores
 
 
 def machine(
@@ -37,6 +37,28 @@ def adapter(root: Path, name: str, *, up: bool = True) -> None:
     port.mkdir(parents=True)
     (port / "link_layer").write_text("InfiniBand\n")
     (port / "state").write_text("4: ACTIVE\n" if up else "1: DOWN\n")
+
+
+def test_cpus_that_are_not_online_are_not_bound_to(tmp_path: Path) -> None:
+    """The kernel allows CPUs that could be added, and refuses to bind a thread to such alone."""
+    root = machine(tmp_path, nodes={0: "0-15"}, allowed="0-255")
+    assert "core 32 " in unfit_cores([slot(32, 33, numa=1)], 0, root)
+    assert unfit_cores([slot(14, 15, numa=0)], 0, root) == ""
+
+
+def test_adapters_that_are_not_up(tmp_path: Path) -> None:
+    adapter(tmp_path, "mlx5_0")
+    adapter(tmp_path, "mlx5_7", up=False)
+    folder = tmp_path / "sys/class/infiniband"
+    for devices, missing in (
+        (["mlx5_0"], ""),
+        (["mlx5_0:1"], ""),
+        ([], ""),
+        (["mlx5_0", "rail1"], "rail1:1"),
+        (["mlx5_0:2"], "mlx5_0:2"),
+        (["mlx5_7"], "mlx5_7:1"),
+    ):
+        assert missing_adapter(devices, folder) == missing
 
 
 def slot(*cores: int, numa: int | None = None) -> Slot:
@@ -115,6 +137,16 @@ def test_a_rank_says_what_it_leaves_out(
     assert bound == []
     first, second = capsys.readouterr().err.splitlines()
     assert "mlx5_0:1 " in first and "core 0" in second
+
+
+def test_what_the_user_has_set_is_not_judged(
+    tmp_path: Path, bound: list[tuple[int, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", "mine")
+    monkeypatch.setenv("UCX_NET_DEVICES", "mine:1")
+    bind_rank(plan(Slot(gpu=0, adapter="mlx5_0", cores=(), devices=("mlx5_0",))), 0, machine(tmp_path))
+    assert (os.environ["NCCL_IB_HCA"], os.environ["UCX_NET_DEVICES"]) == ("mine", "mine:1")
+    assert (bound, capsys.readouterr().err) == ([], "")
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(None, ["0", "1", "0"]), ("3", ["3"] * 3), ("", [""] * 3)])
