@@ -49,7 +49,6 @@ _ALLOWED: dict[str, dict[str, str]] = {
     },
     "text executed": {
         "hpctrain/worker/train/rank.py": "the user's own script is what the user wants executed",
-        "tests/unit/worker/comm/test_script_location.py": "a constant, as a script of a name that is nobody's",
         "tests/unit/worker/adapters/batch_cases.py": "calls that are written in the file itself",
     },
     "text for a shell": {
