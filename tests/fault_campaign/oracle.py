@@ -22,7 +22,6 @@ from fault_campaign.final_states import final_state, torn
 
 Event = dict[str, Any]
 Check = Callable[[list[Event]], Sequence[str]]
-Outcome = Literal["recovered", "resumed", "refused", "lost", "hung", "not here"]
 # The accuracy of a run whose numbers a rule of the recipe, or another number of ranks, has changed.
 _NEAR = 0.03
 # Of a loss, whose sums are made in another order on other ranks: of the first steps, and of all. 2, 3 and 4 ranks part
@@ -62,14 +61,8 @@ class Promise:
         assert self.says or not any(code > 0 for code in self.codes), "no run ends in silence"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    outcome: Outcome
-    faults: tuple[str, ...] = ()
-
-
-def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Verdict:
-    """What became of a run.
+def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> list[str]:
+    """What of a run is not as promised.
 
     Args:
         promise: what was to become of it.
@@ -78,9 +71,9 @@ def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Ve
         whole: that of the same run without any fault.
     """
     first, last = ends[0], ends[-1]
-    refused = bool(promise.refusal and first.code in (1, 2) and re.search(promise.refusal, first.printed))
     if any(end.code is None for end in ends):
-        return Verdict(outcome="hung", faults=("a command did not end in time",))
+        return ["a command did not end in time"]
+    refused = promise.refusal and first.code in (1, 2) and re.search(promise.refusal, first.printed)
     faults = [] if refused and not first.began else [*_of_the_first(promise, first)]
     if last.code != 0:
         faults.append(f"it did not come to its end: exit status {last.code}")
@@ -88,9 +81,7 @@ def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Ve
         faults += [*_of_the_end(promise, run, whole)]
     if not promise.leaves:
         faults += [f"left behind: {what}" for end in ends for what in end.left]
-    if faults:
-        return Verdict(outcome="lost", faults=tuple(faults))
-    return Verdict(outcome="recovered" if first.code == 0 else "resumed" if first.began else "refused")
+    return faults
 
 
 def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
