@@ -81,9 +81,8 @@ if comm.rank == 0:
         "handler": lambda: atexit.register(os.write, 1, b"exit handler of a fork\n"),
         "thread": lambda: threading.Thread(target=speak_late).start(),
         "grandchild": lambda: sys.exit(fork(lambda: sys.exit(8))),
+        "by hand": leave_by_hand,
     }
-    if len(sys.argv) > 1:
-        ways["by hand"] = leave_by_hand
     with forking.Pool(2) as pool:
         squares = pool.map(square, range(5))
     loader = torch.utils.data.DataLoader(torch.arange(20.0), batch_size=5, num_workers=2)

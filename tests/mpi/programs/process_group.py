@@ -446,16 +446,6 @@ def check_death() -> None:
     dist.all_reduce(torch.ones(100_000))
 
 
-def check_exit() -> None:
-    """A script that ends without a word: what is queued is run, and everything given back."""
-    import hpctrain as ht
-
-    comm = ht.init("mpi")
-    comm.process_group()
-    dist.new_group([0, 1])
-    dist.all_reduce(torch.ones(100_000), async_op=True)
-
-
 def run(check: str) -> None:
     """Without ``ht.init`` nobody else ends the other ranks when one fails."""
     try:
