@@ -75,7 +75,7 @@ model = Network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def loss_of(output, target):
     return nn.functional.cross_entropy(output, target)
-pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2), schedule="zbv", micro_batches=4)
+pipeline = ht.Pipeline(model, optimizer, loss_of, mesh=ht.mesh(pp=2), schedule="interleaved_1f1b", micro_batches=4)
 data = torch.utils.data.TensorDataset(torch.randn(52, 8), torch.randint(0, 3, (52,)))
 for x, y in ht.shard(torch.utils.data.DataLoader(data, batch_size=13, shuffle=True)):
     optimizer.zero_grad()

@@ -264,6 +264,14 @@ def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
     assert np.isfinite(last).all() and (last != first).any()
     assert scales == [2**16, 2**15, 2**15], scales
     assert len({each.tobytes() for each in COMM.allgather_object(last)}) == 1
+    # In float32 a number that is none is no overflow: all ranks hear of the step, which changes nothing.
+    trainer = KerasTrainer(
+        recipe_runs.recipe(optimizer={"name": "sgd", "learning_rate": 0.02}, batch={"size": 8}), COMM
+    )
+    before = trainer.model.get_weights()
+    images[0] = np.nan if RANK == SIZE - 1 else images[0]
+    trainer.step([Samples(images=images, labels=np.arange(4))], 1, 1 / 400, 0.02, 1.0)
+    assert trainer.faulty and all(map(np.array_equal, before, trainer.model.get_weights()))
 
 
 def _fails(*_: object) -> None:
