@@ -34,6 +34,8 @@ HSDP += ["tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"]
 PP_ON_4 = ["pp_fsdp_1f1b", "pp_fsdp_interleaved_1f1b_all", "pp_fsdp_frozen", "pp_fsdp_scaler"]
 PP_ON_4 += ["pp_replicas_1f1b_all", "pp_tp_1f1b_all", "pp4"]
 
+ALL_AXES = ["tp_pp_fsdp_1f1b", "tp_pp_replicas_interleaved_1f1b_all"]
+
 ENGINES = {"fsdp", "fsdp_all", "fsdp_zero1", "fsdp_bfloat16", "tp", "tp_all", "tp_sequence", "hsdp", "hsdp_all"}
 ENGINES |= {"tp_fsdp_all", "pp_fsdp_interleaved_1f1b_all", "pp_tp_1f1b_all", "tp_pp_fsdp_1f1b"}
 ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
@@ -49,9 +51,7 @@ ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
         pytest.param(3, ["fsdp", "fsdp_all", "fsdp_zero1"], id="fsdp on 3", marks=pytest.mark.thorough),
         pytest.param(4, HSDP, id="hsdp", marks=pytest.mark.thorough),
         pytest.param(4, PP_ON_4, id="pp fsdp", marks=pytest.mark.thorough),
-        pytest.param(
-            8, ["tp_pp_fsdp_1f1b", "tp_pp_replicas_interleaved_1f1b_all"], id="tp pp fsdp", marks=pytest.mark.thorough
-        ),
+        pytest.param(8, ALL_AXES, id="tp pp fsdp", marks=pytest.mark.thorough),
     ],
 )
 @pytest.mark.long

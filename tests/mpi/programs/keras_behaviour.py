@@ -251,8 +251,8 @@ def a_failed_reduction_changes_nothing_and_raises_its_own_error() -> None:
 
 
 def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
-    settings = recipe_runs.recipe(optimizer={"name": "sgd", "learning_rate": 0.02}, precision="fp16", batch={"size": 8})
-    trainer = KerasTrainer(settings.at(SIZE), COMM)
+    values = {"optimizer": {"name": "sgd", "learning_rate": 0.02}, "batch": {"size": 8}}
+    trainer = KerasTrainer(recipe_runs.recipe(**values, precision="fp16").at(SIZE), COMM)
     images = np.random.default_rng(RANK).normal(size=(4, 8, 8, 1)).astype(np.float32)
     weights, scales = [], []
     for factor in (1.0, np.inf if RANK == SIZE - 1 else 1.0, 1.0):
@@ -265,9 +265,7 @@ def an_overflow_on_one_rank_leaves_the_update_out_on_all() -> None:
     assert scales == [2**16, 2**15, 2**15], scales
     assert len({each.tobytes() for each in COMM.allgather_object(last)}) == 1
     # In float32 a number that is none is no overflow: all ranks hear of the step, which changes nothing.
-    trainer = KerasTrainer(
-        recipe_runs.recipe(optimizer={"name": "sgd", "learning_rate": 0.02}, batch={"size": 8}), COMM
-    )
+    trainer = KerasTrainer(recipe_runs.recipe(**values).at(SIZE), COMM)
     before = trainer.model.get_weights()
     images[0] = np.nan if RANK == SIZE - 1 else images[0]
     trainer.step([Samples(images=images, labels=np.arange(4))], 1, 1 / 400, 0.02, 1.0)
