@@ -30,7 +30,7 @@ test: test-setup
 	$(call suite,not ($(LEAVE_OUT)))
 
 # What `make test` leaves out: long tests, and further engines, frameworks, numbers of ranks, meshes and faults.
-thorough: test-setup .deepspeed/installed.stamp .frameworks/installed.stamp .mpich/installed.stamp
+thorough: test-setup .deepspeed/installed.stamp .frameworks/installed.stamp
 	$(call suite,long or thorough)
 
 # The tests that need Lightning and the like are long.
@@ -165,12 +165,7 @@ horovod: .venv/packages.stamp
 	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]' $(TORCH)
 	touch $@
 
-# Another MPI, for the thorough test that the MPI engine runs on it; beside the environment, whose mpirun it would replace.
-.mpich/installed.stamp: .venv/packages.stamp
-	$(BIN)/python -m pip install --ignore-installed --no-deps --prefix .mpich mpich==5.0.2
-	touch $@
-
-# Beside the environment too, whose other packages the audit is about, for one test. Its setup asks the PyTorch that is
+# Beside the environment, whose other packages the audit is about, for one test. Its setup asks the PyTorch that is
 # there.
 .deepspeed/installed.stamp: .venv/packages.stamp
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-compile --no-build-isolation --no-deps --target .deepspeed \
@@ -186,5 +181,5 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .mpich .deepspeed .frameworks .flavours .pytorch .gpu .wheels dist site .mypy_cache .ruff_cache \
+	rm -rf .venv .deepspeed .frameworks .flavours .pytorch .gpu .wheels dist site .mypy_cache .ruff_cache \
 		.pytest_cache .hypothesis .import_linter_cache

@@ -36,7 +36,10 @@ HARDEST = (
     "train_step_of_whole_tensors",
 )
 # On three ranks, of which one gets nothing of the last batch.
-UNEVEN = ("built_in_the_first_step", "clipped_in_a_graph", "accumulated_in_a_graph", "overflow", "narrowed_to_fp16")
+UNEVEN = (
+    *("built_in_the_first_step", "clipped_in_a_graph", "accumulated_in_a_graph", "overflow", "narrowed_to_fp16"),
+    "two_optimizers_of_one_model",
+)
 
 
 @pytest.fixture(scope="module")

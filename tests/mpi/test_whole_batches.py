@@ -35,7 +35,7 @@ THOROUGH = pytest.mark.thorough
 SEEDS = int(os.environ.get("COMPOSED", "12"))
 
 
-ALL = "losses,models,loops,draws,calls,updates"
+ALL = "scripts,draws,calls,updates"
 # Those that a mesh may divide too.
 SOME = "draws,calls,updates"
 SCHEDULES = ("1f1b", "interleaved_1f1b")

@@ -24,23 +24,6 @@ from hpctrain.worker.data.samples import Samples
 from hpctrain.worker.train.keras_trainer import KerasTrainer
 
 
-def metrics_are_those_of_the_joined_samples() -> None:
-    """The rate is 0, so that an epoch sees one set of weights."""
-    trained, validated = (tf.data.Dataset.from_tensor_slices(samples(62, seed)).batch(20) for seed in (0, 1))
-    keras.utils.set_random_seed(RANK)
-    model, optimizer = ht.distribute(network(), keras.optimizers.SGD(0.0))
-    _compile(model, optimizer)
-    history = model.fit(ht.shard(trained), validation_data=ht.shard(validated), verbose=0).history
-    plain = network()
-    plain.set_weights(model.get_weights())
-    _compile(plain, keras.optimizers.SGD())
-    for prefix, data in (("", trained), ("val_", validated)):
-        expected = plain.evaluate(data, return_dict=True, verbose=0)
-        assert {"loss", "accuracy", "auc", "f1", "mse", "precision"} == set(expected)
-        for name, value in expected.items():
-            np.testing.assert_allclose(history[f"{prefix}{name}"][0], value, rtol=1e-5, err_msg=prefix + name)
-
-
 class Largest(keras.metrics.Metric):
     """No sum over samples: what two ranks found cannot be added up."""
 
@@ -91,12 +74,13 @@ def root(y_true, y_pred):
     return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
 
 
-def metrics_that_are_no_sums_are_those_of_whole_batches() -> None:
-    """Batches of 5, 5 and 1, so that all ranks but one have no sample of the last."""
+def metrics_are_those_of_whole_batches() -> None:
+    """Nor those that are. Batches of 5, 5 and 1, so that all ranks but one have no sample of the last."""
     x, y, _ = samples(11, 3)
     # The first makes no variable in its first step, which TensorFlow then traces once.
     for make in (
         lambda: [keras.metrics.Precision(name="precision"), keras.metrics.TruePositives(name="positives")],
+        lambda: ["accuracy", "mse", keras.metrics.F1Score(threshold=0.5, name="f1")],
         lambda: [root, Largest(), MeanOfBatches(), keras.metrics.AUC(name="auc")],
     ):
         found = []
@@ -277,22 +261,12 @@ def _fails(*_: object) -> None:
     raise RanksLostError("HT-rank-died", "rank 7 died")
 
 
-def _compile(model, optimizer):
-    model.compile(
-        optimizer,
-        LOSS,
-        metrics=["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5, name="f1")],
-        weighted_metrics=[keras.metrics.MeanSquaredError(name="mse"), keras.metrics.Precision(name="precision")],
-    )
-
-
 def main(folder: Path) -> None:
     means_stay_as_they_are()
     the_guard_sees_one_flipped_bit_later()
     if COMM.backend != "mpi":  # what follows is not the engine's business, or the MPI engine's alone
         return
-    metrics_are_those_of_the_joined_samples()
-    metrics_that_are_no_sums_are_those_of_whole_batches()
+    metrics_are_those_of_whole_batches()
     different_metrics_are_refused()
     different_models_are_refused()
     an_update_before_the_broadcast_is_refused()

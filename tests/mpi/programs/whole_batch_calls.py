@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import torch
@@ -52,11 +51,6 @@ def linear(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     return F.linear(hidden, model[2].weight, model[2].bias)
 
 
-def parts_alone(model: Heads, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    hidden = model.trunk(x)
-    return F.cross_entropy(model.one(hidden), y) + F.cross_entropy(model.two(hidden), y)
-
-
 def penalised(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(x), y) + 0.01 * sum(each.abs().sum() for each in model.parameters())
 
@@ -77,20 +71,13 @@ def functional(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return F.cross_entropy(torch.func.functional_call(model, dict(model.named_parameters()), (x,)), y)
 
 
-def checkpointed(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model[2](checkpoint(lambda x: model[1](model[0](x)), x, use_reentrant=False)), y)
-
-
 # By name: the model, and the loss that a script computes with it.
 LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
     "two_heads": (Heads, lambda m, x, y: sum(F.cross_entropy(out, y) for out in m(x)[:2]) + m(x)[2].square().mean()),
     "twice": (network, lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y)),
-    "by_parts_alone": (Heads, parts_alone),
     "with_a_frozen_trunk": (frozen, Heads.loss),
     "by_parameters": (network, lambda m, x, y: F.cross_entropy(linear(m, x), y)),
     "by_functional_call": (network, functional),
-    "checkpointed": (network, checkpointed),
-    "recomputed_reentrantly": (Reentrant, lambda m, x, y: F.cross_entropy(m(x), y)),
     "recomputed_reentrantly_twice": (
         Reentrant,
         lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y),
@@ -104,18 +91,6 @@ CASES |= {
     f"called_{name}": lambda make=make, loss_of=loss_of, name=name: trained(make(), loss_of)[-1 * ("penalty" in name) :]
     for name, (make, loss_of) in LOSSES.items()
 }
-
-
-@case
-def two_heads_in_two_passes() -> Numbers:
-    model, optimizer = distributed(Heads())
-    for x, y in batches():
-        optimizer.zero_grad()
-        one, two, _ = model(x)
-        F.cross_entropy(one, y).backward(retain_graph=True)
-        F.cross_entropy(two, y).backward()
-        optimizer.step()
-    return [model]
 
 
 @case
@@ -208,20 +183,6 @@ def means_over_counts() -> Numbers:
         return ht.mean_loss(total, count) + 0.5 * second + logits.logsumexp(1).mean() + ht.sum_loss(total) / 100
 
     return trained(network(), loss)
-
-
-@case
-def accumulated_with_one_count() -> Numbers:
-    model, optimizer = distributed(network())
-    parts = list(batches(batch=5, drop_last=True))
-    for pair in (parts[:2], parts[2:4]):
-        count = sum((y <= 3).sum() for _, y in pair)
-        for index, (x, y) in enumerate(pair):
-            with ht.no_sync() if index == 0 else contextlib.nullcontext():
-                ht.mean_loss(tokens(model, x, y)[0], count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [model]
 
 
 @case

@@ -64,7 +64,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "two_steps": TwoSteps,
     "slow_weights": SlowWeights,
     "initial_state": lambda parameters: torch.optim.Adagrad(parameters, 0.1, initial_accumulator_value=0.2),
-    "closure": lambda parameters: torch.optim.Adam(parameters, 0.1, foreach=False),
     "line_search": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe"),
     "state_of_steps": lambda parameters: torch.optim.Adam(parameters, 0.1, weight_decay=0.1),
     "plateau_of_each_rank": lambda parameters: torch.optim.SGD(parameters, 0.1),
@@ -85,8 +84,6 @@ def optimized(name: str) -> Numbers:
         if name == "plateau_of_each_rank":
             plateau.step(-epoch * ht.init().rank)
     shared = optimizer.param_groups is getattr(optimizer, "inner", optimizer).param_groups
-    # What a script chose stays.
-    assert name != "closure" or optimizer.param_groups[0]["foreach"] is False
     return [model, shared, *(group["lr"] for group in optimizer.param_groups)]
 
 
@@ -99,7 +96,7 @@ def update(name: str, model: nn.Module, optimizer: Any, drawn: Iterable[Any]) ->
             loss.backward()
             return loss
 
-        if name in {"closure", "line_search"}:
+        if name == "line_search":
             optimizer.step(closure)
             continue
         closure()
