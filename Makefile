@@ -30,7 +30,7 @@ test: test-setup
 	$(call suite,not ($(LEAVE_OUT)))
 
 # What `make test` leaves out: long tests, and further engines, frameworks, numbers of ranks, meshes and faults.
-thorough: test-setup .deepspeed/installed.stamp .frameworks/installed.stamp
+thorough: test-setup .frameworks/installed.stamp
 	$(call suite,long or thorough)
 
 # The tests that need Lightning and the like are long.
@@ -165,14 +165,7 @@ horovod: .venv/packages.stamp
 	$(BIN)/python -m pip install --no-compile --editable '.[$(TRAIN),keras,horovod,dev]' $(TORCH)
 	touch $@
 
-# Beside the environment, whose other packages the audit is about, for one test. Its setup asks the PyTorch that is
-# there.
-.deepspeed/installed.stamp: .venv/packages.stamp
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-compile --no-build-isolation --no-deps --target .deepspeed \
-		deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0 tqdm==4.70.1
-	touch $@
-
-# And so are these, for the same reason.
+# Beside the environment, whose other packages the audit is about.
 .frameworks/installed.stamp: .venv/packages.stamp
 	$(BIN)/python -m pip install --no-compile --no-deps --target .frameworks lightning==2.6.6 lightning-utilities==0.15.3 \
 		torchmetrics==1.9.0 accelerate==1.15.0 transformers==5.23.0 regex==2026.11.15
@@ -181,5 +174,5 @@ horovod: .venv/packages.stamp
 	touch $@
 
 clean:
-	rm -rf .venv .deepspeed .frameworks .flavours .pytorch .gpu .wheels dist site .mypy_cache .ruff_cache \
+	rm -rf .venv .frameworks .flavours .pytorch .gpu .wheels dist site .mypy_cache .ruff_cache \
 		.pytest_cache .hypothesis .import_linter_cache

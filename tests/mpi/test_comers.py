@@ -14,8 +14,12 @@ from support.refusals import codes
 PROGRAM = Path(__file__).parent / "programs" / "horovod_keras_scripts.py"
 
 
+# Those of torch.distributed and of frameworks run side by side in test_torchrun_scripts.py and test_frameworks.py.
+_OTHERS = [words for words in cells.printed("here") if Path(words[1]).stem.startswith(("horovod", "tf"))]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("words", cells.printed("here"), ids=lambda words: words[1])
+@pytest.mark.parametrize("words", _OTHERS, ids=lambda words: words[1])
 def test_scripts_of_others_have_the_losses_of_one_process(tmp_path: Path, words: list[str]) -> None:
     cells.require(words[1])
     cells.execute(words, cells.on_this_machine, tmp_path)
