@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_directory_hurts(trained: Path, tmp_path: Path) -> None:
     # In a process of its own: its children's memory begins with its own, and a process of tests may hold much.
     campaign = subprocess.run(
-        [sys.executable, run_directories.__file__, str(trained), "--cases", "30"],
+        [sys.executable, run_directories.__file__, str(trained), "0", "30"],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(run_directories.__file__).parents[2])},
         capture_output=True,

@@ -129,6 +129,7 @@ def test_what_rank_0_prints_is_shown_on_a_terminal_as_it_comes(tmp_path: Path) -
     assert -1 not in places and places == sorted(places)
 
 
+@pytest.mark.thorough
 def test_a_script_starts_processes_by_mpi(hpctrain: Launch, tmp_path: Path) -> None:
     """They need slots, and TCP to their rank, where the ranks have all cores."""
     body = "from mpi4py.futures import MPIPoolExecutor\nif __name__ == '__main__':\n    "

@@ -1,17 +1,15 @@
 """Mutates the directory of a run, as a disk, a bug or somebody else may have left it, and asks each command about it.
 
-    python tests/support/fuzz/run_directories.py RUN --cases 10000
+    python tests/support/fuzz/run_directories.py RUN SEED CASES
 
 A command may refuse such a directory. It may not end in a traceback, send a signal, write outside of the directory,
 print what controls a terminal, write markup of others into the page or numbers into JSON that JSON has not, print or
 write more than two million characters apart from logs, or take more than two seconds of processor time or half a
-gigabyte. Each case is one seed: ``--seed 41 --cases 1`` repeats that one. Links and devices are put in place of files
-too.
+gigabyte. Each case is one seed. Links and devices are put in place of files too.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import io
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.cli.main import main as hpctrain
+from support.fuzz.outside_texts import RARE
 
 MOST_SECONDS, MOST_MB = 2.0, 500
 # A text of 10^6 characters in a file is in its JSON too. Logs are printed whole.
@@ -60,27 +59,6 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 _NO_JSON = re.compile(r'^ *("[^"]*": )?-?(NaN|Infinity),?$', re.MULTILINE)
 
 _JSON = (".json", ".jsonl")
-
-# An event of each kind that a calm run has none of.
-RARE: tuple[dict[str, Any], ...] = (
-    {"event": "damaged", "path": "step-00000003", "fault": "cut short", "kept_as": "damaged-step-00000003"},
-    {"event": "changed", "differences": {"optimizer.learning_rate": [0.1, 0.2]}},
-    {"event": "log", "iteration": 3, "values": {"loss": 0.3, "energy": 0.5}},
-    {"event": "non_finite", "iteration": 5, "epoch": 1, "rule": "skip", "ranks": [0, 1], "parameters": 3},
-    {"event": "broken_images", "epoch": 1, "count": 2, "names": ["a.jpg", "b.jpg"]},
-    {"event": "energy", "iteration": 9, "hosts": {"n1": {"began": 1.7e9, "seconds": 9.0, "joules": {"gpu": 1.0}}}},
-    {
-        "event": "overlap",
-        "iteration": 2,
-        "timeline": [[0.0, "gradient", 0], [0.1, "launched", 0], [0.2, "finished", 0]],
-    },
-    {"event": "stall", "rank": 1, "host": "n2", "waiting_for": "a mean", "seconds": 20.0},
-    {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "code": "HT-rank-killed"},
-    {"event": "fault", "rank": 1, "host": "n2", "message": "rank 1 was killed", "iteration": 7, "recovery_seconds": 1.0}
-    | {"samples_affected": 8, "ranks": 1},
-    {"event": "stopped", "iteration": 20, "reason": "SIGTERM"},
-    {"event": "of another version", "what": [1, 2]},
-)
 
 Mutation = Callable[[random.Random, Path, Path], None]
 
@@ -115,20 +93,12 @@ def _value(chance: random.Random, run: Path, outside: Path) -> None:
     text = path.read_text(errors="replace")
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     for _ in range(chance.choice((1, 1, 5))):
-        number = _some_line(chance, lines)
+        number = chance.randrange(len(lines) or 1)
         with contextlib.suppress(ValueError, IndexError):
             value = json.loads(lines[number])
             _change(chance, value)
             lines[number] = json.dumps(value)
     path.write_text("\n".join([*lines, ""]))
-
-
-def _some_line(chance: random.Random, lines: Sequence[str]) -> int:
-    """The number of a line of JSON, by its kind first, as most events are steps."""
-    kinds: dict[str, list[int]] = {}
-    for number, line in enumerate(lines):
-        kinds.setdefault(line.partition('"event": ')[2].partition(",")[0], []).append(number)
-    return chance.choice(chance.choice([*kinds.values()] or [[0]]))
 
 
 def _change(chance: random.Random, value: Any) -> None:
@@ -303,25 +273,19 @@ def warm_up(run: Path) -> None:
             hpctrain([*command, str(run)])
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="the directory of a run, of which copies are changed")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--cases", type=int, default=1000)
-    options = parser.parse_args()
+def main(trained: str, first: str, count: str) -> int:
     faults = 0
     with tempfile.TemporaryDirectory(prefix="fuzz-runs-") as name:
-        run = Path(shutil.copytree(options.run, Path(name) / "run"))
+        run = Path(shutil.copytree(trained, Path(name) / "run"))
         add_rare_events(run)
         warm_up(run)
         (folder := Path(name) / "cases").mkdir()
-        for seed, command, wrong in cases(run, range(options.seed, options.seed + options.cases), folder):
+        for seed, command, wrong in cases(run, range(int(first), int(first) + int(count)), folder):
             if wrong:
                 faults += 1
                 print(f"seed {seed}: hpctrain {' '.join(command[:-1])}: {wrong}", flush=True)
-    print(f"{options.cases} directories, {faults} faults")
     return int(faults > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
