@@ -108,24 +108,6 @@ def test_a_run_that_is_not_as_promised_is_refused(
     assert any(told in fault for fault in faults) if told else not faults, faults
 
 
-def divide(run: Path, *parts: tuple[str, int]) -> Path:
-    """Let the final state have an array of four in parts of two, each from its begin on, in files of their own."""
-    newest = run / "checkpoints" / f"step-{STEPS:08}"
-    for number, (key, begin) in enumerate(parts):
-        part = np.arange(begin, begin + 2, dtype=np.float32)
-        save_file({key: part}, newest / f"rank-{number}-of-{len(parts)}.safetensors")
-    return run
-
-
-def test_an_array_is_the_same_however_it_is_divided_and_whole(tmp_path: Path, whole: Path) -> None:
-    divide(whole, ("model.a[0:2 of 4]", 0), ("model.a[2:4 of 4]", 2))
-    run = divide(write(tmp_path / "run"), ("model.a[2:4 of 4]", 2), ("model.a[0:2 of 4]", 0))
-    assert not judge(KILLED, [FAULTED, FINISHED], run, whole)
-    divide(run, ("model.a[0:2 of 4]", 0), ("model.a[1:3 of 4]", 1))
-    (fault,) = judge(replace(KILLED, equal="order"), [FAULTED, FINISHED], run, whole)
-    assert fault.startswith("1 elements of model.a") and fault.endswith("nowhere, 1 twice")
-
-
 def test_a_refusal_leaves_no_run_and_says_why(tmp_path: Path, whole: Path) -> None:
     run = write(tmp_path / "run")
     refused = Ended(code=1, printed="hpctrain: h2 does not answer ssh", began=False)
