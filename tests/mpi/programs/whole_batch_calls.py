@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, case, distributed, network, step, trained
 
 import hpctrain as ht
@@ -26,24 +25,6 @@ class Heads(nn.Module):
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         hidden = self.trunk(x)
         return F.cross_entropy(self.one(hidden), y) + F.cross_entropy(self.two(hidden).square(), y)
-
-
-def frozen() -> Heads:
-    model = Heads()
-    model.trunk.requires_grad_(False)
-    return model
-
-
-class Reentrant(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.zeroth, self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The backward pass goes on after that of the checkpoint, with the weights of the first layer.
-        x = torch.tanh(self.first(torch.tanh(self.zeroth(x))))
-        return self.head(checkpoint(self.second, x, use_reentrant=True))
 
 
 def linear(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
@@ -73,15 +54,9 @@ def functional(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 # By name: the model, and the loss that a script computes with it.
 LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
-    "two_heads": (Heads, lambda m, x, y: sum(F.cross_entropy(out, y) for out in m(x)[:2]) + m(x)[2].square().mean()),
-    "twice": (network, lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y)),
-    "with_a_frozen_trunk": (frozen, Heads.loss),
+    "twice": (Heads, lambda m, x, y: sum(F.cross_entropy(out, y) for out in m(x)[:2]) + m(x)[2].square().mean()),
     "by_parameters": (network, lambda m, x, y: F.cross_entropy(linear(m, x), y)),
     "by_functional_call": (network, functional),
-    "recomputed_reentrantly_twice": (
-        Reentrant,
-        lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y),
-    ),
     "with_a_penalty": (network, penalised),
     "with_a_penalty_of_whole_weights": (network, penalised_whole),
     "with_a_penalty_of_gradients": (network, penalised_gradients),
@@ -157,18 +132,6 @@ def tokens(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Te
     """The sum over tokens, and their number."""
     y = y.masked_fill(y > 3, -100)
     return F.cross_entropy(model(x), y, reduction="sum"), (y >= 0).sum()
-
-
-@case
-def counts_added_up_by_the_script() -> Numbers:
-    """As Hugging Face's Trainer: the count is added up over the ranks, and the loss multiplied by them."""
-    comm = ht.init()
-
-    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        total, count = tokens(model, x, y)
-        return total / torch.tensor(comm.allreduce(count.numpy().astype(float), "sum")) * comm.size
-
-    return trained(network(), loss)
 
 
 @case
