@@ -32,7 +32,7 @@ UNITS = {**DIVIDED, "gradients_asked_for": "explained"}
 UNEVEN = {**UNITS, "optimizer_of_line_search": "explained"}
 THOROUGH = pytest.mark.thorough
 # How many scripts are composed at random.
-SEEDS = int(os.environ.get("COMPOSED", "12"))
+SEEDS = int(os.environ.get("COMPOSED", "8"))
 
 
 ALL = "scripts,draws,calls,updates"
@@ -94,13 +94,13 @@ def pipelines(*schedules: str) -> tuple[str, ...]:
         (3, "gloo", "", ALL, (), PARTED),
         (3, "mpi", "dp_shard=-1,units", SOME, (), UNEVEN),
         (2, "mpi", "", "composed", composed(0, SEEDS), {}),
-        (4, "gloo", "", "composed", composed(20, 25), {}),
+        (4, "gloo", "", "composed", composed(20, 23), {}),
         pytest.param(2, "mpi", "", ALL, (), PARTED, marks=THOROUGH),
         pytest.param(2, "horovod", "", ALL, (), PARTED, marks=THOROUGH),
         pytest.param(2, "gloo", "dp_shard=-1,zero=1", SOME, (), PARTED, marks=THOROUGH),
         pytest.param(2, "gloo", "dp_shard=-1", SOME, (), DIVIDED, marks=THOROUGH),
         pytest.param(4, "gloo", "dp_shard=2,dp_replicate=2,units", SOME, (), UNITS, marks=THOROUGH),
-        pytest.param(3, "gloo", "", "composed", composed(25, 60), {}, marks=THOROUGH),
+        pytest.param(3, "gloo", "", "composed", composed(23, 60), {}, marks=THOROUGH),
         pytest.param(4, "mpi", "", "composed", composed(60, 100), {}, marks=THOROUGH),
     ],
 )
