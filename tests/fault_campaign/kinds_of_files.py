@@ -127,19 +127,13 @@ def events_cut(scene: Scene) -> Promise:
     return Promise(codes=(0,))
 
 
-@kind("a line of events.jsonl damaged", "tm th km")
+@kind("the first line of events.jsonl damaged", "tm th km")
 def events_damaged(scene: Scene) -> Promise:
-    """It is the run's record: nothing is guessed, the line is named, and the run goes on once it is put right."""
+    """How an attempt began is not guessed: the line is named, and the run goes on once it is put right."""
     path, lines = _events(scene.stopped())
-    number = scene.draw.randrange(len(lines) - 1)
-    path.write_bytes(
-        b"".join((*lines[:number], lines[number][: len(lines[number]) // 2] + b"\n", *lines[number + 1 :]))
-    )
-    return Promise(
-        codes=(1, 2),
-        says=(rf"events\.jsonl:{number + 1}: not an event",),
-        mends=lambda: path.write_bytes(b"".join(lines)) and None,
-    )
+    path.write_bytes(b"".join((lines[0][: len(lines[0]) // 2] + b"\n", *lines[1:])))
+    said = (r"events\.jsonl:1: not an event",)
+    return Promise(codes=(1, 2), says=said, mends=lambda: path.write_bytes(b"".join(lines)) and None)
 
 
 @kind("plan.json damaged", "tm km")
