@@ -420,17 +420,6 @@ def check_stall() -> None:
     time.sleep(600)
 
 
-def check_death() -> None:
-    import hpctrain as ht
-
-    comm = ht.init("mpi")
-    comm.process_group()
-    dist.barrier()
-    if comm.rank == 1:
-        os._exit(3)
-    dist.all_reduce(torch.ones(100_000))
-
-
 def run(check: str) -> None:
     """Without ``ht.init`` nobody else ends the other ranks when one fails."""
     try:
