@@ -57,6 +57,7 @@ def fork(work: Callable[[], object]) -> int:
     """The exit status of a fork that does this work and then comes to the end of the script."""
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)  # the rank's own is not inherited
         work()
         sys.exit()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
