@@ -28,5 +28,3 @@ def test_a_rank_that_does_not_come_is_named_and_ends_the_run_in_time(mpirun):
     assert "HT-wait-timed-out" in codes(result.stdout)
     for told in (r"waited 4 s .*rank 2 .*all_reduce \(SUM\) of 50000", r"^hpctrain: .*rank [12] .*stalled: "):
         assert re.search(told, result.stdout, re.M), result.stdout
-
-
