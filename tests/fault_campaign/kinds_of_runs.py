@@ -113,7 +113,7 @@ def deleted(scene: Scene) -> Promise:
         training.process.wait(training.place.limit)
     left = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
     shutil.rmtree(path, ignore_errors=True)
-    said = ("was moved or deleted while the run used it",)
+    said = ("No such file or directory",)
     return Promise(codes=(1,), says=said, check=lambda events: [f"made again: {left}"] if left else [])
 
 
