@@ -44,13 +44,12 @@ class OutOfTimeError(Exception):
 class Ended:
     """How a command ended. ``code`` is None where it had to be ended, and ``printed`` holds both of its streams.
 
-    ``seconds`` have passed since the fault, where its moment is known; ``began`` says whether there is a run; and
-    ``left`` are its processes, and its files in shared memory, that were still there a moment later.
+    ``began`` says whether there is a run; ``left`` are its processes, and its files in shared memory, that were still
+    there a moment later.
     """
 
     code: int | None
     printed: str
-    seconds: float | None = None
     began: bool = True
     left: tuple[str, ...] = ()
 
@@ -233,14 +232,13 @@ class Training:
             code: int | None = self.process.wait(timeout=self.place.limit)
         except subprocess.TimeoutExpired:
             code = None
-        seconds = None if self.since is None else time.monotonic() - self.since
         printed = self.printed()
         if code is None:
             self.place.kill_all()
             self.process.wait()
         self._output.close()
         began = self.place.directory.plan.exists()
-        return Ended(code=code, printed=printed, seconds=seconds, began=began, left=tuple(self._left()))
+        return Ended(code=code, printed=printed, began=began, left=tuple(self._left()))
 
     def _left(self) -> Iterator[str]:
         deadline = max(time.monotonic() + _LEAVE_SECONDS, (self.since or 0.0) + self.leave)

@@ -1,12 +1,16 @@
-"""Files of a stopped run that are damaged before it is resumed."""
+"""Files of a stopped run that are damaged before it is resumed, and disks that are full or refuse."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from fault_campaign.cases import Scene, kind
 from fault_campaign.oracle import Event, Promise
@@ -63,24 +67,20 @@ def damage_newest(scene: Scene, pattern: str, damage: Damage) -> Promise:
 
 
 # Of a checkpoint, which files are damaged and how; and on what frameworks and backends.
-_DAMAGED: dict[str, tuple[str, Damage, dict[str, int]]] = {
-    "a checkpoint's share cut short": ("*.safetensors", cut, {"tm": 3, "th": 2, "ts": 1, "tg": 1, "km": 1, "kh": 1}),
-    "a checkpoint's share with a flipped bit": (
-        "*.safetensors",
-        flip,
-        {"tm": 4, "th": 3, "ts": 1, "tg": 1, "km": 1, "kh": 1},
-    ),
-    "a checkpoint's share ending in zeros": ("*.safetensors", zero_end, {"tm": 2, "th": 2, "km": 1, "kh": 1}),
-    "a checkpoint's share missing": ("*.safetensors", remove, {"tm": 1, "th": 1, "km": 1}),
-    "a manifest cut short": ("state.json", cut, {"tm": 2, "th": 1, "km": 1, "kh": 1}),
-    "a manifest with a flipped bit": ("state.json", flip, {"tm": 4, "th": 3, "km": 1, "kh": 1}),
-    "a manifest missing": ("state.json", remove, {"tm": 1, "th": 1, "kh": 1}),
+_DAMAGED: dict[str, tuple[str, Damage, str]] = {
+    "a checkpoint's share cut short": ("*.safetensors", cut, "tm th ts tg km kh"),
+    "a checkpoint's share with a flipped bit": ("*.safetensors", flip, "tm th ts tg km kh"),
+    "a checkpoint's share ending in zeros": ("*.safetensors", zero_end, "tm th km kh"),
+    "a checkpoint's share missing": ("*.safetensors", remove, "tm th km"),
+    "a manifest cut short": ("state.json", cut, "tm th km kh"),
+    "a manifest with a flipped bit": ("state.json", flip, "tm th km kh"),
+    "a manifest missing": ("state.json", remove, "tm th kh"),
 }
 for _name, (_pattern, _damage, _where) in _DAMAGED.items():
-    kind(_name, **_where)(partial(damage_newest, pattern=_pattern, damage=_damage))
+    kind(_name, _where)(partial(damage_newest, pattern=_pattern, damage=_damage))
 
 
-@kind("every checkpoint damaged", tm=2, th=1, km=1, kh=1)
+@kind("every checkpoint damaged", "tm th km kh")
 def all_damaged(scene: Scene) -> Promise:
     """It does not begin anew by itself; what is put back is found again."""
     run = scene.stopped()
@@ -97,7 +97,7 @@ def all_damaged(scene: Scene) -> Promise:
     return Promise(codes=(1,), says=("none can be read", *names), mends=put_back)
 
 
-@kind("a checkpoint half written", tm=2, th=2, ts=1, km=1, kh=1)
+@kind("a checkpoint half written", "tm th ts km kh")
 def half_written(scene: Scene) -> Promise:
     """What a crash leaves is not taken for one, and is cleared away."""
     run = scene.stopped()
@@ -120,32 +120,63 @@ def _events(run: Path) -> tuple[Path, list[bytes]]:
     return path, path.read_bytes().splitlines(keepends=True)
 
 
-@kind("events.jsonl cut within its last line", tm=2, th=2, km=1, kh=1)
+@kind("events.jsonl cut within its last line", "tm th km kh")
 def events_cut(scene: Scene) -> Promise:
     path, lines = _events(scene.stopped())
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][: scene.draw.randrange(len(lines[-1]))])
     return Promise(codes=(0,))
 
 
-@kind("a line of events.jsonl damaged", tm=1, th=1, km=1)
+@kind("the first line of events.jsonl damaged", "tm th km")
 def events_damaged(scene: Scene) -> Promise:
-    """It is the run's record: nothing is guessed, the line is named, and the run goes on once it is put right."""
+    """How an attempt began is not guessed: the line is named, and the run goes on once it is put right."""
     path, lines = _events(scene.stopped())
-    number = scene.draw.randrange(len(lines) - 1)
-    path.write_bytes(
-        b"".join((*lines[:number], lines[number][: len(lines[number]) // 2] + b"\n", *lines[number + 1 :]))
-    )
-    return Promise(
-        codes=(1, 2),
-        says=(rf"events\.jsonl:{number + 1}: not an event",),
-        mends=lambda: path.write_bytes(b"".join(lines)) and None,
-    )
+    path.write_bytes(b"".join((lines[0][: len(lines[0]) // 2] + b"\n", *lines[1:])))
+    said = (r"events\.jsonl:1: not an event",)
+    return Promise(codes=(1, 2), says=said, mends=lambda: path.write_bytes(b"".join(lines)) and None)
 
 
-@kind("plan.json damaged", tm=1, km=1)
+@kind("plan.json damaged", "tm km")
 def plan_damaged(scene: Scene) -> Promise:
     """Without the plan nothing is known of the run; it is named, and the run goes on once it is put back."""
     path = scene.stopped() / "plan.json"
     text = path.read_bytes()
     path.write_bytes(text[: len(text) // 2])
     return Promise(codes=(1, 2), says=("plan.json",), mends=lambda: path.write_bytes(text) and None)
+
+
+# Room for a run and its checkpoints; and less than what one of them takes.
+_DISK_KB, _LEFT_KB = 8192, 200
+
+
+def full_disk(scene: Scene, left_kb: int = _LEFT_KB) -> Promise:
+    """The run's disk is filled but for a rest, until the run is resumed."""
+    _require_root()
+    run = scene.place.directory.path
+    scene.place.mount(run, "-t", "tmpfs", "-o", f"size={_DISK_KB}k", "tmpfs")
+    training = scene.begin()
+    training.wait_for_step(*scene.moment(2, 65))
+    filler = run / "filler"
+    filler.write_bytes(bytes(max(0, shutil.disk_usage(run).free - (left_kb << 10))))
+    return Promise(codes=(1,), says=("no space left to write",), mends=filler.unlink)
+
+
+kind("a disk too full for a checkpoint", "tm th ts km kh")(full_disk)
+kind("a disk that is full", "tm th ts km kh")(partial(full_disk, left_kb=0))
+
+
+@kind("checkpoints become read-only", "tm th km kh")
+def read_only_checkpoints(scene: Scene) -> Promise:
+    """As a file system that the kernel found damaged."""
+    _require_root()
+    training = scene.begin()
+    training.wait_for_step(*scene.moment(2, 65))
+    folder = scene.place.directory.checkpoints
+    unmount = scene.place.mount(folder, "--bind", str(folder))
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True, capture_output=True)
+    return Promise(codes=(1, 2), says=("cannot write .*: Read-only file system",), mends=unmount)
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting takes root")

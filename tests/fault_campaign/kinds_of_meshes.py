@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
-from fault_campaign import kinds_of_disks as disks
 from fault_campaign import kinds_of_files as files
-from fault_campaign import kinds_of_numbers as numbers
-from fault_campaign import kinds_of_signals as signals
+from fault_campaign import kinds_of_ranks as ranks
 from fault_campaign.cases import Scene, kind, ranks_of
-from fault_campaign.faulted_run import OutOfTimeError, Training
-from fault_campaign.oracle import Event, Promise
+from fault_campaign.kinds_of_runs import of_ranks, stop
+from fault_campaign.oracle import Promise
 from fault_campaign.references import PACE
 
 _FSDP, _HSDP, _TP, _PP, _TP_FSDP = "dp_shard=2", "dp_replicate=2,dp_shard=2", "tp=2", "pp=2", "dp_shard=2,tp=2"
-
+_BOTH = f"tg:{_FSDP} tm:{_FSDP}"
 # Within which ranks on Gloo have to find each other, too, after they loaded PyTorch.
 _TIMEOUT = 30
 
 _SHARE = partial(files.damage_newest, pattern="*.safetensors")
-# What is done to a run, whatever it is of.
-_DONE: Mapping[str, tuple[Callable[[Scene], Promise], Mapping[str, int]]] = {
-    "kill -9 of a rank": (
-        signals.kill_rank,
-        {f"tg {_FSDP}": 2, f"tm {_FSDP}": 2, f"tm {_HSDP}": 1, f"tg {_TP}": 1, f"tm {_PP}": 1},
-    ),
-    "kill -9 within a step": (
-        signals.kill_within,
-        {f"tg {_FSDP}": 2, f"tm {_FSDP}": 2, f"tm {_TP}": 1, f"tg {_PP}": 1},
-    ),
-    "kill -9 while a checkpoint is written": (
-        signals.kill_writing,
-        {f"tg {_FSDP}": 2, f"tm {_FSDP}": 2, f"tg {_PP}": 1},
-    ),
-    "kill -9 of everything": (signals.kill_all, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tg {_TP}": 1}),
-    "SIGSTOP of a rank for good": (
-        partial(signals.stop_for_good, timeout=_TIMEOUT),
-        {f"tg {_FSDP}": 1, f"tm {_FSDP}": 2, f"tg {_PP}": 1},
-    ),
-    "a signal to the launcher": (
-        signals.ask,
-        {f"tg {_FSDP}": 2, f"tm {_FSDP}": 1, f"tg {_TP}": 1, f"tm {_PP}": 1},
-    ),
-    "a checkpoint's share cut short": (
-        partial(_SHARE, damage=files.cut),
-        {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tg {_TP}": 1},
-    ),
-    "a checkpoint's share with a flipped bit": (
-        partial(_SHARE, damage=files.flip),
-        {f"tg {_FSDP}": 1, f"tm {_FSDP}": 2, f"tg {_PP}": 1},
-    ),
-    "a checkpoint's share missing": (
-        partial(_SHARE, damage=files.remove),
-        {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tm {_PP}": 1},
-    ),
-    "every checkpoint damaged": (files.all_damaged, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1}),
-    "a sample that is not a number, rule stop": (numbers.poison_and_stop, {f"tg {_FSDP}": 1}),
-    "a sample that is not a number, rule skip": (numbers.poison_and_skip, {f"tm {_FSDP}": 1}),
-    "a disk too full for a checkpoint": (disks.full_for_checkpoints, {f"tg {_FSDP}": 1, f"tm {_FSDP}": 1}),
-}
-for _name, (_act, _where) in _DONE.items():
-    kind(f"mesh: {_name}", **_where)(_act)
+kind("mesh: kill -9 of a rank", f"{_BOTH} tm:{_HSDP} tg:{_TP} tm:{_PP}")(ranks.kill_rank)
+_KILLED = partial(ranks.killed_within, number=ranks.signal.SIGKILL)
+kind("mesh: kill -9 within a step", f"{_BOTH} tm:{_TP} tg:{_PP}")(_KILLED)
+kind("mesh: kill -9 while a checkpoint is written", f"{_BOTH} tg:{_PP}")(ranks.kill_writing)
+kind("mesh: kill -9 of everything", f"{_BOTH} tg:{_TP}")(ranks.kill_all)
+kind("mesh: SIGSTOP of a rank for good", f"{_BOTH} tg:{_PP}")(partial(ranks.stop_for_good, timeout=_TIMEOUT))
+kind("mesh: a signal to the launcher", f"{_BOTH} tg:{_TP} tm:{_PP}")(ranks.ask)
+kind("mesh: a checkpoint's share cut short", f"{_BOTH} tg:{_TP}")(partial(_SHARE, damage=files.cut))
+kind("mesh: a checkpoint's share with a flipped bit", f"{_BOTH} tg:{_PP}")(partial(_SHARE, damage=files.flip))
+kind("mesh: a checkpoint's share missing", f"{_BOTH} tm:{_PP}")(partial(_SHARE, damage=files.remove))
+kind("mesh: every checkpoint damaged", _BOTH)(files.all_damaged)
+kind("mesh: a sample that is not a number, rule stop", f"tg:{_FSDP}")(ranks.poison_and_stop)
+kind("mesh: a sample that is not a number, rule skip", f"tm:{_FSDP}")(ranks.poison_and_skip)
+kind("mesh: a disk too full for a checkpoint", _BOTH)(files.full_disk)
 
 # Where a run on a mesh goes on; an axis that is not named keeps its ranks.
-_THEN: Mapping[str, tuple[str, ...]] = {
+_THEN: dict[str, tuple[str, ...]] = {
     _FSDP: ("dp_replicate=2,dp_shard=1",),
     _HSDP: ("dp_replicate=1,dp_shard=3", "dp_replicate=1,dp_shard=1"),
     _TP: ("tp=1,pp=2",),
@@ -76,45 +45,29 @@ _THEN: Mapping[str, tuple[str, ...]] = {
 
 @kind(
     "mesh: SIGTERM, and on with another mesh",
-    **{f"tg {_FSDP}": 1, f"tm {_FSDP}": 1, f"tg {_HSDP}": 1, f"tm {_HSDP}": 1},
-    **{f"tg {_TP}": 1, f"tm {_TP}": 1, f"tg {_PP}": 1, f"tm {_TP_FSDP}": 1},
+    f"{_BOTH} tg:{_HSDP} tm:{_HSDP} tg:{_TP} tm:{_TP} tg:{_PP} tm:{_TP_FSDP}",
 )
 def other_mesh(scene: Scene) -> Promise:
     """Its losses are those of the mesh that it began on."""
     *between, last = _THEN[scene.case.mesh]
-    training = scene.begin()
-    _stop(training, *scene.moment(3, 40))
+    stop(scene.begin(), *scene.moment(3, 40))
     for mesh in between:
-        training = scene.place.begin(*_onto(mesh), injected=[PACE])
-        _stop(training, scene.draw.randint(2, 6))
+        stop(scene.place.begin(*_onto(mesh), injected=[PACE]), scene.draw.randint(2, 6))
     scene.training = scene.place.begin(*_onto(last))
     wanted = [ranks_of(mesh) for mesh in (scene.case.mesh, *between, last)]
-
-    def check(events: Sequence[Event]) -> list[str]:
-        ranks = [event["ranks"] for event in events if event["event"] == "run"]
-        return [] if ranks == wanted else [f"numbers of ranks: {ranks}, not {wanted}"]
-
-    return Promise(codes=(0,), equal="mesh", check=check)
+    return Promise(codes=(0,), equal="mesh", check=of_ranks(wanted))
 
 
 def _onto(mesh: str) -> tuple[str, ...]:
     return ("--resume", "--accept-changes", "--mesh", mesh, "-np", str(ranks_of(mesh)), "--oversubscribe")
 
 
-def _stop(training: Training, step: int, delay: float = 0.0) -> None:
-    training.wait_for_step(step, delay)
-    training.send(signal.SIGTERM)
-    ended = training.end()
-    if ended.code != 4:
-        raise OutOfTimeError(f"ranks that were asked to stop ended with {ended.code}:\n{ended.printed}")
-
-
-@kind("mesh: two shares in each other's place", **{f"tg {_FSDP}": 1, f"tm {_FSDP}": 1})
+@kind("mesh: two shares in each other's place", _BOTH)
 def shares_exchanged(scene: Scene) -> Promise:
     """Each of them is whole."""
 
-    def exchange(run_share: files.Path, draw: object) -> None:
-        first, second = sorted(run_share.parent.glob("*.safetensors"))
+    def exchange(share: Path, draw: object) -> None:
+        first, second = sorted(share.parent.glob("*.safetensors"))
         kept = first.read_bytes()
         first.write_bytes(second.read_bytes())
         second.write_bytes(kept)
@@ -122,24 +75,21 @@ def shares_exchanged(scene: Scene) -> Promise:
     return files.damage_newest(scene, "*.safetensors", exchange)
 
 
-@kind("mesh: a parameter that is not a number, rule stop", **{f"tg {_TP}": 1, f"tm {_PP}": 1})
+@kind("mesh: a parameter that is not a number, rule stop", f"tg:{_TP} tm:{_PP}")
 def spoilt_parameter(scene: Scene) -> Promise:
     """In what one rank has of it: by the loss it reaches all."""
-    injected = numbers.once(scene, "spoil")
+    injected = scene.once("spoil")
     scene.begin(injected=[injected])
-
-    def check(events: Sequence[Event]) -> list[str]:
-        told = [(event["rule"], event["iteration"]) for event in events if event["event"] == "non_finite"]
-        return [] if told == [("stop", injected["step"])] else [f"told of as not finite: {told}"]
-
-    return Promise(codes=(1,), says=(f"step {injected['step']} of epoch .* numbers that are not finite",), check=check)
+    said = (f"step {injected['step']} of epoch .* numbers that are not finite",)
+    check = partial(ranks.not_finite, rule="stop", step=injected["step"])
+    return Promise(codes=(1,), says=said, check=check)
 
 
-@kind("mesh: a bit flipped on one of two replicas", **{f"tm {_HSDP}": 1})
+@kind("mesh: a bit flipped on one of two replicas", f"tm:{_HSDP}")
 def flip_replica(scene: Scene) -> Promise:
     """The two ranks that hold the same part of a parameter are named; of two it cannot tell which."""
-    injected = numbers.once(scene, "flip", parameter=scene.draw.randrange(6), bit=scene.draw.randint(8, 22))
-    scene.begin("--set", f"guard.every={numbers.GUARDED}", injected=[injected])
+    injected = scene.once("flip", parameter=scene.draw.randrange(6), bit=scene.draw.randint(8, 22))
+    scene.begin("--set", f"guard.every={ranks.GUARDED}", injected=[injected])
     first = injected["rank"] % 2
     names = rf"different parameters: '\S+' .*between rank {first} \(\S+\) and rank {first + 2} \("
-    return Promise(codes=signals.RESTARTED, says=(names,))
+    return Promise(codes=ranks.RESTARTED, says=(names,))

@@ -2,7 +2,7 @@
 
 The order of samples is worked out here once more: ``numpy.random.default_rng((seed, epoch)).permutation(samples)``, cut
 into batches, is what the recipe promises, on any ranks. A text's epochs are cut from such permutations of its windows,
-one after the other. So are the arrays put together once more that are divided over files.
+one after the other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from fault_campaign.faulted_run import Ended
-from fault_campaign.final_states import final_state, torn
+from support.written_checkpoints import tensors_of
 
 Event = dict[str, Any]
 Check = Callable[[list[Event]], Sequence[str]]
-Outcome = Literal["recovered", "resumed", "refused", "lost", "hung", "not here"]
 # The accuracy of a run whose numbers a rule of the recipe, or another number of ranks, has changed.
 _NEAR = 0.03
 # Of a loss, whose sums are made in another order on other ranks: of the first steps, and of all. 2, 3 and 4 ranks part
@@ -44,7 +43,7 @@ class Promise:
         mends: what the user does about the cause before the run is resumed.
         equal: what the run then has in common with an uninterrupted one: all bits of its state and losses, its losses
             to rounding, its accuracy nearly, each of them with the order of samples; or that alone. With ``mesh`` all
-            further attempts are on other meshes: until then the bits of its losses, then to rounding, and the arrays.
+            further attempts are on other meshes: until then the bits of its losses, then to rounding.
         leaves: a launcher that is killed cannot clear away.
         refusal: a pattern that is found in what it prints where it may refuse to begin instead, and leave no run.
         check: looks at the events for more; returns what is wrong.
@@ -62,14 +61,8 @@ class Promise:
         assert self.says or not any(code > 0 for code in self.codes), "no run ends in silence"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    outcome: Outcome
-    faults: tuple[str, ...] = ()
-
-
-def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Verdict:
-    """What became of a run.
+def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> list[str]:
+    """What of a run is not as promised.
 
     Args:
         promise: what was to become of it.
@@ -78,9 +71,9 @@ def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Ve
         whole: that of the same run without any fault.
     """
     first, last = ends[0], ends[-1]
-    refused = bool(promise.refusal and first.code in (1, 2) and re.search(promise.refusal, first.printed))
     if any(end.code is None for end in ends):
-        return Verdict(outcome="hung", faults=("a command did not end in time",))
+        return ["a command did not end in time"]
+    refused = promise.refusal and first.code in (1, 2) and re.search(promise.refusal, first.printed)
     faults = [] if refused and not first.began else [*_of_the_first(promise, first)]
     if last.code != 0:
         faults.append(f"it did not come to its end: exit status {last.code}")
@@ -88,9 +81,7 @@ def judge(promise: Promise, ends: Sequence[Ended], run: Path, whole: Path) -> Ve
         faults += [*_of_the_end(promise, run, whole)]
     if not promise.leaves:
         faults += [f"left behind: {what}" for end in ends for what in end.left]
-    if faults:
-        return Verdict(outcome="lost", faults=tuple(faults))
-    return Verdict(outcome="recovered" if first.code == 0 else "resumed" if first.began else "refused")
+    return faults
 
 
 def _of_the_first(promise: Promise, first: Ended) -> Iterator[str]:
@@ -119,7 +110,6 @@ def _of_the_end(promise: Promise, run: Path, whole: Path) -> Iterator[str]:
     if json.loads((run / "summary.json").read_text())["status"] != "done":
         yield "summary.json does not say that it is done"
     wanted = [event for event in read_lines(whole / "events.jsonl") if event["event"] == "epoch"][-1]["test_accuracy"]
-    yield from torn(run)
     if promise.equal == "bits":
         yield from other_bits(run, whole)
     if promise.equal == "mesh":
@@ -217,7 +207,10 @@ def foreign_records(events: Sequence[Event], run: Path) -> Iterator[str]:
 
 def other_bits(run: Path, whole: Path) -> Iterator[str]:
     """Where the final state or a loss differs from the uninterrupted run's."""
-    state, wanted = final_state(run), final_state(whole)
+    state, wanted = (
+        {name: (array.dtype, array.shape, array.tobytes()) for name, array in _final_state(each).items()}
+        for each in (run, whole)
+    )
     if state.keys() != wanted.keys():
         yield f"the final state has other tensors: {sorted(state.keys() ^ wanted.keys())[:3]}"
         return
@@ -229,8 +222,13 @@ def other_bits(run: Path, whole: Path) -> Iterator[str]:
             return
 
 
+def _final_state(run: Path) -> dict[str, np.ndarray]:
+    """The arrays in the files of the newest checkpoint, parts of one under names of their own."""
+    return tensors_of(max((run / "checkpoints").glob("step-*")))
+
+
 def other_curve(run: Path, whole: Path, *, later: float = _PARTED) -> Iterator[str]:
-    """Where a run that went on on other meshes has other losses or other arrays than one that was not disturbed.
+    """Where a run that went on on other meshes has other losses than one that was not disturbed.
 
     ``later`` bounds losses after the first steps there: a transformer has no unit or pool that decides otherwise.
     """
@@ -244,15 +242,7 @@ def other_curve(run: Path, whole: Path, *, later: float = _PARTED) -> Iterator[s
         bound = 0.0 if done <= 0 else _OTHER_MESH if done <= _FIRST else later
         if not abs(step["loss"] - other["loss"]) <= bound:
             yield f"step {step['iteration']} has a loss of {step['loss']}, not {other['loss']}: {bound:g} is allowed"
-            break
-    shapes, wanted = ({name: each[:2] for name, each in _common(final_state(at)).items()} for at in (run, whole))
-    if differ := [name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)]:
-        yield f"{len(differ)} arrays of the final state are others, {min(differ)} is the first"
-
-
-def _common(state: dict[str, Any]) -> dict[str, Any]:
-    """Without what is a rank's own."""
-    return {name: each for name, each in state.items() if not name.startswith(("random.", "statistics.", "moments."))}
+            return
 
 
 def other_losses(run: Path, whole: Path) -> Iterator[str]:

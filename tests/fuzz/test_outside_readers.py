@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz import outside_data, outside_texts
 from hpctrain.common.errors import HpctrainError
-from support.fuzz import outside_data, outside_texts
 
 READERS = {**outside_texts.READERS, **outside_data.READERS}
 _MOST_BYTES = 3 << 30

@@ -1,4 +1,4 @@
-"""What only GPUs show: engines over NCCL, narrow types, compiled and replayed steps, energy, binding, images a second.
+"""What only GPUs show: engines over NCCL, narrow types, compiled and replayed steps, energy, binding.
 
 Without a GPU one training runs on the CPU, so that its program does not rot. `make gpu` runs this by itself and writes
 a report.
@@ -10,7 +10,6 @@ import functools
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -244,16 +243,3 @@ def test_doctor(tmp_path, note):
     checks = json.loads(done.stdout)["checks"]
     note(**{check["name"]: f"{check['status']}: {check['found']}" for check in checks})
     assert [check["status"] for check in checks if check["name"] == "GPUs of each rank"] == ["ok"]
-
-
-@on_gpus
-def test_images_per_second(tmp_path, note):
-    """ResNet-50 in bfloat16, channels last, compiled."""
-    # To compile the network takes minutes.
-    found = run(tmp_path, "images_per_second.py", {}, backend="nccl", ranks=GPUS, seconds=540)
-    medians = {name: statistics.median(rates) for name, rates in found["images_per_second"].items()}
-    note(**{name: f"{rate:.4g} images/s" for name, rate in medians.items()}, ranks=GPUS)
-    for source in ("one batch on the device", "from the loader"):
-        ratio = medians[f"hpctrain, {source}"] / medians[f"PyTorch, {source}"]
-        note(**{f"hpctrain to PyTorch, {source}": f"{ratio:.3f}"})
-    assert all(rate > 0 for rate in medians.values())

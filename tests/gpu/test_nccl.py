@@ -116,12 +116,17 @@ def test_small_programs_equal_one_process(tmp_path, note):
     assert not wrong
 
 
+_SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 _MESHES = {
     2: [
         *("fsdp", "fsdp_all", "fsdp_scaler", "fsdp_zero1", "fsdp_zero2", "fsdp_bfloat16", "fsdp_float32"),
-        *("replicas_recompute", "tp", "tp_all", "tp_scaler", "tp_sequence", "tp_bare"),
+        *("replicas_recompute", "tp", "tp_all", "tp_scaler", "tp_sequence", "tp_bare", "pp_scaler", "pp_recompute"),
+        *(f"pp_{name}{features}" for name in _SCHEDULES for features in ("", "_all")),
     ],
-    4: ["fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1", "tp_fsdp", "tp_fsdp_all", "tp_replicas_all"],
+    4: [
+        *("fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1", "tp_fsdp", "tp_fsdp_all", "tp_replicas_all"),
+        *("pp4", "pp_fsdp_1f1b", "pp_fsdp_interleaved_1f1b_all", "pp_replicas_1f1b", "pp_tp_1f1b"),
+    ],
 }
 
 
@@ -129,9 +134,8 @@ _MESHES = {
 def test_meshes_equal_one_process(tmp_path, note, ranks):
     program = OF_RANKS / "parallel.py"
     arguments = (str(tmp_path / "out"), f"{BACKEND}={','.join(_MESHES[ranks])}")
-    done = launch(
-        tmp_path, "run", str(program), *start(ranks), "--", *arguments, seconds=200, status=None, CASE_SECONDS="60"
-    )
+    limit = {"HPCTRAIN_TIMEOUT": "60"}
+    done = launch(tmp_path, "run", str(program), *start(ranks), "--", *arguments, seconds=400, status=None, **limit)
     rows = differences(tmp_path / "out", ranks, _MESHES[ranks])
     note(backend=BACKEND, ranks=ranks, cases=rows)
     assert done.returncode == 0, done.stdout

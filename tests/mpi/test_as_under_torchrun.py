@@ -76,9 +76,9 @@ def lines_of(text: str, folder: Path) -> Counter[str]:
         ["finds.py", "a b", "--lr=0.1"],
         ["distributes.py"],
         ["fails.py"],
-        *(["endings.py", way] for way in ("left_early", "chained_error", "killed")),
+        ["left_early.py"],
     ],
-    ids=lambda words: words[-1] if words[0] == "endings.py" else words[0],
+    ids=lambda words: words[0],
 )
 def test_exit_status_files_and_output_are_those_of_torchrun(
     hpctrain: Launch, torchrun: Callable[[Path, list[str]], bool], tmp_path: Path, words: list[str]
@@ -100,7 +100,10 @@ def test_exit_status_files_and_output_are_those_of_torchrun(
 
 @pytest.mark.parametrize(
     ("words", "status", "told"),
-    [([], 0, "report: hpctrain report"), (["passes on"], 4, "to resume: hpctrain run --resume")],
+    [
+        ([], 0, "report: hpctrain report"),
+        pytest.param(["passes on"], 4, "to resume: hpctrain run --resume", marks=pytest.mark.thorough),
+    ],
 )
 def test_ctrl_c_is_a_keyboard_interrupt_in_each_rank(tmp_path: Path, words: list[str], status: int, told: str) -> None:
     arguments = [str(PROGRAMS / "interrupted.py"), "-np", "2", "--run-dir", "run", "--", *words]
@@ -132,7 +135,7 @@ def test_ctrl_c_ends_a_wait_in_ddp_for_a_rank_that_it_has_interrupted(tmp_path: 
     assert "all ranks have left" in output
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.thorough)])
 def test_rank_0_reads_what_the_launcher_was_given(tmp_path: Path, launcher: str) -> None:
     """torchrun itself has all ranks read from one pipe; mpirun gives it to rank 0."""
     words = [str(PROGRAMS / "asks.py"), "-np", "2", "--run-dir", "run", "--launcher", launcher]
@@ -162,7 +165,10 @@ for step in range(20):
     [
         # Known long before the limit.
         ("break", 1, "HT-ranks-in-different-places", r"rank 1 on \S+ at the end of its script"),
-        ("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 8 s for rank 1"),
+        pytest.param(
+            *("time.sleep(1000)", 4, "HT-wait-timed-out", r"rank 0 on \S+ waited 8 s for rank 1"),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_rank_that_the_others_wait_for_in_ddp_is_named(

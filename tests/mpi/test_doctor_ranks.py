@@ -96,13 +96,6 @@ def test_ranks_are_started_as_those_of_a_run(hpctrain: Launch, tmp_path: Path) -
     assert f"--bind {tmp_path} image.sif" in (tmp_path / "calls").read_text()
 
 
-def test_a_way_to_start_ranks_starts_them(hpctrain: Launch) -> None:
-    checks = checks_by_name(hpctrain("doctor", "--launcher", "mpirun", "--json"))
-    assert "sees 1" in checks[LAUNCHED]["found"]
-    wrong = hpctrain("doctor", "--launcher", "mpiron")
-    assert wrong.returncode == 2 and "mpirun" in wrong.stdout
-
-
 def test_a_mismatched_mpi_is_said(hpctrain: Launch, tmp_path: Path) -> None:
     path = fake_mpirun(tmp_path, SINGLETONS)
     result = hpctrain("doctor", "-np", "2", "--json", timeout=200, PATH=path)

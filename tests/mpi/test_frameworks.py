@@ -9,13 +9,11 @@ import pytest
 
 from support.comers import cells
 from support.launching import Launch
-from support.refusals import check
 
 pytest.importorskip("torch")
 if reason := cells.missing():
     pytest.skip(reason, allow_module_level=True)
 
-PROGRAM = Path(__file__).parent / "programs" / "framework_misuse.py"
 LIMITED = {**cells.OF_FRAMEWORKS, "HPCTRAIN_TIMEOUT": "120"}
 
 
@@ -34,22 +32,3 @@ def test_losses_are_those_of_one_process(hpctrain: Launch, tmp_path: Path, ranks
     # Of the first optimizer that makes one.
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["iteration"] for event in events if event["event"] == "step"] == [*range(1, 11)]
-
-
-@pytest.mark.long
-def test_what_does_not_fit_the_run_is_refused(hpctrain: Launch, tmp_path: Path) -> None:
-    result = hpctrain("run", str(PROGRAM), "-np", "2", "--backend", "mpi", "--", str(tmp_path), **LIMITED)
-    assert result.returncode == 0, result.stdout
-    wanted = {
-        # Lightning's and Fabric's own.
-        "trainer": ("ValueError", {}),
-        "fabric": ("ValueError", {}),
-        "size": ("HT-group-made-otherwise", {"name": "world_size", "value": 5, "found": 2}),
-        "nccl": ("HT-backend-unfit", {"asked": "nccl"}),
-        "twice": ("HT-gradients-reduced-twice", {}),
-    }
-    for rank in range(2):
-        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        assert told.keys() == wanted.keys()
-        for name, (code, values) in wanted.items():
-            check(told[name], code, **values)

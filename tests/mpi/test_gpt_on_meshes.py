@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,10 @@ CHANGES = {
         "zero1": ("dp_shard=2", ["sharding.zero=1"]),
         "zero2": ("dp_shard=2", ["sharding.zero=2", "sharding.recompute=true"]),
         "parts": ("dp_shard=2", ["batch.micro_batch=2"]),
-        "interleaved": ("pp=2", ["model.layers=4", "pipeline.schedule=interleaved_1f1b", "pipeline.micro_batches=4"]),
+        "interleaved": (
+            "pp=2",
+            ["model.layers=4", "pipeline.schedule=interleaved_1f1b", "pipeline.micro_batches=4"],
+        ),
         "bf16": ("tp=2", ["precision=bf16"]),
     },
     4: {"fp16": ("pp=2,dp_shard=2", ["precision=fp16"])},
@@ -121,7 +123,7 @@ def test_replicas_equal_a_plain_loop_and_resume_with_the_same_bits(plain, mpirun
             np.testing.assert_array_equal(again[name], whole[name], err_msg=f"resumed: {name}")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_run_goes_on_under_other_meshes_and_on_other_ranks(plain, mpirun, tmp_path):
     """4 = tp 2 x dp_shard 2, then 3 = dp_shard 3, then pp 2 x dp_replicate 2, then one."""
     out = str(tmp_path / "out")
@@ -134,27 +136,8 @@ def test_a_run_goes_on_under_other_meshes_and_on_other_ranks(plain, mpirun, tmp_
     assert _test_loss(tmp_path, "run") == pytest.approx(test_loss, abs=1e-5)
     with np.load(tmp_path / "out-run-0.npz") as found:
         assert len(found.files) == len(parameters)
-    for checkpoint in (tmp_path / "out-run").glob("step-*"):
-        assert verify(checkpoint) == []
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("backend", ["mpi", "horovod"])
-def test_a_small_run_learns_more_than_how_often_each_byte_comes(hpctrain, tmp_path, backend):
-    result = hpctrain("run", "gpt2-124m", "--smoke", "-np", "2", "--backend", backend, "--run-dir", "run")
-    assert result.returncode == 0, result.stdout
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["steps"], summary["backend"]) == ("done", 300, backend)
-    # What a model that knew the frequencies of the validation text itself, and no order, would lose at the least.
-    from pydoc_data.topics import topics
-
-    held_out = "".join(topics[name] + "\0" for name in sorted(topics)[::20]).encode()
-    counts = np.bincount(np.frombuffer(held_out, np.uint8))
-    shares = counts[counts > 0] / counts.sum()
-    entropy = -(shares * np.log(shares)).sum()
-    assert 3.0 < entropy < 3.6
-    assert summary["metrics"]["test_loss"] < entropy - 0.3
-    assert summary["tokens_per_s"] == pytest.approx(64 * summary["samples_per_s"])
-    assert "flops_utilisation" not in summary
-    assert summary["communication_bytes"] % (300 * 4) == 0 < summary["communication_bytes"]
-    assert " tokens/s" in result.stdout
+    checkpoints = sorted((tmp_path / "out-run").glob("step-*"))
+    assert [verify(checkpoint) for checkpoint in checkpoints] == [[]] * len(checkpoints)
+    # Where elements are on two ranks, each of four writes about a quarter.
+    sizes = [file.stat().st_size for file in checkpoints[0].glob("*.safetensors")]
+    assert len(sizes) == 4 and max(sizes) < 1.5 * min(sizes)

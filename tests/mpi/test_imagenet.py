@@ -45,28 +45,6 @@ def assert_learned(run: Path, *, broken: int) -> None:
     assert (told.epoch, told.count, len(told.names)) == (1, broken, broken)
 
 
-@pytest.mark.thorough
-def test_torchvisions_recipe_trains_alike_on_one_rank_and_on_two(
-    hpctrain: Launch, tmp_path: Path, shards: Path
-) -> None:
-    """Augmented by workers, repeated, mixed across ranks and averaged; a broken image among them."""
-    pytest.importorskip("torch")
-    # Groups of 6, 5 and 5: the ranks, with 8 each, mix across their border.
-    few = ["model.name=resnet18", "data.limit=32", "epochs=2", "mixing.group=6"]
-    arguments = options(shards, *few)
-    result = hpctrain("run", "torchvision-v2", *arguments, "--framework", "torch", "--run-dir", "two")
-    assert result.returncode == 0, result.stdout
-    alone = [word if word != "2" else "1" for word in arguments]
-    result = hpctrain("run", "torchvision-v2", *alone, "--framework", "torch", "--run-dir", "one")
-    assert result.returncode == 0, result.stdout
-    one, two = (of_kind(tmp_path / name, "step") for name in ("one", "two"))
-    assert [step.samples for step in two] == [16, 16, 16, 16]
-    assert [step.order for step in one] == [step.order for step in two]
-    # After the second step rounding shows.
-    assert [step.loss for step in two[:2]] == pytest.approx([step.loss for step in one[:2]], rel=1e-3)
-    assert two[0].loss != two[1].loss
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("framework", "recipe"), [("torch", "goyal2017"), pytest.param("keras", "you2017-lars", marks=pytest.mark.thorough)]

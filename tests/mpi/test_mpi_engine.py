@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,35 +57,3 @@ def test_an_exception_on_one_rank_ends_all_and_leaves_nothing_behind(mpirun, pla
     result = mpirun(PROGRAM, 3, "crash", check=False, timeout=200, **places)
     assert result.returncode != 0
     assert "this rank" in result.stdout
-
-
-MPICH = Path(__file__).parents[2] / ".mpich"
-ON_MPICH = ("large_values", "order", "overlap", "different_buffers", "gradients_after_shutdown")
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not (MPICH / "bin" / "mpiexec").exists(), reason="no MPICH: make .mpich/installed.stamp")
-def test_the_engine_runs_on_mpich(tmp_path):
-    library = MPICH / "lib"
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "LD_LIBRARY_PATH": str(library),
-        # mpi4py's wheel binds to either MPI as it is imported
-        "MPI4PY_MPIABI": "mpich",
-        "MPI4PY_LIBMPI": str(library / "libmpi.so.12"),
-    }
-    command = [str(MPICH / "bin" / "mpiexec"), "-n", "4", sys.executable, "-u", str(PROGRAM), *ON_MPICH]
-    process = subprocess.Popen(
-        command, env=env, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        output, _ = process.communicate(timeout=240)
-    finally:
-        # mpiexec ends its ranks when it is told to end
-        process.terminate()
-        process.wait(timeout=100)
-    assert process.returncode == 0, output
-    assert output.count("on MPICH") == 4
-    for check in ON_MPICH:
-        assert output.count(f"{check} agrees") == 4, output

@@ -49,25 +49,6 @@ def test_shared_memory_without_room(tmp_path: Path) -> None:
     assert message(tmp_path).startswith(f"{SHARED}, ")
 
 
-def test_the_checks_of_a_machine_name_both(tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    ended = subprocess.run(
-        [*mounted_over("ro", full, SHARED), sys.executable, "-m", "hpctrain", "doctor", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(full)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 3, ended.stderr
-    checks = {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
-    assert checks["shared memory"]["status"] == "failed"
-    assert checks["temporary folder"]["status"] == "failed"
-    assert str(full) in checks["temporary folder"]["found"]
-
-
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
     """The file that takes the processes of a control group of 1 GB, which is gone afterwards."""

@@ -27,35 +27,31 @@ FSDP = [f"fsdp{feature}" for feature in FEATURES]
 FSDP += ["fsdp_zero2", "fsdp_bfloat16", "fsdp_zero1", "fsdp_zero1_tied", "replicas_recompute"]
 TP = [*(f"tp{feature}" for feature in FEATURES), "tp_sequence"]
 PP = [f"pp_{schedule}{feature}" for schedule in program.PIPELINES for feature in ("", "_all")]
-PP += ["pp_recompute", "pp_frozen", "pp_frozen_interleaved_1f1b", "pp_scaler"]
+PP += ["pp_recompute", "pp_frozen", "pp_scaler"]
 
 HSDP = [*("fsdp", "fsdp_all", "hsdp", "hsdp_all", "hsdp_scaler", "hsdp_zero1"), *("tp_fsdp", "tp_fsdp_all")]
 HSDP += ["tp_fsdp_scaler", "tp_fsdp_bare", "tp_replicas_all"]
 PP_ON_4 = ["pp_fsdp_1f1b", "pp_fsdp_interleaved_1f1b_all", "pp_fsdp_frozen", "pp_fsdp_scaler"]
 PP_ON_4 += ["pp_replicas_1f1b_all", "pp_tp_1f1b_all", "pp4"]
 
+ALL_AXES = ["tp_pp_fsdp_1f1b", "tp_pp_replicas_interleaved_1f1b_all"]
+
 ENGINES = {"fsdp", "fsdp_all", "fsdp_zero1", "fsdp_bfloat16", "tp", "tp_all", "tp_sequence", "hsdp", "hsdp_all"}
-ENGINES |= {
-    "tp_fsdp_all",
-    "pp_fsdp_interleaved_1f1b_all",
-    "pp_tp_1f1b_all",
-    "tp_pp_fsdp_1f1b",
-    "tp_pp_replicas_gpipe_all",
-}
+ENGINES |= {"tp_fsdp_all", "pp_fsdp_interleaved_1f1b_all", "pp_tp_1f1b_all", "tp_pp_fsdp_1f1b"}
 ENGINES |= {f"pp_{schedule}" for schedule in program.PIPELINES}
 
 
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        pytest.param(2, ["fsdp", "fsdp_all", "fsdp_zero1", "fsdp_scaler", "fsdp_bfloat16"], id="some"),
+        pytest.param(2, ["fsdp_all", "fsdp_zero1", "fsdp_scaler"], id="some"),
         pytest.param(2, FSDP, id="fsdp", marks=pytest.mark.thorough),
         pytest.param(2, TP, id="tp", marks=pytest.mark.thorough),
         pytest.param(2, PP, id="pp", marks=pytest.mark.thorough),
         pytest.param(3, ["fsdp", "fsdp_all", "fsdp_zero1"], id="fsdp on 3", marks=pytest.mark.thorough),
         pytest.param(4, HSDP, id="hsdp", marks=pytest.mark.thorough),
         pytest.param(4, PP_ON_4, id="pp fsdp", marks=pytest.mark.thorough),
-        pytest.param(8, ["tp_pp_fsdp_1f1b", "tp_pp_replicas_gpipe_all"], id="tp pp fsdp", marks=pytest.mark.thorough),
+        pytest.param(8, ALL_AXES, id="tp pp fsdp", marks=pytest.mark.thorough),
     ],
 )
 @pytest.mark.long

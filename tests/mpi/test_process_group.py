@@ -28,13 +28,3 @@ def test_a_rank_that_does_not_come_is_named_and_ends_the_run_in_time(mpirun):
     assert "HT-wait-timed-out" in codes(result.stdout)
     for told in (r"waited 4 s .*rank 2 .*all_reduce \(SUM\) of 50000", r"^hpctrain: .*rank [12] .*stalled: "):
         assert re.search(told, result.stdout, re.M), result.stdout
-
-
-def test_a_rank_that_dies_ends_the_run(mpirun):
-    result = mpirun(PROGRAM, 3, "death", check=False, timeout=300)
-    assert result.returncode != 0
-    assert "agrees" not in result.stdout
-
-
-def test_a_script_that_just_ends_gives_everything_back(mpirun):
-    assert mpirun(PROGRAM, 2, "exit").stdout.count("exit agrees") == 2

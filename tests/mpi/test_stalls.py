@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -152,39 +151,3 @@ def test_a_run_whose_rank_0_never_comes_back_can_be_resumed(hpctrain, tmp_path):
 
 
 BELOW = "below the limit"
-AFTER_A_DEATH = """
-import os, signal, time
-import torch
-import hpctrain as ht
-from hpctrain.worker.comm.base import RanksLostError
-comm = ht.init("mpi")
-number = comm.rank
-def reduce(buffer):
-    comm.torch().allreduce(buffer, "small bucket").wait()
-buffer = comm.torch().allocate(10, torch.float32, torch.device("cpu"))
-if number == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    reduce(buffer)
-except RanksLostError:
-    comm.recover()
-buffer = comm.torch().allocate(10, torch.float32, torch.device("cpu"))
-reduce(buffer)
-if number == 2:
-    time.sleep(8)
-try:
-    reduce(buffer)
-except ht.HpctrainError as error:
-    print("after a death:", error.code, error.values, flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.long
-def test_a_rank_is_named_by_its_first_number_after_others_have_died(mpirun, tmp_path):
-    (tmp_path / "program.py").write_text(AFTER_A_DEATH)
-    result = mpirun(tmp_path / "program.py", 3, options=("--with-ft", "ulfm"), check=False, HPCTRAIN_TIMEOUT="3")
-    (told,) = re.findall("after a death: HT-wait-timed-out (.*)", result.stdout)
-    values = ast.literal_eval(told)
-    assert values["who"].startswith("rank 1 ") and values["ranks"].startswith("rank 2 "), values
-    assert (values["seconds"], values["what"]) == (3, "small bucket")

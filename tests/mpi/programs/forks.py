@@ -57,6 +57,7 @@ def fork(work: Callable[[], object]) -> int:
     """The exit status of a fork that does this work and then comes to the end of the script."""
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)  # the rank's own is not inherited
         work()
         sys.exit()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -81,9 +82,8 @@ if comm.rank == 0:
         "handler": lambda: atexit.register(os.write, 1, b"exit handler of a fork\n"),
         "thread": lambda: threading.Thread(target=speak_late).start(),
         "grandchild": lambda: sys.exit(fork(lambda: sys.exit(8))),
+        "by hand": leave_by_hand,
     }
-    if len(sys.argv) > 1:
-        ways["by hand"] = leave_by_hand
     with forking.Pool(2) as pool:
         squares = pool.map(square, range(5))
     loader = torch.utils.data.DataLoader(torch.arange(20.0), batch_size=5, num_workers=2)

@@ -9,11 +9,8 @@ from __future__ import annotations
 import sys
 
 import keras
-import keras_fits  # noqa: F401  # each of the five adds its patterns
-import keras_loops  # noqa: F401
-import keras_steps  # noqa: F401
+import keras_scripts  # noqa: F401 - both add their patterns
 import keras_types  # noqa: F401
-import keras_whole  # noqa: F401
 import numpy as np
 import tensorflow as tf
 from keras_runs import PATTERNS, Run

@@ -18,8 +18,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 plan = ht.ParallelPlan(shard=[torch.nn.Linear])
 model, optimizer = ht.distribute(model, optimizer, mesh=ht.mesh(dp_shard=-1), plan=plan)
 loader = ht.shard(DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=6, shuffle=True))
-if "set_epoch" in sys.argv:
-    loader.set_epoch(1)
 for _ in range(2):
     for (x,) in loader:
         optimizer.zero_grad()

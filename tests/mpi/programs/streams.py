@@ -322,15 +322,6 @@ def samplers_that_fail(comm):
     refused(lambda: list(ht.shard(failing)), "HT-loader-sampler-failed", reason="KeyError('labels')")
 
 
-@situation
-def what_is_no_loader_of_batches(comm):
-    refused(lambda: ht.shard(DataLoader(Stream(range(3)), batch_size=None)), "HT-shard-wrong-data")
-    refused(lambda: ht.shard(Stream(range(3))), "HT-argument-not-valid", kind="Stream")
-    stateful = DataLoader(Numbered())
-    stateful.next_iter_state = {"_num_yielded": 1}  # as torchdata's load_state_dict leaves it
-    refused(lambda: ht.shard(stateful), "HT-loader-bad-state", kind="DataLoader")
-
-
 def of_a_new_run() -> None:
     """Forget the loaders that were made, whose epochs those of the same settings go on with."""
     ht.init()._parts.pop("loaders", None)

@@ -10,14 +10,15 @@ import sys
 import numpy as np
 import recipe_runs
 import torch
-from recipe_runs import data
+from recipe_runs import data, told
 
 import hpctrain as ht
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import ModelSettings
 from hpctrain.worker import models
 from hpctrain.worker.comm import Communicator
-from hpctrain.worker.data.sampling import epoch_order
+from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.data.sampling import epoch_order, share
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 BASE = {
@@ -32,8 +33,12 @@ CASES = {
 }
 
 
-def recipe(case: str) -> Recipe:
-    return recipe_runs.recipe(**{**BASE, **CASES[case]})
+# The step whose batch has a pixel that is no number, on the last rank alone.
+BAD_STEP = 3
+
+
+def recipe(case: str, **values: object) -> Recipe:
+    return recipe_runs.recipe(**{**BASE, **CASES[case], **values})
 
 
 def reference(case: str) -> tuple[list[np.ndarray], float, int]:
@@ -77,6 +82,24 @@ def overflow(comm: Communicator) -> dict[str, np.ndarray]:
     return results
 
 
+def faulty(comm: Communicator, output: str) -> dict[str, np.ndarray]:
+    """What the run is told by the rule that ends it, with its parameters then; and those of one that skips the step."""
+    train, _ = data()
+    batch = epoch_order(len(train), seed=3, epoch=0)[20 * (BAD_STEP - 1) : 20 * BAD_STEP]
+    images = train.images.copy()
+    images[share(batch, comm.size - 1, comm.size).indices[0]] = np.nan
+    broken = Samples(images=images, labels=train.labels)
+    results = {}
+    for rule in ("stop", "skip"):
+        settings = recipe("uneven", numbers={"non_finite": rule})
+        trainer = TorchTrainer(settings, comm)
+        found = told(
+            lambda: recipe_runs.train(rule, settings, comm, trainer, output, samples=broken)  # noqa: B023
+        )
+        results |= {f"{rule} told": found, f"{rule} ended": recipe_runs.parameters(trainer)}
+    return results
+
+
 def main(output: str) -> None:
     comm = ht.init()
     results = {}
@@ -84,7 +107,7 @@ def main(output: str) -> None:
         trainer = TorchTrainer(recipe(case), comm)
         recipe_runs.train(case, recipe(case), comm, trainer, output)
         results[case] = recipe_runs.parameters(trainer)
-    results |= overflow(comm)
+    results |= overflow(comm) | faulty(comm, output)
     np.savez(f"{output}-{comm.rank}.npz", **results)
 
 

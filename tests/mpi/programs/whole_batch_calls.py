@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, case, distributed, network, step, trained
 
 import hpctrain as ht
@@ -29,32 +27,9 @@ class Heads(nn.Module):
         return F.cross_entropy(self.one(hidden), y) + F.cross_entropy(self.two(hidden).square(), y)
 
 
-def frozen() -> Heads:
-    model = Heads()
-    model.trunk.requires_grad_(False)
-    return model
-
-
-class Reentrant(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.zeroth, self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The backward pass goes on after that of the checkpoint, with the weights of the first layer.
-        x = torch.tanh(self.first(torch.tanh(self.zeroth(x))))
-        return self.head(checkpoint(self.second, x, use_reentrant=True))
-
-
 def linear(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     hidden = torch.tanh(F.linear(x, model[0].weight, model[0].bias))
     return F.linear(hidden, model[2].weight, model[2].bias)
-
-
-def parts_alone(model: Heads, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    hidden = model.trunk(x)
-    return F.cross_entropy(model.one(hidden), y) + F.cross_entropy(model.two(hidden), y)
 
 
 def penalised(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -77,24 +52,11 @@ def functional(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return F.cross_entropy(torch.func.functional_call(model, dict(model.named_parameters()), (x,)), y)
 
 
-def checkpointed(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(model[2](checkpoint(lambda x: model[1](model[0](x)), x, use_reentrant=False)), y)
-
-
 # By name: the model, and the loss that a script computes with it.
 LOSSES: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
-    "two_heads": (Heads, lambda m, x, y: sum(F.cross_entropy(out, y) for out in m(x)[:2]) + m(x)[2].square().mean()),
-    "twice": (network, lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y)),
-    "by_parts_alone": (Heads, parts_alone),
-    "with_a_frozen_trunk": (frozen, Heads.loss),
+    "twice": (Heads, lambda m, x, y: sum(F.cross_entropy(out, y) for out in m(x)[:2]) + m(x)[2].square().mean()),
     "by_parameters": (network, lambda m, x, y: F.cross_entropy(linear(m, x), y)),
     "by_functional_call": (network, functional),
-    "checkpointed": (network, checkpointed),
-    "recomputed_reentrantly": (Reentrant, lambda m, x, y: F.cross_entropy(m(x), y)),
-    "recomputed_reentrantly_twice": (
-        Reentrant,
-        lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x * 0.5), y),
-    ),
     "with_a_penalty": (network, penalised),
     "with_a_penalty_of_whole_weights": (network, penalised_whole),
     "with_a_penalty_of_gradients": (network, penalised_gradients),
@@ -104,18 +66,6 @@ CASES |= {
     f"called_{name}": lambda make=make, loss_of=loss_of, name=name: trained(make(), loss_of)[-1 * ("penalty" in name) :]
     for name, (make, loss_of) in LOSSES.items()
 }
-
-
-@case
-def two_heads_in_two_passes() -> Numbers:
-    model, optimizer = distributed(Heads())
-    for x, y in batches():
-        optimizer.zero_grad()
-        one, two, _ = model(x)
-        F.cross_entropy(one, y).backward(retain_graph=True)
-        F.cross_entropy(two, y).backward()
-        optimizer.step()
-    return [model]
 
 
 @case
@@ -185,18 +135,6 @@ def tokens(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Te
 
 
 @case
-def counts_added_up_by_the_script() -> Numbers:
-    """As Hugging Face's Trainer: the count is added up over the ranks, and the loss multiplied by them."""
-    comm = ht.init()
-
-    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        total, count = tokens(model, x, y)
-        return total / torch.tensor(comm.allreduce(count.numpy().astype(float), "sum")) * comm.size
-
-    return trained(network(), loss)
-
-
-@case
 def means_over_counts() -> Numbers:
     """Two denominators and a mean over samples; a sum; and a weight that is learned."""
 
@@ -208,20 +146,6 @@ def means_over_counts() -> Numbers:
         return ht.mean_loss(total, count) + 0.5 * second + logits.logsumexp(1).mean() + ht.sum_loss(total) / 100
 
     return trained(network(), loss)
-
-
-@case
-def accumulated_with_one_count() -> Numbers:
-    model, optimizer = distributed(network())
-    parts = list(batches(batch=5, drop_last=True))
-    for pair in (parts[:2], parts[2:4]):
-        count = sum((y <= 3).sum() for _, y in pair)
-        for index, (x, y) in enumerate(pair):
-            with ht.no_sync() if index == 0 else contextlib.nullcontext():
-                ht.mean_loss(tokens(model, x, y)[0], count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [model]
 
 
 @case

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 from torch.utils.data import default_collate
-from whole_batches import CASES, CLASSES, FEATURES, Numbers, batches, case, distributed, labels, network, samples, step
+from whole_batches import CASES, CLASSES, Numbers, batches, case, distributed, network, step
 
 import hpctrain as ht
 
@@ -84,20 +84,6 @@ def a_constant_in_each_batch() -> Numbers:
 
 
 @case
-def data_of_its_own() -> Numbers:
-    model, optimizer = distributed(network())
-    beside = torch.ones(9, FEATURES)
-    return [step(optimizer, F.cross_entropy(model(x), y) + model(beside).mean()) for x, y in batches()] + [model]
-
-
-@case
-def training_on_an_evaluation() -> Numbers:
-    model, optimizer = distributed(network())
-    loader = ht.shard(torch.utils.data.DataLoader(list(zip(samples(), labels(), strict=True)), 13), evaluation=True)
-    return [step(optimizer, F.cross_entropy(model(x), y)) for x, y in loader] + [model]
-
-
-@case
 def optimizers_made_anew() -> Numbers:
     model, _ = distributed(network())
     numbers = []
@@ -105,18 +91,6 @@ def optimizers_made_anew() -> Numbers:
         model, optimizer = distributed(model, torch.optim.AdamW, 0.01)
         numbers += [step(optimizer, F.cross_entropy(model(x), y)) for x, y in batches()]
     return [*numbers, model]
-
-
-@case
-def graphs_retained() -> Numbers:
-    model, optimizer = distributed(network())
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward(retain_graph=True)
-        loss.backward()
-        optimizer.step()
-    return [model]
 
 
 @case

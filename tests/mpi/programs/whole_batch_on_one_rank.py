@@ -1,7 +1,5 @@
 """Rank 0 alone prints a loss, then computes something else of the batch, which all ranks would have to."""
 
-import sys
-
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,7 +20,5 @@ for x, y in ht.shard(DataLoader(data, batch_size=13)):
     optimizer.step()
 if comm.rank == 0:
     print("median", out.median().item())
-elif sys.argv[1] == "calls":
-    print("mean", out.mean().item())
 else:
-    comm.barrier()
+    print("mean", out.mean().item())

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.embed is not None:
-            x = self.embed(x) if not x.is_floating_point() else x
+            x = self.embed(x)
         for block in self.blocks.values():
             x = block(x)
         if self.head is None:
@@ -39,8 +39,6 @@ class Net(nn.Module):
 
 
 def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    if y.is_floating_point():
-        return F.mse_loss(logits, y)
     return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
@@ -111,16 +109,6 @@ def unfrozen_later(at: Training) -> None:
         at.update(clip=0.2)
 
 
-def other_types(at: Training) -> None:
-    """Indices, then embedded sequences; classes, then numbers to be met."""
-    embedded = torch.rand(8, 5, WIDTH, generator=torch.Generator().manual_seed(1))
-    numbers = torch.rand(8, WORDS, generator=torch.Generator().manual_seed(2))
-    x, y = batch(8, 5)
-    for given in ((x, y), (embedded, y), (x, numbers), (x, y)):
-        at.step(*given)
-        at.update()
-
-
 def different_batches(at: Training) -> None:
     """What is said where the ranks of a pipeline get different batches, or targets that are not those of samples."""
     at.step(*batch(8, 5))
@@ -139,7 +127,6 @@ SHAPES: dict[str, tuple[Callable[[Training], None], dict[str, Any]]] = {
     "evaluations_between": (evaluations_between, {}),
     "frozen_last_stage": (frozen_stage, {"frozen": TOP}),
     "unfrozen_later": (unfrozen_later, {"frozen": BOTTOM}),
-    "other_types": (other_types, {}),
     "different_batches": (different_batches, {}),
 }
 

@@ -1,4 +1,4 @@
-"""Optimizers that hold others, lists or a state; gradient scalers; networks whose parts the data choose."""
+"""Optimizers that hold others, lists or a state; networks whose parts the data choose."""
 
 from __future__ import annotations
 
@@ -63,8 +63,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "shared_groups": Shared,
     "two_steps": TwoSteps,
     "slow_weights": SlowWeights,
-    "initial_state": lambda parameters: torch.optim.Adagrad(parameters, 0.1, initial_accumulator_value=0.2),
-    "closure": lambda parameters: torch.optim.Adam(parameters, 0.1, foreach=False),
     "line_search": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe"),
     "state_of_steps": lambda parameters: torch.optim.Adam(parameters, 0.1, weight_decay=0.1),
     "plateau_of_each_rank": lambda parameters: torch.optim.SGD(parameters, 0.1),
@@ -85,8 +83,6 @@ def optimized(name: str) -> Numbers:
         if name == "plateau_of_each_rank":
             plateau.step(-epoch * ht.init().rank)
     shared = optimizer.param_groups is getattr(optimizer, "inner", optimizer).param_groups
-    # What a script chose stays.
-    assert name != "closure" or optimizer.param_groups[0]["foreach"] is False
     return [model, shared, *(group["lr"] for group in optimizer.param_groups)]
 
 
@@ -99,7 +95,7 @@ def update(name: str, model: nn.Module, optimizer: Any, drawn: Iterable[Any]) ->
             loss.backward()
             return loss
 
-        if name in {"closure", "line_search"}:
+        if name == "line_search":
             optimizer.step(closure)
             continue
         closure()
@@ -112,37 +108,6 @@ def update(name: str, model: nn.Module, optimizer: Any, drawn: Iterable[Any]) ->
 
 
 CASES |= {f"optimizer_of_{name}": lambda name=name: optimized(name) for name in OPTIMIZERS}
-
-
-def scaled(make: Callable[[Any], torch.optim.Optimizer], unscale: bool, clip: str) -> Numbers:
-    """An overflow on the last rank alone; growth between."""
-    model = network()
-    model, optimizer = ht.distribute(model, make(model.parameters()))
-    comm = ht.init()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
-    scales = []
-    for index, (x, y) in enumerate([*batches(), *batches()]):
-        overflows = index % 4 == 1 and comm.rank == comm.size - 1
-        scaler.scale(F.cross_entropy(model(x), y) * (torch.inf if overflows else 1)).backward()
-        if unscale:
-            scaler.unscale_(optimizer)
-        if clip:
-            of_groups = [each for group in optimizer.param_groups for each in group["params"]]
-            nn.utils.clip_grad_norm_(model.parameters() if clip == "model" else of_groups, 0.05)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        scales.append(scaler.get_scale())
-    assert min(scales) < 8, "nothing overflowed"
-    return [*scales, model]
-
-
-for _kind, _make in {
-    "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
-    "fused": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
-}.items():
-    for _unscale, _clip in ((False, ""), (True, "groups")):
-        CASES[f"scaler_of_{_kind}_{_unscale}_{_clip}"] = lambda a=_make, b=_unscale, c=_clip: scaled(a, b, c)
 
 
 class Experts(nn.Module):

@@ -65,13 +65,6 @@ def collectives() -> object:
     return own.tolist(), [part.tolist() for part in parts], whole, scattered.item()
 
 
-def subgroups() -> object:
-    alone = [dist.new_group([rank]) for rank in range(2)][RANK]
-    dist.all_reduce(number := torch.tensor([RANK + 1.0]), group=alone)
-    mesh = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    return number.item(), mesh.get_local_rank(), mesh["dp"].size(), dist.get_process_group_ranks(alone)
-
-
 def ddp() -> object:
     torch.manual_seed(RANK)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)))
@@ -109,7 +102,7 @@ def fsdp() -> object:
 if __name__ == "__main__":
     Path(f"stored-{RANK}.txt").write_text(json.dumps(stored()))
     dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
-    for program in (group, collectives, subgroups, ddp, fsdp):
+    for program in (group, collectives, ddp, fsdp):
         Path(f"{program.__name__}-{RANK}.txt").write_text(json.dumps(program(), indent=1))
         print(program.__name__, dist.get_rank())
     dist.destroy_process_group()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import atexit
 import inspect
 import json
-import logging
 import multiprocessing
 import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import threading
 import typing
@@ -78,14 +76,6 @@ def own_handlers() -> object:
     return got
 
 
-def logged() -> object:
-    before = list(logging.root.handlers), logging.root.level
-    logging.basicConfig(filename=f"logged-{RANK}.txt", format="%(levelname)s:%(name)s:%(module)s:%(message)s")
-    logging.getLogger(__name__).warning("slow")
-    logging.info("not shown")
-    return str(before)
-
-
 def threads() -> object:
     raised = []
     before, threading.excepthook = threading.excepthook, lambda given: raised.append(given.exc_type.__name__)
@@ -94,12 +84,6 @@ def threads() -> object:
     thread.join()
     threading.excepthook = before
     return raised, threading.current_thread() is threading.main_thread()
-
-
-def child() -> object:
-    words = [sys.executable, "-c", "import os, sys; print(os.environ['RANK'], sys.argv[1:]); sys.exit(5)", "a b"]
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
 
 
 def double(number: int) -> int:
@@ -136,7 +120,7 @@ def ends() -> object:
 
 
 PROGRAMS = (
-    *(named, variables, streams, found_handlers, own_handlers, logged, threads, child, fork, spawn),
+    *(named, variables, streams, found_handlers, own_handlers, threads, fork, spawn),
     *(pickled, imported, ends),
 )
 

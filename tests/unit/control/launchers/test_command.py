@@ -94,6 +94,7 @@ CASES = {
     "srun-pmi2-more-ranks-than-cores": command(Srun(mpi="pmi2"), 18, hosts={"n1": 9, "n2": 9}),
     "srun-pmix-pyxis": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=NGC),
     "srun-pmix-apptainer": command(SRUN, 2, hosts={"n2": 1, "n1": 1}, container=SIF),
+    "open-mpi-5": command("open-mpi-5", 2),
     "open-mpi-5-apptainer": command("open-mpi-5", 2, container=SIF, python="/opt/conda/bin/python"),
     "open-mpi-5-fault-tolerant": command(
         "open-mpi-5", 6, hosts=UNEVEN, backend="mpi", overrides=("fault_tolerance=shrink",)
@@ -103,7 +104,6 @@ CASES = {
     "torchrun": command(TORCHRUN, 6, hosts=UNEVEN, environment=USERS, launcher="torchrun"),
 }
 for each in get_args(Flavour):
-    CASES[each] = command(each, 2)
     CASES[f"{each}-more-ranks-than-cores"] = command(each, 9)
     CASES[f"{each}-uneven"] = command(each, 6, hosts=UNEVEN, environment=USERS, arguments=("-v",))
 

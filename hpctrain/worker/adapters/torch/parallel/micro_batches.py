@@ -93,6 +93,10 @@ class MeanLosses:
         self._left = _CHECKED
         self._before: _Part | None = None
 
+    def begin(self) -> None:
+        """A batch begins: losses before it had other parameters, where a part of the network is in the loss."""
+        self._before = None
+
     @torch.no_grad()
     def check(self, output: torch.Tensor, target: torch.Tensor, found: torch.Tensor) -> None:
         """Refuse a loss that is no mean over samples.

@@ -228,6 +228,8 @@ class Pipeline:
 
     def _cut_up(self, part: Part, size: int, factor: float, count: torch.Tensor | float | None) -> torch.Tensor:
         """Divide a batch into micro-batches of one size, the last ones padded; returns the padded inputs."""
+        if self._means is not None:
+            self._means.begin()
         samples, rows = len(part.inputs), size * self._micro_batches
         counts = [min(max(samples - start, 0), size) for start in range(0, rows, size)]
         # The padding is cut off again before the loss.

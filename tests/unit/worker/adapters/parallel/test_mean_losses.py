@@ -49,6 +49,17 @@ def test_means_over_samples_pass(loss: Loss, sizes: list[int], dtype: torch.dtyp
     _check(loss, sizes, dtype)
 
 
+def test_losses_of_different_batches_are_not_compared() -> None:
+    """A GPT's head is in its loss, and an update changed it in between."""
+    head = torch.ones(3)
+    check = MeanLosses(lambda output, target: F.cross_entropy(output * head, target))
+    for _ in range(4):
+        check.begin()
+        output, target = torch.randn(4, 3), torch.randint(0, 3, (4,))
+        check.check(output, target, F.cross_entropy(output * head, target))
+        head += 1
+
+
 @pytest.mark.parametrize(
     "loss",
     [

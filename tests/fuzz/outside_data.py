@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fuzz.outside_texts import Reader, clear
 from hpctrain.common.errors import HpctrainError
-from support.fuzz.outside_texts import Reader, clear
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""Readers of what comes from outside, given anything."""

@@ -1,1 +1,0 @@
-"""Readers of outside data, with samples that are damaged for them."""
