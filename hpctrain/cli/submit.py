@@ -110,6 +110,9 @@ class ScriptOptions:
             help="Verify for a few steps first, on the job's nodes; a job whose ranks differ from one process ends.",
         ),
     ] = False
+    no_copy: Annotated[
+        bool, typer.Option("--no-copy", help="Run the script where it is, instead of a copy of its code as it is now.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

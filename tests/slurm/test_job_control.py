@@ -73,6 +73,20 @@ def test_a_staged_file_is_there_and_then_gone(slurm: LocalSlurm, submit: Submit,
     assert found[1].endswith(f"/hpctrain-{job}") and not Path(found[1]).exists()
 
 
+def test_what_was_submitted_runs(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    """Also where the script and what it imports are edited before the job starts. Paths of data stay."""
+    (tmp_path / "data.txt").write_text("data of now")
+    (tmp_path / "sibling.py").write_text("WORD = 'code of then'")
+    show = "import sibling; print(sibling.WORD, open('data.txt').read(), sep='; ')"
+    (job,) = submit(show, "--sbatch", "hold")
+    for name in ("sibling.py", "work.py"):
+        (tmp_path / name).write_text("raise SystemExit('edited')")
+    slurm.run("scontrol", "release", job)
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    printed = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "code of then; data of now" in printed, log_of(tmp_path / "run")
+
+
 POLLS = """
 import sys, time
 import hpctrain as ht

@@ -64,6 +64,7 @@ class Order:
         run_dir: None for a new directory named by the work and the time.
         stage: files and folders that each node gets a copy of before the ranks start.
         verify: a few steps are compared with those of one process before the run begins.
+        no_copy: the jobs run the script where it is, instead of a copy of its code.
     """
 
     cluster: Cluster
@@ -74,6 +75,7 @@ class Order:
     run_dir: Path | None = None
     stage: Sequence[Path] = ()
     verify: bool = False
+    no_copy: bool = False
 
     def plan(self, frameworks: frozenset[Framework] | None = None) -> Plan:
         """The plan of the run, which has no hosts yet."""

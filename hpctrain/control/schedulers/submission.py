@@ -26,6 +26,7 @@ from hpctrain.common.run.directory import (
     write_json,
 )
 from hpctrain.common.run.plan import Plan
+from hpctrain.control.schedulers.code_copy import Code, with_code, write_code
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 
@@ -78,12 +79,16 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
         HpctrainError: the directory holds a run, or cannot be written.
     """
     path, numbered = run_path(order, plan), order.run_dir is None
+    script = plan.script and plan.script.path
+    code = Code.of(script, copied=not order.no_copy) if script else None
     made = numbered or not path.exists()
     missing = [folder for folder in path.parents if not folder.exists()]
     directory = new_directory(path) if numbered else RunDirectory(path)
     before = set() if numbered else _prepare(directory)
     try:
-        directory.create(plan)
+        directory.create(with_code(plan, directory, code) if code else plan)
+        if code and script:
+            write_code(code, script, directory)
         _write(directory, files)
         yield directory
     except BaseException:

@@ -52,7 +52,7 @@ _NOT_HERE = frozenset(
     f"--{name}"
     for name in (
         *("account", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
-        *("partition", "qos", "sbatch", "stage", "verify", "wait"),
+        *("no-copy", "partition", "qos", "sbatch", "stage", "verify", "wait"),
     )
 )
 
