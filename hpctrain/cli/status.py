@@ -96,6 +96,7 @@ def _table(run: RunStatus) -> str:
         ("last event", _last_event(run)),
         ("survived", run.survived),
         ("stalls", run.stalls),
+        ("excluded", run.excluded),
         ("unreadable", run.unread),
     ]
     width = min(max(len(name) for name, _ in rows), _WIDEST_NAME)

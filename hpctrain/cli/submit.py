@@ -22,7 +22,6 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.plan import Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.job_request import (
     container_options,
     further_options,
@@ -66,6 +65,9 @@ class JobOptions:
     panel: ClassVar[str] = "What is requested from Slurm"
 
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.")] = None
+    spare: Annotated[
+        int | None, typer.Option(metavar="N", help="Further nodes, for those that fail --check; they stay idle.")
+    ] = None
     gpus_per_node: Annotated[int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.")] = None
     tasks_per_node: Annotated[
         int | None, typer.Option(metavar="T", help="Ranks on each node; by default one per GPU.")
@@ -96,13 +98,9 @@ class ScriptOptions:
 
     panel: ClassVar[str] = "The job script"
 
-    stage: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="SOURCE",
-            help=f"Copy to each node, unpacking archives; a script finds it in ${STAGE.name}; repeatable.",
-        ),
-    ] = None
+    check: Annotated[
+        bool, typer.Option("--check", help="Check every node first, on the job's nodes, as `hpctrain doctor` does.")
+    ] = False
     verify: Annotated[
         bool,
         typer.Option(
@@ -173,7 +171,7 @@ def submit(
         options={*_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}), *_given({"wait": wait or None})},
         image=start.container,
         run_dir=run_dir,
-        **vars(script) | {"stage": script.stage or ()},
+        **vars(script),
     )
     where = scheduler(order.cluster.profile.scheduled_by)
     if dry_run:

@@ -33,6 +33,7 @@ class JobRequest(Section):
     """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
 
     Attributes:
+        spare: nodes that the job has beside those of the run.
         sbatch: further options, without dashes; None for one without a value.
         signal: announces the end to the batch shell, ``signal_seconds`` before it.
         requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
@@ -40,6 +41,7 @@ class JobRequest(Section):
 
     name: Annotated[Line, Field(max_length=256)]
     nodes: Annotated[int, Field(ge=1)] = 1
+    spare: Annotated[int, Field(ge=0)] = 0
     tasks_per_node: Annotated[int, Field(ge=1)] = 1
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     gpus_per_node: Annotated[int, Field(ge=0)] = 0

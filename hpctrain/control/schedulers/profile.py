@@ -31,7 +31,7 @@ _SET_BY_HPCTRAIN = frozenset(
 _OF_SLURM = frozenset(
     (
         *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
-        *("container", "node_storage", "requeue", "signal"),
+        *("container", "requeue", "signal"),
     )
 )
 # Options that a profile has keys for; on the command line they take precedence over the keys.
@@ -120,8 +120,6 @@ TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 # No variable can hold the character NUL.
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-# A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
-NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
 
 
 def _mount_path(path: str) -> str:
@@ -258,7 +256,6 @@ class ClusterProfile(Section):
     setup: tuple[Line, ...] = Field((), description="lines of bash, executed as they are after the modules")
     environment: dict[VariableName, VariableValue] = Field(default_factory=dict)
     container: Container | None = None
-    node_storage: NodePath | None = Field(None, description="fast storage of each node, for staged files")
     kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
 
     requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")

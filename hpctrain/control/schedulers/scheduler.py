@@ -62,7 +62,7 @@ class Order:
         options: of the command line that were given, such as ``--mount``.
         image: the container's, as it was given.
         run_dir: None for a new directory named by the work and the time.
-        stage: files and folders that each node gets a copy of before the ranks start.
+        check: every node is checked before the ranks start.
         verify: a few steps are compared with those of one process before the run begins.
         no_copy: the jobs run the script where it is, instead of a copy of its code.
     """
@@ -73,7 +73,7 @@ class Order:
     options: Collection[str] = ()
     image: str | None = None
     run_dir: Path | None = None
-    stage: Sequence[Path] = ()
+    check: bool = False
     verify: bool = False
     no_copy: bool = False
 

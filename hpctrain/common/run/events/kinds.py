@@ -345,6 +345,14 @@ class FaultEvent(BaseEvent):
     code: str = Field(default="", description="the name of this kind of error, of those in docs/reference/errors.md")
 
 
+class ExcludedEvent(BaseEvent):
+    """A node failed, and jobs of the run leave it out for a day. Written by a job, outside of the run's attempts."""
+
+    event: Literal["excluded"] = "excluded"
+    host: Text = Field(description="the node")
+    message: Text = Field(description="how it failed")
+
+
 class RecoveredFaultEvent(FaultEvent):
     """A rank died and the others went on without it. Written by them; any key of its own identifies it."""
 
@@ -393,6 +401,7 @@ KnownEvent = (
     | SlowRankEvent
     | FaultEvent
     | RecoveredFaultEvent
+    | ExcludedEvent
     | EndEvent
 )
 Event = KnownEvent | OtherEvent

@@ -51,8 +51,8 @@ _JOB = re.compile(r"job[a-z0-9.]*/([a-z0-9-]+)")
 _NOT_HERE = frozenset(
     f"--{name}"
     for name in (
-        *("account", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
-        *("no-copy", "partition", "qos", "sbatch", "stage", "verify", "wait"),
+        *("account", "check", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
+        *("no-copy", "partition", "qos", "sbatch", "spare", "verify", "wait"),
     )
 )
 

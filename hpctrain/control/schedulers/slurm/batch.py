@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,20 @@ from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Container
 from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
-from hpctrain.control.schedulers.slurm.node_files import Staging, look_at_image, remove_staged, stage
+from hpctrain.control.schedulers.slurm.job_nodes import (
+    check_nodes,
+    look_at_image,
+    nodes_to_exclude,
+    record_failed,
+    use_only,
+)
+from hpctrain.control.schedulers.submission import submission_of
 
 SETTINGS = "job.json"
 # A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
 _PATIENCE_SECONDS = 3600.0
+# As a check exits that found a fault.
+_CHECK_FAILED = 3
 
 
 class JobSettings(FrozenModel):
@@ -32,14 +42,16 @@ class JobSettings(FrozenModel):
     Attributes:
         signal: announces the time limit.
         cpus_per_task: what srun asks for each rank: since Slurm 22.05 it does not take it from the job.
+        nodes: that the run needs; the job may have spare ones.
     """
 
     requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
     signal: str
     cpus_per_task: int | None = None
     verify: bool = Field(False, description="compare a few steps with those of one process first")
+    check: bool = Field(False, description="check every node first, and leave out those that fail")
+    nodes: int = 1
     container: Container | None = None
-    staging: Staging | None = None
 
 
 def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> int:
@@ -69,6 +81,7 @@ class _Batch:
         self._again = [f"--chdir={directory}", str(self._run.script)]
         self._child: subprocess.Popen[bytes] | None = None
         self._begun = self._ended = False
+        self._failed: dict[str, str] = {}
 
     def hear(self, number: int, _frame: Any) -> None:
         # What comes after the training is not why it ended.
@@ -92,16 +105,42 @@ class _Batch:
         if settings.cpus_per_task:
             os.environ["SRUN_CPUS_PER_TASK"] = str(settings.cpus_per_task)
         try:
-            if settings.staging:
-                os.environ.update(stage(settings.staging, settings.container))
+            if settings.check and not self._stops() and not self._check():
+                return RESUMABLE if self._replaceable() else _CHECK_FAILED
             if settings.container:
                 look_at_image(settings.container)
             return self._verify_and_run()
         finally:
             self._ended = True
-            # Now, because the job may lose its nodes next.
-            if settings.staging:
-                remove_staged(settings.staging)
+
+    def _check(self) -> bool:
+        """Check the nodes, and leave out those that fail; returns whether enough are left."""
+        checked = check_nodes(self._run)
+        self._failed = {node: fault for node, fault in checked.items() if fault}
+        for node, fault in self._failed.items():
+            self._say(f"hpctrain: {node} fails a check: {fault}")
+        record_failed(self._run, self._failed)
+        fit = [node for node in checked if node not in self._failed]
+        use_only(fit[: self._settings.nodes])
+        return len(fit) >= self._settings.nodes
+
+    def _replaceable(self) -> bool:
+        """Whether the next job can have other nodes than those that failed a check."""
+        # No signal kept the training from beginning.
+        self._begun = True
+        return {*self._failed} <= {*(self._excluded or ())}
+
+    @cached_property
+    def _excluded(self) -> tuple[str, ...] | None:
+        """The nodes that the next job leaves out; None where no node has failed."""
+        return nodes_to_exclude(self._run, int(os.environ["SLURM_JOB_NUM_NODES"]), self._say)
+
+    @property
+    def _exclusion(self) -> str:
+        """The same, and those that the user left out, as Slurm takes them."""
+        submission = submission_of(self._run)
+        asked = submission.request.get("sbatch", {}).get("exclude") if submission else None
+        return ",".join(filter(None, [asked, *(self._excluded or ())]))
 
     def _verify_and_run(self) -> int:
         run, verified = self._run, self._run.path / "verify"
@@ -149,18 +188,25 @@ class _Batch:
         self._say(f"  {shlex.join(['sbatch', *self._again])}")
 
     def _requeued(self) -> bool:
+        excluded = self._excluded
         self._say(f"hpctrain: job {self._job} is not finished and goes back to the queue")
         # Slurm may end all that the job runs before it answers. A requeue that went well must not look failed then:
         # another job would go on beside this one.
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
-            return self._slurm("scontrol", "requeue", self._job) is not None
+            if self._slurm("scontrol", "requeue", self._job) is None:
+                return False
+            # Slurm takes a list only for a job that waits. An empty one forgets those of more than a day ago.
+            if excluded is not None:
+                self._slurm("scontrol", "update", f"JobId={self._job}", f"ExcNodeList={self._exclusion}")
+            return True
         finally:
             signal.signal(signal.SIGTERM, before)
 
     def _followed(self) -> bool:
         """Whether another job goes on when this one has ended, where jobs may not go back."""
-        number = self._slurm("sbatch", "--parsable", f"--dependency=afterany:{self._job}", *self._again)
+        options = [f"--dependency=afterany:{self._job}", *([f"--exclude={self._exclusion}"] if self._excluded else [])]
+        number = self._slurm("sbatch", "--parsable", *options, *self._again)
         if number is not None:
             self._say(f"hpctrain: job {self._job} is not finished, so job {number.strip().partition(';')[0]} goes on")
         return number is not None

@@ -27,7 +27,6 @@ from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
 from hpctrain.control.schedulers.scheduler import Order
 from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
-from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 
@@ -74,8 +73,9 @@ def prepare(order: Order) -> PreparedJob:
         signal=request.signal,
         cpus_per_task=request.cpus_per_task,
         verify=order.verify,
+        check=order.check or request.spare > 0,
+        nodes=request.nodes,
         container=container,
-        staging=plan_staging(profile, order.stage, container),
     )
     frameworks, missing = installed_frameworks(), tuple[str, ...]()
     if look_only and container is None:
@@ -278,7 +278,7 @@ def directives(request: JobRequest) -> tuple[str, ...]:
         "account": request.account,
         "qos": request.qos,
         "constraint": request.constraint,
-        "nodes": request.nodes,
+        "nodes": request.nodes + request.spare,
         "ntasks-per-node": request.tasks_per_node,
         "cpus-per-task": request.cpus_per_task,
         request.gpu_option: gpus,

@@ -15,9 +15,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RUNS
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.slurm import queue
-from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from support import needs
 from support.refusals import codes
 from support.schedulers.fake_programs import Programs
@@ -195,7 +193,6 @@ def test_a_dry_run_needs_no_slurm(
         (["--container", "nosuch.sif"], "HT-container-image-missing"),
         (["--container", "/nosuch.sqsh", "--container-runtime", "pyxis"], "HT-container-image-missing"),
         (["--env", "1=2"], "HT-option-bad-value"),
-        (["--stage", "/nowhere"], "HT-profile-lacks-key"),
         (["--", "x"], "HT-option-not-usable-here"),
     ],
 )
@@ -228,18 +225,3 @@ def test_a_path_that_slurm_cannot_log_to_is_refused(
         assert submit("digits", "--cluster", "generic", "--run-dir", name, *more) == 2
         assert codes(capsys.readouterr().err) == ["HT-run-directory-unfit"]
     assert not Path(name).exists() and programs.calls("sbatch") == []
-
-
-def test_what_a_link_leads_to_is_staged_under_the_links_name(tmp_path: Path) -> None:
-    (tmp_path / "real-v3.tar").touch()
-    (tmp_path / "v2").mkdir()
-    (tmp_path / "archive").symlink_to("real-v3.tar")
-    (tmp_path / "data").symlink_to("v2")
-    profile = ClusterProfile(name="c", source="s", node_storage="/tmp")
-    staging = plan_staging(profile, [tmp_path / "archive", tmp_path / "data", tmp_path / "v2" / ".."])
-    assert staging
-    assert [(copy.source, copy.name, copy.kind) for copy in staging.copies] == [
-        (f"{tmp_path.resolve()}/real-v3.tar", "archive", "tar"),
-        (f"{tmp_path.resolve()}/v2", "data", "copy"),
-        (str(tmp_path.resolve()), tmp_path.name, "copy"),
-    ]

@@ -1,0 +1,124 @@
+"""The nodes of a job: they are checked before the ranks start, and those that failed are left out of the next jobs.
+
+That a node failed is an event of the run. It counts for a day, and at most a tenth of the partition is left out: a
+fault that follows the run from node to node must not take the cluster away from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpctrain.common.cluster.host_list import expand_hosts
+from hpctrain.common.cluster.programs import program_output, run_program
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventsFile, EventWriter
+from hpctrain.common.run.events.kinds import ExcludedEvent, FaultEvent
+from hpctrain.common.run.plan import Container
+
+_ALLOCATED = "SLURM_JOB_NODELIST"
+_REMEMBERED_SECONDS = 86400.0
+_SHARE = 10
+# Faults of a host, whatever it trains. An exception of a script, or a number that is not finite, is none.
+_OF_HOSTS = ("HT-host-lost", "HT-host-no-daemon", "HT-host-gpu-broken")
+# The first start of Python from a shared file system can be slow.
+_CHECK_SECONDS = 180.0
+# What is not the node's own, and slow while all nodes try it at once.
+_SHARED = ("free disk", "write to run directory", "Horovod")
+
+
+def check_nodes(run: RunDirectory) -> dict[str, str]:
+    """Let ``hpctrain doctor`` check each node of this job.
+
+    Returns:
+        Which checks fail on each node, in words; empty where none does.
+    """
+    nodes = expand_hosts(os.environ[_ALLOCATED], _ALLOCATED)
+    with temporary_folder(".hpctrain-check-", run.path) as folder:
+        # Outside of a job doctor checks its own host alone.
+        doctor = f"env -u {_ALLOCATED} hpctrain doctor --json --run-dir {shlex.quote(str(run.path))}"
+        on_each = ("srun", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--kill-on-bad-exit=0")
+        # A node that does not answer has written nothing.
+        with contextlib.suppress(HpctrainError):
+            run_program(*on_each, "sh", "-c", f'{doctor} >"$0/$SLURMD_NODENAME"', folder, seconds=_CHECK_SECONDS)
+        return {node: _fault(Path(folder, node)) for node in nodes}
+
+
+def _fault(answer: Path) -> str:
+    """What a node's answer says against it; empty where nothing does."""
+    try:
+        checks = json.loads(answer.read_text())["checks"]
+    except (OSError, ValueError):
+        return "hpctrain doctor gave no answer there"
+    failed = [check for check in checks if check["status"] == "failed" and check["name"] not in _SHARED]
+    return "; ".join(f"{check['name']}: {check['found']}, wanted {check['wanted']}" for check in failed)
+
+
+def use_only(nodes: Sequence[str]) -> None:
+    """Let what this process starts take these nodes for all of its job's."""
+    os.environ[_ALLOCATED] = ",".join(nodes)
+
+
+def record_failed(run: RunDirectory, faults: dict[str, str]) -> None:
+    """Record why nodes are left out of the run's next jobs."""
+    with EventWriter(run.events) as events:
+        for node, fault in faults.items():
+            events.emit(ExcludedEvent(host=node, message=fault))
+
+
+def nodes_to_exclude(run: RunDirectory, needed: int, say: Callable[[str], None]) -> tuple[str, ...] | None:
+    """The nodes that the next job is to leave out, those that failed last first; records and says what is new.
+
+    Args:
+        needed: how many nodes that job asks for.
+
+    Returns:
+        None where no node has ever failed.
+    """
+    failed: dict[str, ExcludedEvent | FaultEvent] = {}
+    for event in EventsFile(run.events).few(ExcludedEvent, FaultEvent) if run.events.exists() else ():
+        assert isinstance(event, ExcludedEvent | FaultEvent)
+        if isinstance(event, ExcludedEvent) or event.code in _OF_HOSTS:
+            # A fault may name several hosts, or none; and hosts with their domain, which Slurm's nodes mostly lack.
+            failed |= dict.fromkeys(re.findall(r"([^\s,.]+)[^\s,]*", event.host or ""), event)
+    if not failed:
+        return None
+    partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
+    known = {*program_output("sinfo", "--noheader", "--Node", "--format=%N", partition).split()}
+    # Rounded up, so that a small cluster can do without one.
+    most = max(0, min(-(-len(known) // _SHARE), len(known) - needed))
+    since = time.time() - _REMEMBERED_SECONDS
+    recent = [node for node, event in failed.items() if event.time > since and node in known]
+    recent.sort(key=lambda node: failed[node].time, reverse=True)
+    for number, node in enumerate(recent):
+        how = "leaves out" if number < most else f"may leave out {most} of {len(known)} nodes, so that it keeps"
+        say(f"hpctrain: the next job {how} {node}: {failed[node].message}")
+    nodes = tuple(recent[:most])
+    record_failed(run, {node: failed[node].message for node in nodes if isinstance(failed[node], FaultEvent)})
+    return nodes
+
+
+def look_at_image(container: Container) -> None:
+    """Fetch an image that is an address once, instead of by every rank.
+
+    Raises:
+        HpctrainError: it cannot be fetched or run.
+    """
+    if container.runtime == "pyxis" or container.image.startswith("/"):
+        return
+    # Ranks that find it in the cache need not fetch and convert it all at a time.
+    command = ["apptainer", "exec", container.image, "true"]
+    if shutil.which("apptainer") is None or subprocess.run(command, check=False).returncode:
+        raise HpctrainError(
+            "HT-job-image-unusable", "the image {image}: apptainer cannot run it", image=container.image
+        )
