@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -59,13 +60,16 @@ def test_what_was_submitted_runs(slurm: LocalSlurm, submit: Submit, tmp_path: Pa
     (tmp_path / "data.txt").write_text("data of now")
     (tmp_path / "sibling.py").write_text("WORD = 'code of then'")
     show = "import sibling; print(sibling.WORD, open('data.txt').read(), sep='; ')"
-    (job,) = submit(show, "--sbatch", "hold")
+    (job,) = submit(show, "--sbatch", "hold", "--sbatch", "mem=1000")
     for name in ("sibling.py", "work.py"):
         (tmp_path / name).write_text("raise SystemExit('edited')")
     slurm.run("scontrol", "release", job)
     slurm.wait_for(job, "COMPLETED", "FAILED")
     printed = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert "code of then; data of now" in printed, log_of(tmp_path / "run")
+    used = rf"job {job} used 1 of 5 min, 0\.\d of 1\.0 GB in the ranks on \S+, \d+% of the CPUs' time"
+    log = log_of(tmp_path / "run")
+    assert re.search(rf"{used}; next time: .* --time \d --sbatch mem=1G\n", log), log
 
 
 POLLS = """

@@ -78,9 +78,14 @@ class JobRequest(Section):
         return replace(asked, ranks=self.ranks, stop=stop)
 
     @property
+    def end_seconds(self) -> int:
+        """How long before the time limit the signal may come."""
+        return self.signal_seconds + _EARLY_SECONDS
+
+    @property
     def warning(self) -> str | None:
         """A warning if the time limit leaves no time to train before the signal; None otherwise."""
-        least = self.signal_seconds + _EARLY_SECONDS
+        least = self.end_seconds
         limit = None if self.time is None else slurm_seconds(self.time)
         # 0 is no limit.
         if limit is None or not 0 < limit <= least:

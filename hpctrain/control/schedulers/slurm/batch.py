@@ -27,6 +27,7 @@ from hpctrain.control.schedulers.slurm.job_nodes import (
     record_failed,
     use_only,
 )
+from hpctrain.control.schedulers.slurm.job_usage import used_of_asked
 from hpctrain.control.schedulers.submission import submission_of
 
 SETTINGS = "job.json"
@@ -47,6 +48,7 @@ class JobSettings(FrozenModel):
 
     requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
     signal: str
+    end_seconds: int = Field(0, description="how long before its limit the signal may come")
     cpus_per_task: int | None = None
     verify: bool = Field(False, description="compare a few steps with those of one process first")
     check: bool = Field(False, description="check every node first, and leave out those that fail")
@@ -70,6 +72,8 @@ def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> 
     status = batch.train()
     if status == RESUMABLE:
         batch.go_on()
+    elif status == 0 and (used := used_of_asked(RunDirectory(directory), settings.end_seconds)):
+        say(f"hpctrain: {used}")
     return status
 
 

@@ -71,6 +71,7 @@ def prepare(order: Order) -> PreparedJob:
     settings = JobSettings(
         requeue=request.requeue,
         signal=request.signal,
+        end_seconds=request.end_seconds,
         cpus_per_task=request.cpus_per_task,
         verify=order.verify,
         check=order.check or request.spare > 0,
