@@ -82,7 +82,7 @@ def jobs_of(directory: RunDirectory, also: Collection[str] = (), *, seconds: flo
         return []
     user, scheduler = directory.path.stat().st_uid, scheduler_of(directory)
     jobs = [*scheduler.list(None, user=user, seconds=seconds)]
-    jobs += scheduler.list(numbers.difference(*(job.names for job in jobs)), user=user, seconds=seconds)
+    jobs += scheduler.list(numbers.difference(job.id for job in jobs), user=user, seconds=seconds)
     return own_jobs(directory, numbers, jobs)
 
 
@@ -95,8 +95,8 @@ def own_jobs(directory: RunDirectory, numbers: Collection[str], jobs: Iterable[J
 
     def known(job: JobState) -> bool:
         # True or False, whatever the text is.
-        copied = job.names & submitted and os.path.exists(job.command)  # noqa: PTH110
-        return not copied and bool(job.names & {*numbers})
+        copied = job.id in submitted and os.path.exists(job.command)  # noqa: PTH110
+        return not copied and job.id in numbers
 
     return [job for job in jobs if _same_file(Path(job.command), script) or known(job)]
 

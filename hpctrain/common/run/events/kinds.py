@@ -79,7 +79,7 @@ class StartEvent(BaseEvent):
         default=0,
         description="its number among the restarts without progress that a launcher made by itself, 0 if it is not one",
     )
-    job: Text | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
+    job: Text | None = Field(default=None, description="its number in Slurm")
     launcher: Text | None = Field(default=None, description="what starts the ranks")
     hosts: tuple[Text, ...] | None = Field(default=None, description="in the order of the ranks")
     host: Text | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")

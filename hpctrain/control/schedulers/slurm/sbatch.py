@@ -142,7 +142,7 @@ def _cancel(directory: RunDirectory, number: str | None) -> None:
     with contextlib.suppress(HpctrainError):
         for job in jobs_of_user(os.getuid()):
             if job.live and job.command.strip() == str(directory.script):
-                numbers.add(job.job)
+                numbers.add(job.id)
     with contextlib.suppress(HpctrainError):
         if numbers:
             run_program("scancel", *sorted(numbers, key=int), seconds=_SECONDS)

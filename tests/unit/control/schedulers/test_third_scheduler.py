@@ -43,9 +43,7 @@ class Background(Scheduler):
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         known = [process for process in map(_process, jobs or ()) if process]
         folder = Path.cwd() / "run"
-        return [
-            JobState(id=str(p.pid), number=str(p.pid), state="RUNNING", nodes="here", directory=folder) for p in known
-        ]
+        return [JobState(id=str(p.pid), state="RUNNING", nodes="here", directory=folder) for p in known]
 
     def cancel(self, jobs: Sequence[str]) -> None:
         for job in jobs:
