@@ -175,10 +175,7 @@ def submit(
     )
     where = scheduler(order.cluster.profile.scheduled_by)
     if dry_run:
-        shown = where.describe(order, tell)
-        answer(shown.text, end="")
-        if shown.notes:
-            tell(shown.notes)
+        answer(where.describe(order, tell), end="")
         return
     submitted = where.submit(order, tell)
     answer(submitted.directory)

@@ -84,14 +84,6 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
-    """What would be submitted: a text that other programs read, and notes for the user."""
-
-    text: str
-    notes: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Submitted:
     """The run directory, as its ranks see it, the jobs' numbers, first to last, and how to follow them."""
 
@@ -113,8 +105,8 @@ class Scheduler(ABC):
         return Cluster(profile=profile)
 
     @abstractmethod
-    def describe(self, order: Order, say: Say) -> Description:
-        """What :meth:`submit` would submit. Writes nothing.
+    def describe(self, order: Order, say: Say) -> str:
+        """The text of what :meth:`submit` would submit, which other programs read. Writes nothing.
 
         Args:
             say: gets warnings, and what was found out.

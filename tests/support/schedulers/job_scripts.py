@@ -32,7 +32,7 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
     given: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
     settings = {key: given.pop(key) for key in ("container", "verify") if key in given}
     if (directory := given["run_directory"]).exists():
-        made = JobSettings(requeue=request.requeue, signal=request.signal, **settings)
+        made = JobSettings(request=request, **settings)
         (directory / SETTINGS).write_text(made.model_dump_json())
     return job_script(request, profile, **given)
 

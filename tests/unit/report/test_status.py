@@ -45,7 +45,6 @@ def start(**changes: Any) -> Line:
 def job(**changes: Any) -> JobState:
     values: dict[str, Any] = {
         "id": "12",
-        "number": "12",
         "state": "RUNNING",
         "reason": "",
         "start": NOW - 20,
@@ -54,7 +53,6 @@ def job(**changes: Any) -> JobState:
         "nodes": "n[1,3]",
         "exit_code": 0,
         "signal": 0,
-        "restarts": 0,
         "command": "/run/job.sh",
         "directory": Path("/run"),
     }

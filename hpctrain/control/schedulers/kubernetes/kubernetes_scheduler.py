@@ -36,7 +36,7 @@ from hpctrain.control.schedulers.kubernetes.manifests import (
     manifests,
 )
 from hpctrain.control.schedulers.profile import ClusterProfile, KubernetesProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
 
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
@@ -70,8 +70,8 @@ class Kubernetes(Scheduler):
             )
         return super().cluster(profile, partition)
 
-    def describe(self, order: Order, say: Say) -> Description:
-        return Description(text=manifest_text(prepare_pods(order)))
+    def describe(self, order: Order, say: Say) -> str:
+        return manifest_text(prepare_pods(order))
 
     def submit(self, order: Order, say: Say) -> Submitted:
         run = prepare_pods(order)

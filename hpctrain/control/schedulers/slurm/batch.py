@@ -20,6 +20,7 @@ from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Container
 from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
+from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.slurm.job_nodes import (
     check_nodes,
     look_at_image,
@@ -28,7 +29,6 @@ from hpctrain.control.schedulers.slurm.job_nodes import (
     use_only,
 )
 from hpctrain.control.schedulers.slurm.job_usage import used_of_asked
-from hpctrain.control.schedulers.submission import submission_of
 
 SETTINGS = "job.json"
 # A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
@@ -38,21 +38,11 @@ _CHECK_FAILED = 3
 
 
 class JobSettings(FrozenModel):
-    """The content of ``RUN_DIR/job.json``: what the job does beside running the training.
+    """The content of ``RUN_DIR/job.json``: what was requested, and what the job does beside running the training."""
 
-    Attributes:
-        signal: announces the time limit.
-        cpus_per_task: what srun asks for each rank: since Slurm 22.05 it does not take it from the job.
-        nodes: that the run needs; the job may have spare ones.
-    """
-
-    requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
-    signal: str
-    end_seconds: int = Field(0, description="how long before its limit the signal may come")
-    cpus_per_task: int | None = None
+    request: JobRequest
     verify: bool = Field(False, description="compare a few steps with those of one process first")
     check: bool = Field(False, description="check every node first, and leave out those that fail")
-    nodes: int = 1
     container: Container | None = None
 
 
@@ -67,19 +57,19 @@ def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> 
     """
     settings = read_model(directory / SETTINGS, JobSettings)
     batch = _Batch(directory, settings, told, say)
-    for name in (settings.signal, "TERM"):
+    for name in (settings.request.signal, "TERM"):
         signal.signal(getattr(signal, f"SIG{name}"), batch.hear)
     status = batch.train()
     if status == RESUMABLE:
         batch.go_on()
-    elif status == 0 and (used := used_of_asked(RunDirectory(directory), settings.end_seconds)):
+    elif status == 0 and (used := used_of_asked(RunDirectory(directory), settings.request.end_seconds)):
         say(f"hpctrain: {used}")
     return status
 
 
 class _Batch:
     def __init__(self, directory: Path, settings: JobSettings, told: str | None, say: Callable[[str], None]) -> None:
-        self._settings, self._asked, self._say = settings, told, say
+        self._settings, self._request, self._asked, self._say = settings, settings.request, told, say
         self._run = RunDirectory(directory)
         self._job = os.environ.get("SLURM_JOB_ID", "")
         self._again = [f"--chdir={directory}", str(self._run.script)]
@@ -101,13 +91,14 @@ class _Batch:
         some clusters it gets one from Slurm.
         """
         if self._stops() and self._child:
-            self._child.send_signal(getattr(signal, f"SIG{self._settings.signal}"))
+            self._child.send_signal(getattr(signal, f"SIG{self._request.signal}"))
 
     def train(self) -> int:
         """Run or resume the training on nodes that are prepared for it; returns its exit status."""
         settings = self._settings
-        if settings.cpus_per_task:
-            os.environ["SRUN_CPUS_PER_TASK"] = str(settings.cpus_per_task)
+        if self._request.cpus_per_task:
+            # Since Slurm 22.05 srun does not take it from the job.
+            os.environ["SRUN_CPUS_PER_TASK"] = str(self._request.cpus_per_task)
         try:
             if settings.check and not self._stops() and not self._check():
                 return RESUMABLE if self._replaceable() else _CHECK_FAILED
@@ -125,8 +116,8 @@ class _Batch:
             self._say(f"hpctrain: {node} fails a check: {fault}")
         record_failed(self._run, self._failed)
         fit = [node for node in checked if node not in self._failed]
-        use_only(fit[: self._settings.nodes])
-        return len(fit) >= self._settings.nodes
+        use_only(fit[: self._request.nodes])
+        return len(fit) >= self._request.nodes
 
     def _replaceable(self) -> bool:
         """Whether the next job can have other nodes than those that failed a check."""
@@ -142,9 +133,7 @@ class _Batch:
     @property
     def _exclusion(self) -> str:
         """The same, and those that the user left out, as Slurm takes them."""
-        submission = submission_of(self._run)
-        asked = submission.request.get("sbatch", {}).get("exclude") if submission else None
-        return ",".join(filter(None, [asked, *(self._excluded or ())]))
+        return ",".join(filter(None, [self._request.sbatch.get("exclude"), *(self._excluded or ())]))
 
     def _verify_and_run(self) -> int:
         run, verified = self._run, self._run.path / "verify"
@@ -160,7 +149,7 @@ class _Batch:
         # It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint.
         status = self._follow("run", "--resume", "--run-dir", str(run.path))
         # One that a signal ended was told before it could listen: nothing had begun.
-        killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._settings.signal}")}
+        killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._request.signal}")}
         self._begun = not (self._stops() and status in killed)
         if not self._begun:
             return RESUMABLE
@@ -183,8 +172,8 @@ class _Batch:
             # It might be so each time, for ever.
             remedy = "ask for more time (--time) or a smaller signal_seconds"
             self._how(f"{self._asked} came before the training began: {remedy}. To go on")
-        elif not (self._settings.requeue and self._requeued()) and not self._followed():
-            programs = "neither scontrol requeue nor sbatch works" if self._settings.requeue else "sbatch does not work"
+        elif not (self._request.requeue and self._requeued()) and not self._followed():
+            programs = "neither scontrol requeue nor sbatch works" if self._request.requeue else "sbatch does not work"
             self._how(f"{programs} here. To go on")
 
     def _how(self, why: str) -> None:

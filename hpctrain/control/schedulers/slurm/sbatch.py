@@ -6,9 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -69,13 +67,9 @@ def prepare(order: Order) -> PreparedJob:
         )
     require_image(container)
     settings = JobSettings(
-        requeue=request.requeue,
-        signal=request.signal,
-        end_seconds=request.end_seconds,
-        cpus_per_task=request.cpus_per_task,
+        request=request,
         verify=order.verify,
         check=order.check or request.spare > 0,
-        nodes=request.nodes,
         container=container,
     )
     frameworks, missing = installed_frameworks(), tuple[str, ...]()
@@ -146,26 +140,6 @@ def _cancel(directory: RunDirectory, number: str | None) -> None:
     with contextlib.suppress(HpctrainError):
         if numbers:
             run_program("scancel", *sorted(numbers, key=int), seconds=_SECONDS)
-
-
-def check(script: str) -> str:
-    """Let Slurm check a script without submitting it; returns what it says, empty where there is no Slurm.
-
-    Raises:
-        HpctrainError: Slurm refuses it.
-    """
-    if shutil.which("sbatch") is None:
-        return ""
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        done = run_program("sbatch", "--test-only", "--", file.name, seconds=_SECONDS)
-    if done.returncode != 0:
-        # The script is not at fault if the controller does not answer.
-        if run_program("scontrol", "ping", seconds=_SECONDS).returncode != 0:
-            return "Slurm does not answer, so the script is not checked"
-        raise _refusal(done.stderr)
-    return done.stderr.strip().removeprefix("sbatch: ")
 
 
 def require_log_path(directory: Path) -> None:

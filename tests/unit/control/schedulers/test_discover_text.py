@@ -131,25 +131,6 @@ def test_cpus_of_a_socket_that_a_job_cannot_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "limits", "cores"),
-    [
-        ("gpu|mixed|2|112|2|56|1900000|gpu:H100:8(S:0-1)", {"TRES": "cpu=728,mem=3800000M,node=7"}, 104),
-        ("gpu|idle|8|64|2|32|250000|gpu:H100:8(S:0-1)", {"MaxCPUsPerNode": "56"}, 56),
-        ("gpu|idle|8|64|2|32|250000|gpu:H100:8(S:0-1)", {}, 64),
-        # Of unequal nodes the sums say nothing about one.
-        ("gpu|idle|3|64|2|32|9|gpu:H100:8\ngpu|idle|1|32|2|16|9|(null)", {"TRES": "cpu=100,node=4"}, 64),
-    ],
-)
-def test_where_scontrol_shows_no_node_sinfo_is_read(lines: str, limits: dict[str, str], cores: int) -> None:
-    broken = "|".join(["gpu", "down*", "5", *lines.split("|")[3:7], "gpu:1"])
-    sinfo = f"{lines}\n{broken}\nother|idle|9|8|1|8|9|(null)\nnoise\n"
-    partitions = partition("gpu", Default="YES", **limits)
-    discovered = profile_from(CONFIG, partitions, "", sinfo, partition=None, today=TODAY)
-    assert (discovered.profile.node.cores, discovered.profile.node.gpus) == (cores, 8)
-    assert any("5 more are down" in line for line in discovered.findings)
-
-
-@pytest.mark.parametrize(
     ("changed", "memory"),
     [
         ({"OverSubscribe": "EXCLUSIVE", "MaxMemPerNode": "400000"}, "400000M"),

@@ -19,7 +19,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers import scheduler as registry
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.scheduler import Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Order, Say, Scheduler, Submitted
 from hpctrain.control.schedulers.submission import made_run, record
 from support.refusals import codes
 
@@ -29,8 +29,8 @@ PROFILE = "name: mine\nsource: the tests\nscheduler: background\n"
 class Background(Scheduler):
     """A job is a process of this machine, by its number."""
 
-    def describe(self, order: Order, say: Say) -> Description:
-        return Description(text=f"hpctrain run, {order.request.ranks} ranks\n")
+    def describe(self, order: Order, say: Say) -> str:
+        return f"hpctrain run, {order.request.ranks} ranks\n"
 
     def submit(self, order: Order, say: Say) -> Submitted:
         with made_run(order, order.plan(), {}) as directory:
