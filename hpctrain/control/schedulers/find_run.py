@@ -117,7 +117,7 @@ def _directory(target: str) -> Path:
     raise HpctrainError(
         "HT-run-not-found",
         "{target} is neither a run directory nor a job's number: {reason}",
-        next(filter(None, (scheduler.advice(target) for scheduler in schedulers())), _hint(target)),
+        _hint(target),
         target=target,
         reason=problem,
     )

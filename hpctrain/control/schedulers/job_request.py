@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hpctrain.common.cluster.gpus import require_shareable
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.checked_yaml import Section, validate
 from hpctrain.common.run.plan import HostOptions
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.jobs import slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
 
 # Slurm accepts only one of these options.
@@ -82,19 +80,6 @@ class JobRequest(Section):
         """How long before the time limit the signal may come."""
         return self.signal_seconds + _EARLY_SECONDS
 
-    @property
-    def warning(self) -> str | None:
-        """A warning if the time limit leaves no time to train before the signal; None otherwise."""
-        least = self.end_seconds
-        limit = None if self.time is None else slurm_seconds(self.time)
-        # 0 is no limit.
-        if limit is None or not 0 < limit <= least:
-            return None
-        return (
-            f"warning: --time {self.time}: {self.signal} may come as early as {least} s before the limit, so there may "
-            "be no time to train; ask for more, or for a smaller signal_seconds in the profile"
-        )
-
 
 def _validated(values: dict[str, Any]) -> JobRequest:
     """The request; values of a profile were checked with it, so that a fault is in the options."""
@@ -159,16 +144,8 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
     cores = profile.node.cores
     if cores is None or tasks < 1:
         return None
-    if cores < tasks:
-        raise HpctrainError(
-            "HT-job-larger-than-a-node",
-            "--tasks-per-node {tasks}: a node of {profile} has {cores} cores",
-            f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it anyway",
-            tasks=tasks,
-            profile=profile.name,
-            cores=cores,
-        )
-    return cores // tasks * profile.node.threads_per_core
+    # Of more ranks than cores Slurm says itself that it has no such node.
+    return max(1, cores // tasks) * profile.node.threads_per_core
 
 
 def container_options(

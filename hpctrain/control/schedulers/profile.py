@@ -34,8 +34,6 @@ _OF_SLURM = frozenset(
         *("container", "requeue", "signal"),
     )
 )
-# Options that a profile has keys for; on the command line they take precedence over the keys.
-_KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
 # Fields of a pod's spec that hpctrain sets itself.
 _SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
@@ -283,13 +281,6 @@ class ClusterProfile(Section):
                 name=name,
             )
         for option, value in self.sbatch.items():
-            if option in _KEYS:
-                raise InvalidValueError(
-                    "HT-sbatch-option-set-elsewhere",
-                    "sbatch: {option} is set by {key}",
-                    option=option,
-                    key=_KEYS[option],
-                )
             if fault := sbatch_fault(option, value):
                 raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)
         return self

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -46,12 +46,10 @@ class Cluster:
 
     Attributes:
         findings: what was found at the cluster at hand, a line each.
-        files: for the run directory, by name.
     """
 
     profile: ClusterProfile
     findings: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +147,6 @@ class Scheduler(ABC):
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """The energy that the nodes of these jobs drew; None where nobody measures it."""
-        return None
-
-    def advice(self, target: str) -> str | None:
-        """What to do with a name that is a job's, of a run whose directory is not known; None for any other name."""
         return None
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import make_folder
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import (
     RunDirectory,
     default_directory,
@@ -30,18 +27,14 @@ from hpctrain.control.schedulers.code_copy import Code, with_code, write_code
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 
-class Submission(FrozenModel):
-    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
+class Submission(BaseModel):
+    """The content of ``RUN_DIR/submission.json``. Whatever version wrote it, its jobs are found."""
 
     cluster: str = Field(description="name of the profile")
     scheduler: str = DEFAULT
-    request: dict[str, Any] = Field(description="what was asked for; whatever version wrote it, its jobs are found")
     jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
         description="numbers of the jobs that were submitted together, first to last"
     )
-    submitted: float = Field(description="seconds since the epoch")
-    host: str
-    folder: str
     resume: str | None = Field(None, description="the command that submits it again; None for Slurm's")
 
 
@@ -100,14 +93,7 @@ def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: s
     """Write down how a run was submitted, by which its jobs are found."""
     profile = order.cluster.profile
     submission = Submission(
-        cluster=profile.name,
-        scheduler=profile.scheduled_by,
-        request=order.request.model_dump(mode="json"),
-        jobs=tuple(jobs),
-        submitted=time.time(),
-        host=socket.gethostname(),
-        folder=str(Path.cwd()),
-        resume=resume,
+        cluster=profile.name, scheduler=profile.scheduled_by, jobs=tuple(jobs), resume=resume
     )
     write_json(directory.submission, submission.model_dump(mode="json"))
 

@@ -34,10 +34,7 @@ def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
 
 def write_submission(directory: RunDirectory, *jobs: str) -> None:
     """What `hpctrain submit` leaves of a submission."""
-    submission = Submission(
-        cluster="generic", request={"name": "digits"}, jobs=jobs, submitted=0.0, host="login", folder="/"
-    )
-    directory.submission.write_text(submission.model_dump_json())
+    directory.submission.write_text(Submission(cluster="generic", jobs=jobs).model_dump_json())
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> Path:

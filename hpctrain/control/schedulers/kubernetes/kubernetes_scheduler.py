@@ -45,8 +45,6 @@ _LONGEST_NAME = 48
 _MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
 _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
-# A job as kubectl names it.
-_JOB = re.compile(r"job[a-z0-9.]*/([a-z0-9-]+)")
 # Options of Slurm and of its job script.
 _NOT_HERE = frozenset(
     f"--{name}"
@@ -87,10 +85,6 @@ class Kubernetes(Scheduler):
 
     def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
         return ()
-
-    def advice(self, target: str) -> str | None:
-        job = _JOB.fullmatch(target)
-        return job and f"name its run directory, where the volume is mounted, or {kubectl_commands(job[1])}"
 
 
 def prepare_pods(order: Order) -> PodRun:

@@ -57,8 +57,6 @@ class QsubScheduler(Scheduler):
         return Description(text=self._script(order, run_path(order, order.plan())))
 
     def submit(self, order: Order, say: Say) -> Submitted:
-        if warning := order.request.warning:
-            say(warning)
         with made_run(order, order.plan(), {}) as directory:
             write_whole(directory.script, self._script(order, directory.path).encode(), private=True)
             done = run_program(*self._qsub(directory.script), seconds=SECONDS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import dump, validate
+from hpctrain.common.files.checked_yaml import validate
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Cluster
 
@@ -102,17 +102,7 @@ def profile_from(config: str, partitions: str, nodes: str, *, partition: str | N
     return Cluster(
         profile=profile,
         findings=_findings(profile, version, chosen, kinds, broken),
-        files={"cluster.yaml": profile_yaml(profile)},
     )
-
-
-def profile_yaml(profile: ClusterProfile) -> str:
-    """The text of a file that ``load_profile`` reads as the same profile."""
-    head = (
-        f"# Discovered by {profile.source}.\n"
-        "# What is left out has its default; hpctrain/control/schedulers/profile.py describes every key.\n"
-    )
-    return head + dump(profile.model_dump(mode="json", exclude_defaults=True))
 
 
 def read_config(text: str) -> Settings:

@@ -77,12 +77,6 @@ def prepare(order: Order) -> PreparedJob:
         frameworks, missing = as_if_installed(frameworks)
     plan = order.plan(frameworks)
     require_choices(plan)
-    if order.verify and plan.ranks == 1:
-        raise HpctrainError(
-            "HT-ranks-too-few",
-            "--verify: a job of one rank is one process already",
-            "ask for more ranks, as with --nodes 2, or leave --verify out",
-        )
     if not look_only:
         require_trackers(plan.trackers, {**os.environ, **profile.environment})
     script = partial(
@@ -93,12 +87,11 @@ def prepare(order: Order) -> PreparedJob:
         virtual_environment=_virtual_environment(),
         no_kill=plan.fault_tolerant,
     )
-    warnings = [*filter(None, [request.warning]), *(f"warning: {text}" for text in missing)]
     return PreparedJob(
         plan=plan,
         render=lambda directory: script(run_directory=directory),
-        files={**order.cluster.files, SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
-        notices=(*order.cluster.findings, *warnings),
+        files={SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
+        notices=(*order.cluster.findings, *(f"warning: {text}" for text in missing)),
     )
 
 

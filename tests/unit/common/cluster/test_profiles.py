@@ -55,11 +55,6 @@ def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -
         ("sbatch: {output: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "output"}),
         ("sbatch: {gres: 'gpu:4'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
         ('sbatch: {comment: "a\\nb"}', 1, "HT-sbatch-option-not-valid", {"option": "comment"}),
-        ("sbatch: {mem: 4G}", 1, "HT-sbatch-option-set-elsewhere", {"option": "mem", "key": "node.memory"}),
-        (
-            "sbatch: {exclusive: user}",
-            *(1, "HT-sbatch-option-set-elsewhere", {"option": "exclusive", "key": "node.exclusive"}),
-        ),
         ("node: {memory: much}", 3, "HT-file-value", {"key": "node.memory"}),
         ("signal: TERM", 3, "HT-value-not-valid", {"choices": "valid: ALRM, USR1, USR2, XCPU"}),
     ],
