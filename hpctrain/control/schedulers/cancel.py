@@ -144,10 +144,9 @@ def _require_ended(directory: RunDirectory) -> None:
     Processes on other hosts cannot be seen from here, so their ranks count as running until their records end.
 
     Raises:
-        HpctrainError: such ranks run, or a rank's record cannot be read.
+        HpctrainError: such ranks run.
     """
-    unread: list[HpctrainError] = []
-    records = read_records(directory, unread).values()
+    records = read_records(directory).values()
     running = [record for record in records if record.status == "running" and _may_live(record, directory)]
     if running:
         pids: dict[str, list[str]] = {}
@@ -161,8 +160,6 @@ def _require_ended(directory: RunDirectory) -> None:
             exit_code=1,
             ranks=", ".join(str(record.rank) for record in running),
         )
-    if unread:
-        raise unread[0]
 
 
 def _may_live(record: RankRecord, directory: RunDirectory) -> bool:

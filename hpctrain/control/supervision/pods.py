@@ -117,10 +117,11 @@ class _Pod:
                 # A resuming attempt removes a last line that a crash has cut short.
                 self._restart_reading()
             self._size = size
-            # Nearly all events of a long run are steps, which are not parsed; a line of zeros could be any event.
-            kept = [line for line in self._tail.lines() if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
-            events = (parse_event(line, str(path)) for line in kept)
-            self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
+            while lines := self._tail.lines():
+                # Nearly all events of a long run are steps, which are not parsed; a line of zeros could be any event.
+                kept = [line for line in lines if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
+                events = (parse_event(line, str(path)) for line in kept)
+                self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
         except (OSError, HpctrainError):
             self._restart_reading()
             return None
