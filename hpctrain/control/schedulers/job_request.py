@@ -11,15 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hpctrain.common.cluster.gpus import require_shareable
-from hpctrain.common.files.checked_yaml import Section, validate
-from hpctrain.common.run.plan import HostOptions
+from hpctrain.common.files.checked_yaml import validate
+from hpctrain.common.frozen import FrozenModel
+from hpctrain.common.run.plan import Container, HostOptions
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
+from hpctrain.control.schedulers.profile import ClusterProfile, JobTerms, Line, Memory, Word, sbatch_fault
 
+# The file of :class:`JobSettings` in a run directory.
+SETTINGS = "job.json"
 # Slurm accepts only one of these options.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
-# What a profile has under the same name.
-_OF_PROFILE = ("time", "partition", "account", "qos", "constraint", "signal", "signal_seconds", "requeue")
 # Slurm may send the signal this much too early.
 _EARLY_SECONDS = 60
 # The share of the time between the signal and the end that ranks have; the rest is for the requeue, or for ending the
@@ -27,14 +28,11 @@ _EARLY_SECONDS = 60
 _STOP_SHARE = 0.8
 
 
-class JobRequest(Section):
+class JobRequest(JobTerms):
     """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
 
     Attributes:
         spare: nodes that the job has beside those of the run.
-        sbatch: further options, without dashes; None for one without a value.
-        signal: announces the end to the batch shell, ``signal_seconds`` before it.
-        requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
     """
 
     name: Annotated[Line, Field(max_length=256)]
@@ -47,16 +45,7 @@ class JobRequest(Section):
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     memory: Memory | None = None
     exclusive: bool = False
-    time: TimeLimit | None = None
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
     dependency: Word | None = None
-    sbatch: dict[str, str | None] = Field(default_factory=dict)
-    signal: str = "USR2"
-    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
-    requeue: bool = True
 
     @property
     def ranks(self) -> int:
@@ -79,6 +68,15 @@ class JobRequest(Section):
     def end_seconds(self) -> int:
         """How long before the time limit the signal may come."""
         return self.signal_seconds + _EARLY_SECONDS
+
+
+class JobSettings(FrozenModel):
+    """The content of ``RUN_DIR/job.json``: what was requested, and what the job does beside running the training."""
+
+    request: JobRequest
+    verify: bool = Field(False, description="compare a few steps with those of one process first")
+    check: bool = Field(False, description="check every node first, and leave out those that fail")
+    container: Container | None = None
 
 
 def _validated(values: dict[str, Any]) -> JobRequest:
@@ -113,7 +111,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "gpu_option": profile.node.gpu_option,
         "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
         "exclusive": profile.node.exclusive and "exclusive" not in further,
-        **{name: getattr(profile, name) for name in _OF_PROFILE},
+        **{name: getattr(profile, name) for name in JobTerms.model_fields},
         **given,
         "sbatch": {**profile.sbatch, **further},
     }

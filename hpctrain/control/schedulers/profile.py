@@ -215,7 +215,21 @@ class NodeProfile(Section):
     exclusive: bool = Field(False, description="take whole nodes")
 
 
-class ClusterProfile(Section):
+class JobTerms(Section):
+    """What a profile and a request say of a job in the same words; None leaves a value to Slurm."""
+
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
+    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
+    requeue: bool = Field(True, description="whether jobs may requeue themselves; else another one follows")
+    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+
+
+class ClusterProfile(JobTerms):
     """One cluster.
 
     Attributes:
@@ -233,18 +247,11 @@ class ClusterProfile(Section):
     remark: Annotated[str, AfterValidator(_line)] = ""
 
     node: NodeProfile = NodeProfile.defaults()
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
-    time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
-    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
     qsub: tuple[Line, ...] = Field(
         (),
         description="further options of PBS' or Grid Engine's qsub, a line each, in which {nodes}, {ranks} and "
         "{gpus_per_node} stand for the job's numbers",
     )
-
     launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
     interface: Word | None = Field(None, description="for connections that are not InfiniBand")
     fabric: Line | None = Field(None, description="file of the switches and cables; None asks Slurm")
@@ -255,10 +262,6 @@ class ClusterProfile(Section):
     environment: dict[VariableName, VariableValue] = Field(default_factory=dict)
     container: Container | None = None
     kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
-
-    requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
-    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
-    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
 
     @property
     def scheduled_by(self) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpctrain.control.schedulers.job_request import job_request
+from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings, job_request
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
-from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.sbatch import job_script
 
 RUN_DIRECTORY = Path("/home/me/it's a run")

@@ -12,15 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import Container
 from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
-from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.job_nodes import (
     check_nodes,
     look_at_image,
@@ -30,20 +26,10 @@ from hpctrain.control.schedulers.slurm.job_nodes import (
 )
 from hpctrain.control.schedulers.slurm.job_usage import used_of_asked
 
-SETTINGS = "job.json"
 # A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
 _PATIENCE_SECONDS = 3600.0
 # As a check exits that found a fault.
 _CHECK_FAILED = 3
-
-
-class JobSettings(FrozenModel):
-    """The content of ``RUN_DIR/job.json``: what was requested, and what the job does beside running the training."""
-
-    request: JobRequest
-    verify: bool = Field(False, description="compare a few steps with those of one process first")
-    check: bool = Field(False, description="check every node first, and leave out those that fail")
-    container: Container | None = None
 
 
 def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> int:

@@ -21,10 +21,9 @@ from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.launcher_choice import require_choices, require_image
-from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.job_request import SETTINGS, JobRequest, JobSettings
 from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
 from hpctrain.control.schedulers.scheduler import Order
-from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 
