@@ -21,7 +21,7 @@ from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.control.schedulers.run_jobs import find_run
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.console import Console
 from hpctrain.report.output import answer, tell

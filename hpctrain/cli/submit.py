@@ -28,7 +28,7 @@ from hpctrain.control.schedulers.job_request import (
     host_options,
     job_request,
 )
-from hpctrain.control.schedulers.outcome import exit_code, last_words, may_go_on, summary_status, wait_for_end
+from hpctrain.control.schedulers.run_jobs import exit_code, last_words, may_go_on, summary_status, wait_for_end
 from hpctrain.control.schedulers.scheduler import Order, find_cluster, scheduler
 from hpctrain.report.output import answer, tell
 

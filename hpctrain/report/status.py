@@ -19,9 +19,8 @@ from hpctrain.common.run.events.kinds import DamagedEvent, ExcludedEvent, StartE
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records, works_in
 from hpctrain.control.schedulers.cancel import launcher_process
-from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
+from hpctrain.control.schedulers.run_jobs import LastWords, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.submission import submitted_jobs
 from hpctrain.report.faults import event_line
 from hpctrain.report.record import Record, StepTotals, of_kind

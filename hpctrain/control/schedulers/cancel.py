@@ -17,7 +17,7 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records, works_in
 from hpctrain.common.run.stopping import CANCELLED, ask
-from hpctrain.control.schedulers.find_run import jobs_of
+from hpctrain.control.schedulers.run_jobs import jobs_of
 from hpctrain.control.schedulers.submission import scheduler_of
 
 _ANSWER_SECONDS = 30.0
@@ -144,9 +144,10 @@ def _require_ended(directory: RunDirectory) -> None:
     Processes on other hosts cannot be seen from here, so their ranks count as running until their records end.
 
     Raises:
-        HpctrainError: such ranks run.
+        HpctrainError: such ranks run, or a rank's record cannot be read.
     """
-    records = read_records(directory).values()
+    unread: list[HpctrainError] = []
+    records = read_records(directory, unread).values()
     running = [record for record in records if record.status == "running" and _may_live(record, directory)]
     if running:
         pids: dict[str, list[str]] = {}
@@ -160,6 +161,8 @@ def _require_ended(directory: RunDirectory) -> None:
             exit_code=1,
             ranks=", ".join(str(record.rank) for record in running),
         )
+    if unread:
+        raise unread[0]
 
 
 def _may_live(record: RankRecord, directory: RunDirectory) -> bool:

@@ -180,7 +180,7 @@ def _run_files(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.directory import RunDirectory, read_model
     from hpctrain.common.run.plan import Plan
     from hpctrain.common.run.records import read_records
-    from hpctrain.control.schedulers.outcome import summary_status
+    from hpctrain.control.schedulers.run_jobs import summary_status
     from hpctrain.control.schedulers.submission import Submission
     from hpctrain.report.page import read_summary, settings
 

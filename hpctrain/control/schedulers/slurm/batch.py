@@ -23,8 +23,8 @@ from hpctrain.control.schedulers.slurm.job_nodes import (
     nodes_to_exclude,
     record_failed,
     use_only,
+    used_of_asked,
 )
-from hpctrain.control.schedulers.slurm.job_usage import used_of_asked
 
 # A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
 _PATIENCE_SECONDS = 3600.0

@@ -1,4 +1,5 @@
-"""The nodes of a job: they are checked before the ranks start, and those that failed are left out of the next jobs.
+"""The nodes of a job: they are checked before the ranks start, those that failed are left out of the next jobs, and
+what was used of them is said.
 
 That a node failed is an event of the run. It counts for a day, and at most a tenth of the partition is left out: a
 fault that follows the run from node to node must not take the cluster away from it.
@@ -8,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hpctrain.common.cluster.host_list import expand_hosts
@@ -23,8 +26,10 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter
-from hpctrain.common.run.events.kinds import ExcludedEvent, FaultEvent
+from hpctrain.common.run.events.kinds import ExcludedEvent, FaultEvent, StartEvent
 from hpctrain.common.run.plan import Container
+from hpctrain.common.run.records import RankRecord, read_records
+from hpctrain.control.schedulers.slurm.queue import job_states
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
 _REMEMBERED_SECONDS = 86400.0
@@ -35,6 +40,12 @@ _OF_HOSTS = ("HT-host-lost", "HT-host-no-daemon", "HT-host-gpu-broken")
 _CHECK_SECONDS = 180.0
 # What is not the node's own, and slow while all nodes try it at once.
 _SHARED = ("free disk", "write to run directory", "Horovod")
+# For what the next run may need beside what this one has used.
+_MARGIN = 1.25
+# Of the processes that start the ranks, and the batch script's.
+_LAUNCHER_BYTES = 500 * 10**6
+# A process of a rank that has more is a worker, whose memory is not the rank's.
+_WORKER_BYTES = 100 * 2**20
 
 
 def check_nodes(run: RunDirectory) -> dict[str, str]:
@@ -122,3 +133,60 @@ def look_at_image(container: Container) -> None:
         raise HpctrainError(
             "HT-job-image-unusable", "the image {image}: apptainer cannot run it", image=container.image
         )
+
+
+def used_of_asked(run: RunDirectory, end_seconds: int) -> str:
+    """A line for a run that this job has brought to its end; empty where nothing is known.
+
+    Args:
+        end_seconds: how long before its limit a job is told of it.
+    """
+    try:
+        (job,) = job_states([os.environ["SLURM_JOB_ID"]])
+        begun_here = len(EventsFile(run.events).few(StartEvent)) == 1
+    except (HpctrainError, ValueError):
+        return ""
+    cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "0"))
+    per_node, per_cpu = (int(os.environ.get(f"SLURM_MEM_PER_{name}", "0")) for name in ("NODE", "CPU"))
+    records = read_records(run).values()
+    used, advice = [], []
+    if job.limit_seconds:
+        used.append(f"{_minutes(job.seconds)} of {_minutes(job.limit_seconds)} min")
+        if begun_here:
+            advice.append(f"--time {_minutes(job.seconds * _MARGIN + end_seconds)}")
+    if memory := most_memory(records):
+        host, most = memory
+        asked = (per_node or per_cpu * cpus) * 2**20
+        used.append(f"{_gigabytes(most)}{f' of {_gigabytes(asked)}' if asked else ''} GB in the ranks on {host}")
+        if asked and not any(record.worker_bytes > _WORKER_BYTES for record in records):
+            advice.append(f"--sbatch mem={math.ceil((most * _MARGIN + _LAUNCHER_BYTES) / 2**30)}G")
+    if share := busy(records, cpus * int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))):
+        used.append(f"{share:.0%} of the CPUs' time")
+    if not used:
+        return ""
+    again = f"; next time: hpctrain submit … {' '.join(advice)}" if advice else ""
+    return f"job {job.id} used {', '.join(used)}{again}"
+
+
+def most_memory(records: Iterable[RankRecord]) -> tuple[str, int] | None:
+    """The host whose ranks together had the most memory by their own peaks, and how much in bytes."""
+    peaks: Counter[str] = Counter()
+    for record in records:
+        peaks[record.host] += record.peak_bytes
+    most = peaks.most_common(1)
+    return most[0] if most and most[0][1] else None
+
+
+def busy(records: Iterable[RankRecord], cpus: int) -> float | None:
+    """The part of the CPUs' time that ranks and their workers used, while the ranks were there."""
+    done = [record for record in records if record.ended]
+    seconds = max((record.ended - record.started for record in done), default=0.0)
+    return sum(record.cpu_seconds for record in done) / (seconds * cpus) if seconds > 0 and cpus else None
+
+
+def _minutes(seconds: float) -> int:
+    return math.ceil(seconds / 60)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f}"

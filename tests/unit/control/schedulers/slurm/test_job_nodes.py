@@ -1,4 +1,4 @@
-"""Which nodes a run's next job leaves out."""
+"""Which nodes a run's next job leaves out, and what a job has used of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter
 from hpctrain.common.run.events.kinds import ExcludedEvent, FaultEvent
+from hpctrain.common.run.records import RankRecord
 from hpctrain.control.schedulers.slurm import job_nodes
-from hpctrain.control.schedulers.slurm.job_nodes import nodes_to_exclude
+from hpctrain.control.schedulers.slurm.job_nodes import busy, most_memory, nodes_to_exclude
 
 DAY = 86400.0
 
@@ -43,3 +44,17 @@ def test_the_newest_failures_within_a_tenth_of_the_partition(
     assert len(said) == 3
     recorded = {event.host for event in EventsFile(run.events).few(ExcludedEvent)}
     assert recorded == {"n3", *expected}
+
+
+def record(rank: int, host: str, peak: int, cpu: float, ended: float = 110.0) -> RankRecord:
+    used = {"peak_bytes": peak, "cpu_seconds": cpu, "ended": ended}
+    return RankRecord(rank=rank, host=host, pid=1, started=100.0, status="done", **used)
+
+
+def test_memory_is_summed_by_host_and_time_over_all_cpus() -> None:
+    records = [record(0, "n1", 2, 10.0), record(1, "n1", 3, 5.0), record(2, "n2", 4, 1.0, ended=105.0)]
+    assert most_memory(records) == ("n1", 5)
+    assert busy(records, cpus=4) == 0.4
+    # Ranks that were killed have recorded nothing.
+    lost = [record(0, "n1", 0, 0.0, ended=0.0)]
+    assert (most_memory(lost), busy(lost, cpus=4)) == (None, None)
