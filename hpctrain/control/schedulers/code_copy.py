@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hpctrain.common.cluster.programs import program_output
@@ -87,7 +88,7 @@ def write_code(code: Code, script: Path, directory: RunDirectory) -> None:
             if source.is_dir():
                 # A link to a folder, or a repository within this one.
                 copy.symlink_to(source.resolve())
-            elif source.exists():
+            elif source.is_file() and os.access(source, os.R_OK):
                 shutil.copy2(source, copy)
         for level in script.relative_to(code.folder).parents:
             _link_others(code.folder / level, directory.code / level)
@@ -121,9 +122,11 @@ def _within_bounds(folder: Path, files: Iterable[Path]) -> tuple[Path, ...] | No
 
 def _tracked_or_new(folder: Path, script: Path) -> Iterator[Path]:
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    # Thousands of files are in few folders.
+    left_out = cache(_left_out)
     # The script may be one that Git ignores.
     for file in dict.fromkeys([script.relative_to(folder), *map(Path, filter(None, listed))]):
-        if not any(_left_out(folder / above) for above in file.parents[:-1]):
+        if not any(left_out(folder / above) for above in file.parents[:-1]):
             yield file
 
 

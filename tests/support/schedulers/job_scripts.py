@@ -29,7 +29,7 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
     """A script on a cluster; ``more`` goes to :func:`job_script`, and to the job's settings in its directory."""
     request = job_request(profile, name, asked)
     given: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
-    settings = {key: given.pop(key) for key in ("container", "verify") if key in given}
+    settings = {key: given.pop(key) for key in ("container", "check", "verify") if key in given}
     if (directory := given["run_directory"]).exists():
         made = JobSettings(request=request, **settings)
         (directory / SETTINGS).write_text(made.model_dump_json())

@@ -171,3 +171,19 @@ def test_where_nothing_works_it_says_what_to_do(programs: Programs, tmp_path: Pa
     assert command.startswith("  sbatch ")
     words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], check=True, capture_output=True, text=True)
     assert words.stdout.splitlines() == ["sbatch", f"--chdir={directory}", f"{directory}/job.sh"]
+
+
+@pytest.mark.parametrize(("nodes", "status"), [(1, 3), (11, 4)])
+def test_a_job_whose_nodes_fail_a_check_comes_back_if_it_can_have_others(
+    nodes: int, status: int, programs: Programs, tmp_path: Path
+) -> None:
+    check = {"name": "open files", "status": "failed", "found": "100", "wanted": "at least 4,096"}
+    programs.add("hpctrain")
+    programs.add("srun", f"open(sys.argv[-1] + '/n1', 'w').write(json.dumps({{'checks': [{check!r}]}}))")
+    programs.add("sinfo", "".join(f"print('n{node}')\n" for node in range(1, nodes + 1)))
+    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "check": True})
+    code, output = end(programs, text, SLURM_JOB_NODELIST="n1", SLURM_JOB_PARTITION="batch")
+    assert code == status and "n1 fails a check: open files: 100" in output
+    assert programs.calls("hpctrain") == []
+    asked = [["requeue", "7"], ["update", "JobId=7", "ExcNodeList=n1"]]
+    assert [call.arguments for call in programs.calls("scontrol")] == (asked if status == 4 else [])
