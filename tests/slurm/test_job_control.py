@@ -136,7 +136,7 @@ exec {hpctrain} "$@"
 
 
 @pytest.mark.parametrize(
-    "spare", [pytest.param(0, id="to the queue"), pytest.param(1, id="spare", marks=pytest.mark.long)]
+    "spare", [pytest.param(0, id="to the queue"), pytest.param(1, id="spare", marks=pytest.mark.thorough)]
 )
 def test_a_node_that_fails_a_check_is_left_out(
     spare: int, slurm: LocalSlurm, submit: Submit, slurm_main: Launch, tmp_path: Path
