@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import time
@@ -56,13 +55,15 @@ def check_nodes(run: RunDirectory) -> dict[str, str]:
     """
     nodes = expand_hosts(os.environ[_ALLOCATED], _ALLOCATED)
     with temporary_folder(".hpctrain-check-", run.path) as folder:
+        # Slurm numbers the nodes in the order of the list.
+        once = (f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--kill-on-bad-exit=0")
+        answers = (f"--output={folder}/%n", "--error=none")
         # Outside of a job doctor checks its own host alone.
-        doctor = f"env -u {_ALLOCATED} hpctrain doctor --json --run-dir {shlex.quote(str(run.path))}"
-        on_each = ("srun", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--kill-on-bad-exit=0")
+        doctor = ("env", "-u", _ALLOCATED, "hpctrain", "doctor", "--json", f"--run-dir={run.path}")
         # A node that does not answer has written nothing.
         with contextlib.suppress(HpctrainError):
-            run_program(*on_each, "sh", "-c", f'{doctor} >"$0/$SLURMD_NODENAME"', folder, seconds=_CHECK_SECONDS)
-        return {node: _fault(Path(folder, node)) for node in nodes}
+            run_program("srun", *once, *answers, *doctor, seconds=_CHECK_SECONDS)
+        return {node: _fault(Path(folder, str(number))) for number, node in enumerate(nodes)}
 
 
 def _fault(answer: Path) -> str:

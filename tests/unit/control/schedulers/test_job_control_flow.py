@@ -179,7 +179,8 @@ def test_a_job_whose_nodes_fail_a_check_comes_back_if_it_can_have_others(
 ) -> None:
     check = {"name": "open files", "status": "failed", "found": "100", "wanted": "at least 4,096"}
     programs.add("hpctrain")
-    programs.add("srun", f"open(sys.argv[-1] + '/n1', 'w').write(json.dumps({{'checks': [{check!r}]}}))")
+    answer = "next(word[9:] for word in sys.argv if word.startswith('--output=')).replace('%n', '0')"
+    programs.add("srun", f"open({answer}, 'w').write(json.dumps({{'checks': [{check!r}]}}))")
     programs.add("sinfo", "".join(f"print('n{node}')\n" for node in range(1, nodes + 1)))
     text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "check": True})
     code, output = end(programs, text, SLURM_JOB_NODELIST="n1", SLURM_JOB_PARTITION="batch")
