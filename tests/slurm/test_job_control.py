@@ -112,18 +112,6 @@ def test_a_job_that_fails_before_the_run_begins(slurm: LocalSlurm, slurm_main: L
     assert status["state"] == "stopped" and status["message"].endswith(reason)
 
 
-def test_a_script_that_fails_is_not_to_be_resumed(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(PROFILE)
-    (tmp_path / "work.py").write_text("raise ValueError('always')")
-    done = slurm_main("submit", "work.py", *SIZE, "--wait")
-    assert done.returncode == 1 and "ValueError: always" in done.stdout
-    assert "sbatch" not in done.stdout
-    (job,) = json.loads((tmp_path / "run" / "submission.json").read_text())["jobs"]
-    assert (slurm.job(job)["JobState"], slurm.job(job)["Restarts"]) == ("FAILED", "0")
-    assert json.loads(slurm_main("status", "run", "--json").stdout)["resume"] is None
-    slurm.wait_idle()
-
-
 # In place of hpctrain in the job's steps: the second node of the first job has too few open files.
 BROKEN = """\
 #!/bin/bash
