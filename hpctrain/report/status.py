@@ -20,7 +20,7 @@ from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records, works_in
 from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.run_jobs import LastWords, last_words, may_go_on, summary_status
+from hpctrain.control.schedulers.run_jobs import LastWords, jobs_of, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.submission import submitted_jobs
 from hpctrain.report.faults import event_line
 from hpctrain.report.record import Record, StepTotals, of_kind
