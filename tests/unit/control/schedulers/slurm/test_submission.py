@@ -60,7 +60,6 @@ def test_the_directory_holds_plan_script_and_submission(
     submission = json.loads((directory / "submission.json").read_text())
     assert (submission["jobs"], submission["cluster"]) == ([job], "generic")
     assert json.loads((directory / "job.json").read_text())["request"]["nodes"] == 3
-    assert submission["folder"] == str(tmp_path / "here")
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert (directory / "logs").is_dir()
 
