@@ -77,9 +77,6 @@ class Execution(LiveRun):
             replace_plan(self.directory, run.plan)
             if script_sha256(run.plan) != script:
                 self.audience.notice(f"warning: {run.plan.title} is not what it was in the last attempt")
-        if self.held.gone():
-            # It is not made again, and another in its place is not written to.
-            raise self.held.error()
         if failure:
             self.audience.failed(failure)
         return failure, self._record_end(run.plan, failure)
@@ -114,8 +111,6 @@ class Execution(LiveRun):
             self._record_begin(run.attempt)
             failure = run_attempt(run, replace(self, audience=replace(self.audience, show=show)))
         except Exception as error:
-            if self.held.gone():
-                raise self.held.error() from error
             fault = HpctrainError(
                 "HT-launcher-internal-error",
                 "hpctrain failed: {type}: {reason}",
