@@ -32,7 +32,7 @@ def cancel(
     from hpctrain.common.run.directory import read_model
     from hpctrain.common.run.plan import Plan
     from hpctrain.control.schedulers.cancel import cancel_jobs, stop_launcher
-    from hpctrain.control.schedulers.find_run import find_run
+    from hpctrain.control.schedulers.run_jobs import find_run
     from hpctrain.report.record import Record
     from hpctrain.report.status import read_status
 

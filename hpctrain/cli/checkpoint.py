@@ -35,7 +35,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="See, check a
 
 def _named(text: str) -> Path:
     """The path that was given; for the word ``last`` the directory of the last run."""
-    from hpctrain.control.schedulers.find_run import LAST, last_run
+    from hpctrain.control.schedulers.run_jobs import LAST, last_run
 
     return last_run() if text == LAST else Path(text)
 

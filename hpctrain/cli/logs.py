@@ -20,9 +20,8 @@ from hpctrain.common.files.disk import matching, reading
 from hpctrain.common.files.printable import printable
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.events import parse_event
-from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.control.schedulers.run_jobs import find_run
 from hpctrain.control.supervision.follow import Tail
 from hpctrain.report.console import Console
 from hpctrain.report.output import answer, tell
@@ -167,17 +166,17 @@ class _EventLines:
     """What ``hpctrain run`` shows of a run's events."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._tail = Tail(directory.events, whole=True, longest=LONGEST_LINE)
+        self._tail = Tail(directory.events, whole=True)
         self._shown = io.StringIO()
         self._console = Console(self._shown, self._shown)
 
     def lines(self) -> list[str]:
         """New lines. An event that cannot be read is left out."""
         with reading(self._tail.path, "the files in logs/ are what the ranks printed"):
-            lines = self._tail.lines(at_most=_MOST_BYTES)
-        for line in lines:
-            with contextlib.suppress(HpctrainError):
-                self._console.show(parse_event(line, str(self._tail.path)))
+            while lines := self._tail.lines():
+                for line in lines:
+                    with contextlib.suppress(HpctrainError):
+                        self._console.show(parse_event(line, str(self._tail.path)))
         text = self._shown.getvalue()
         self._shown.seek(0)
         self._shown.truncate()

@@ -16,7 +16,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; write no page.")] = False,
 ) -> None:
     """Write RUN_DIR/report.html, one page that needs no other file, and print its path."""
-    from hpctrain.control.schedulers.find_run import find_run
+    from hpctrain.control.schedulers.run_jobs import find_run
     from hpctrain.report.page import read_summary, write_report
 
     directory = find_run(target)

@@ -96,7 +96,7 @@ def run(
 
 def _directory(name: str | None, *, resume: bool) -> Path | None:
     if resume and name == "last" and not os.path.lexists(name):
-        from hpctrain.control.schedulers.find_run import last_run
+        from hpctrain.control.schedulers.run_jobs import last_run
 
         return last_run()
     return None if name is None else Path(name)

@@ -39,7 +39,7 @@ def status(
     if target is None:
         _show_runs(as_json=as_json)
         return
-    from hpctrain.control.schedulers.find_run import find_run
+    from hpctrain.control.schedulers.run_jobs import find_run
     from hpctrain.report.status import read_status
 
     found, problem = read_status(find_run(target))
@@ -62,7 +62,7 @@ def _show_runs(*, as_json: bool) -> None:
     elif rows:
         answer(runs_text(rows, RUNS, table_width()))
     else:
-        from hpctrain.control.schedulers.find_run import NO_RUNS_HINT
+        from hpctrain.control.schedulers.run_jobs import NO_RUNS_HINT
 
         tell(f"hpctrain: there is no run in {RUNS.absolute()}; {NO_RUNS_HINT}")
 
@@ -96,6 +96,7 @@ def _table(run: RunStatus) -> str:
         ("last event", _last_event(run)),
         ("survived", run.survived),
         ("stalls", run.stalls),
+        ("excluded", run.excluded),
         ("unreadable", run.unread),
     ]
     width = min(max(len(name) for name, _ in rows), _WIDEST_NAME)

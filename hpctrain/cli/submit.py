@@ -22,14 +22,13 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.plan import Plan, Start, Stop
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.common.settings import STAGE
 from hpctrain.control.schedulers.job_request import (
     container_options,
     further_options,
     host_options,
     job_request,
 )
-from hpctrain.control.schedulers.outcome import exit_code, last_words, may_go_on, summary_status, wait_for_end
+from hpctrain.control.schedulers.run_jobs import exit_code, last_words, may_go_on, summary_status, wait_for_end
 from hpctrain.control.schedulers.scheduler import Order, find_cluster, scheduler
 from hpctrain.report.output import answer, tell
 
@@ -66,6 +65,9 @@ class JobOptions:
     panel: ClassVar[str] = "What is requested from Slurm"
 
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes; by default 1.")] = None
+    spare: Annotated[
+        int | None, typer.Option(metavar="N", help="Further nodes, for those that fail --check; they stay idle.")
+    ] = None
     gpus_per_node: Annotated[int | None, typer.Option(metavar="G", help="GPUs of each node; by default all.")] = None
     tasks_per_node: Annotated[
         int | None, typer.Option(metavar="T", help="Ranks on each node; by default one per GPU.")
@@ -96,19 +98,18 @@ class ScriptOptions:
 
     panel: ClassVar[str] = "The job script"
 
-    stage: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="SOURCE",
-            help=f"Copy to each node, unpacking archives; a script finds it in ${STAGE.name}; repeatable.",
-        ),
-    ] = None
+    check: Annotated[
+        bool, typer.Option("--check", help="Check every node first, on the job's nodes, as `hpctrain doctor` does.")
+    ] = False
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
             help="Verify for a few steps first, on the job's nodes; a job whose ranks differ from one process ends.",
         ),
+    ] = False
+    no_copy: Annotated[
+        bool, typer.Option("--no-copy", help="Run the script where it is, instead of a copy of its code as it is now.")
     ] = False
 
 
@@ -170,14 +171,11 @@ def submit(
         options={*_given({**vars(job), **vars(start), **vars(hosts), **vars(script)}), *_given({"wait": wait or None})},
         image=start.container,
         run_dir=run_dir,
-        **vars(script) | {"stage": script.stage or ()},
+        **vars(script),
     )
     where = scheduler(order.cluster.profile.scheduled_by)
     if dry_run:
-        shown = where.describe(order, tell)
-        answer(shown.text, end="")
-        if shown.notes:
-            tell(shown.notes)
+        answer(where.describe(order, tell), end="")
         return
     submitted = where.submit(order, tell)
     answer(submitted.directory)

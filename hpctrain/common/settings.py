@@ -161,14 +161,6 @@ VERIFY = Setting[bool | None](
     set_by="hpctrain",
 )
 VERIFY_STEPS = _internal("HPCTRAIN_VERIFY_STEPS", "JSON", "What `hpctrain verify` has the ranks record.")
-STAGE = Setting[str | None](
-    name="HPCTRAIN_STAGE",
-    valid="a folder",
-    parse=str,
-    default=None,
-    purpose="Where `submit --stage` copied data to on this node.",
-    set_by="hpctrain",
-)
 REPLICAS = Setting[int | None](
     name="HPCTRAIN_REPLICAS",
     valid="a number of replicas above 0",

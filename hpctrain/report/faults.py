@@ -10,6 +10,7 @@ from hpctrain.common.run.events.kinds import (
     BrokenImagesEvent,
     ChangedEvent,
     DamagedEvent,
+    ExcludedEvent,
     FaultEvent,
     NonFiniteEvent,
     RecoveredFaultEvent,
@@ -49,6 +50,8 @@ def event_line(event: Event) -> str | None:
             )
         case SlowRankEvent():
             return event.text
+        case ExcludedEvent():
+            return f"{event.host} is left out of the run's jobs for a day: {event.message}"
         case BrokenImagesEvent(epoch=epoch, count=count, names=names):
             more = "" if count == len(names) else f" and {count - len(names)} more"
             images = "1 image" if count == 1 else f"{count} images"

@@ -26,7 +26,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import FaultEvent, OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
-from hpctrain.control.schedulers.outcome import LastWords, last_words
+from hpctrain.control.schedulers.run_jobs import LastWords, last_words
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
 from hpctrain.report.faults import event_line, first_of

@@ -14,8 +14,8 @@ from hpctrain.common.recipes.difference import settings
 from hpctrain.common.recipes.mesh_traffic import aligned
 from hpctrain.common.run.directory import RunDirectory, read_model
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.schedulers.find_run import own_jobs
 from hpctrain.control.schedulers.jobs import JobState
+from hpctrain.control.schedulers.run_jobs import own_jobs
 from hpctrain.control.schedulers.scheduler import Scheduler
 from hpctrain.control.schedulers.submission import scheduler_of, submitted_jobs
 from hpctrain.report.output import duration

@@ -15,13 +15,12 @@ from pydantic import BaseModel, ConfigDict
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import DamagedEvent, StartEvent
+from hpctrain.common.run.events.kinds import DamagedEvent, ExcludedEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records, works_in
 from hpctrain.control.schedulers.cancel import launcher_process
-from hpctrain.control.schedulers.find_run import jobs_of
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.outcome import LastWords, last_words, may_go_on, summary_status
+from hpctrain.control.schedulers.run_jobs import LastWords, jobs_of, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.submission import submitted_jobs
 from hpctrain.report.faults import event_line
 from hpctrain.report.record import Record, StepTotals, of_kind
@@ -57,6 +56,7 @@ class RunStatus(BaseModel):
         last_event_s: the seconds since the last event.
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
+        excluded: nodes that jobs of the run leave out, and why, a line each.
         unread: why the records of some ranks cannot be read, which may then be alive, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
         differs: in a list of runs, the settings in which those of this title differ, by dotted key.
@@ -91,6 +91,7 @@ class RunStatus(BaseModel):
     last_event_s: float | None = None
     survived: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     silent: bool = False
     differs: dict[str, Any] = {}
@@ -204,6 +205,7 @@ class KnownRun:
             step_seconds=record.step_seconds,
             survived=tuple(filter(None, map(event_line, survived))),
             stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
+            excluded=tuple(filter(None, map(event_line, of_kind(record.events, ExcludedEvent)))),
             unread=self.unread,
             updated=record.last_time or 0.0,
             **self._times(state, now),

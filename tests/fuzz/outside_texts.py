@@ -62,10 +62,8 @@ def _recipes() -> Iterable[bytes]:
 
 def _profile(content: bytes, folder: Path) -> None:
     from hpctrain.control.schedulers.profile import load_profile
-    from hpctrain.control.schedulers.slurm.discover import profile_yaml
 
-    profile = load_profile(str(write(folder, "profile.yaml", content)))
-    assert load_profile(str(write(folder, "again.yaml", profile_yaml(profile).encode()))) == profile
+    load_profile(str(write(folder, "profile.yaml", content)))
 
 
 def _profiles() -> Iterable[bytes]:
@@ -203,7 +201,7 @@ def _run_files(content: bytes, folder: Path) -> None:
     from hpctrain.common.run.directory import RunDirectory, read_model
     from hpctrain.common.run.plan import Plan
     from hpctrain.common.run.records import read_records
-    from hpctrain.control.schedulers.outcome import summary_status
+    from hpctrain.control.schedulers.run_jobs import summary_status
     from hpctrain.control.schedulers.submission import Submission
     from hpctrain.report.page import read_summary, settings
 
@@ -238,7 +236,7 @@ def _run_texts() -> Iterable[bytes]:
         recipe_plan(),
         script_plan(),
         RankRecord(rank=0, host="n1", pid=4, started=1.0, status="failed", exit_code=1),
-        Submission(cluster="generic", request={"name": "digits"}, jobs=("1",), submitted=0.0, host="n", folder="/"),
+        Submission(cluster="generic", jobs=("1",)),
     )
     texts = [model.model_dump_json().encode() for model in models]
     return [*texts, json.dumps({**summary, "metrics": {"test_accuracy": 0.9}}).encode(), b'{"seeds": [1, 2, 3]}']
@@ -246,7 +244,7 @@ def _run_texts() -> Iterable[bytes]:
 
 def _slurm(content: bytes, _: Path) -> None:
     """What Slurm's programs print; three answers, one after the other, with form feeds between them."""
-    from hpctrain.control.schedulers.slurm.discover import profile_from, profile_yaml
+    from hpctrain.control.schedulers.slurm.discover import profile_from
     from hpctrain.control.schedulers.slurm.queue import read_sacct, read_squeue
     from hpctrain.report.status import _waits_for
 
@@ -256,8 +254,7 @@ def _slurm(content: bytes, _: Path) -> None:
             for job in jobs(text):
                 _waits_for(job)
     config, partitions, nodes = (text.split("\f") + [""] * 3)[:3]
-    found = profile_from(config, partitions, nodes, partition=None, today=date(2026, 11, 21))
-    profile_yaml(found.profile)
+    profile_from(config, partitions, nodes, partition=None, today=date(2026, 11, 21))
 
 
 def _slurm_texts() -> Iterable[bytes]:

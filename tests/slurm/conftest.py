@@ -42,7 +42,7 @@ def slurm_main(
     for name, value in {**AS_ROOT, **slurm.environment, "PATH": path}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hpctrain.control.schedulers.outcome._ASK_SECONDS", 0.2)
+    monkeypatch.setattr("hpctrain.control.schedulers.run_jobs._ASK_SECONDS", 0.2)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()

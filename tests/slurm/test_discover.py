@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from hpctrain.control.schedulers.profile import load_profile
-from hpctrain.control.schedulers.slurm.discover import discover, profile_yaml
+from hpctrain.control.schedulers.slurm.discover import discover
 from support.refusals import refused
 from support.slurm.local_slurm import LocalSlurm
 from support.slurm.slurm_conf import MAX_MINUTES
@@ -19,7 +16,7 @@ def at_the_cluster(slurm: LocalSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_the_default_partition(slurm: LocalSlurm, tmp_path: Path) -> None:
+def test_the_default_partition(slurm: LocalSlurm) -> None:
     discovered = discover(None)
     settings, profile = slurm.settings, discovered.profile
     assert (profile.name, profile.partition) == ("local", "batch")
@@ -29,9 +26,6 @@ def test_the_default_partition(slurm: LocalSlurm, tmp_path: Path) -> None:
     said = "\n".join(discovered.findings)
     kind = f"{settings.gpus} GPUs, {settings.cpus} cores, 4000 MB"
     assert f"nodes: {len(settings.nodes)} with {kind}" in said
-    path = tmp_path / "auto.yaml"
-    path.write_text(profile_yaml(profile))
-    assert load_profile(str(path)) == profile
     # Slurm takes it.
     asked = (f"--partition={profile.partition}", f"--time={profile.time}", f"--gpus-per-node={profile.node.gpus}")
     slurm.run("sbatch", "--test-only", *asked, "--nodes=4", "--wrap=true")

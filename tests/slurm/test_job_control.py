@@ -1,9 +1,11 @@
-"""Staging, failing and cancelling on a real Slurm, with scripts that need no ranks of a training."""
+"""Failing and cancelling on a real Slurm, with scripts that need no ranks of a training."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from support.slurm.local_slurm import LocalSlurm
 pytestmark = pytest.mark.slow
 
 SIZE = ("--cluster", "mine.yaml", "--time", "5", "--run-dir", "run")
-PROFILE = "name: mine\nsource: the tests\nnode_storage: $TMPDIR\n"
+PROFILE = "name: mine\nsource: the tests\n"
 
 Submit = Callable[..., list[str]]
 
@@ -53,24 +55,21 @@ def listening(run: Path) -> None:
         time.sleep(0.2)
 
 
-SHOW = """
-import os
-stage = os.environ["HPCTRAIN_STAGE"]
-print("staged:", open(stage + "/data.txt").read(), stage)
-"""
-
-
-@pytest.mark.long
-def test_a_staged_file_is_there_and_then_gone(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "real.txt").write_text("content")
-    (tmp_path / "data.txt").symlink_to("real.txt")
-    (job,) = submit(SHOW, "--stage", "data.txt")
-    state = slurm.wait_for(job, "COMPLETED", "FAILED")["JobState"]
-    log = log_of(tmp_path / "run") + "".join(path.read_text() for path in tmp_path.glob("run/logs/rank-*.log"))
-    assert state == "COMPLETED", log
-    found = re.search(r"staged: content (\S+)", log)
-    assert found, log
-    assert found[1].endswith(f"/hpctrain-{job}") and not Path(found[1]).exists()
+def test_what_was_submitted_runs(slurm: LocalSlurm, submit: Submit, tmp_path: Path) -> None:
+    """Also where the script and what it imports are edited before the job starts. Paths of data stay."""
+    (tmp_path / "data.txt").write_text("data of now")
+    (tmp_path / "sibling.py").write_text("WORD = 'code of then'")
+    show = "import sibling; print(sibling.WORD, open('data.txt').read(), sep='; ')"
+    (job,) = submit(show, "--sbatch", "hold", "--sbatch", "mem=1000")
+    for name in ("sibling.py", "work.py"):
+        (tmp_path / name).write_text("raise SystemExit('edited')")
+    slurm.run("scontrol", "release", job)
+    slurm.wait_for(job, "COMPLETED", "FAILED")
+    printed = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert "code of then; data of now" in printed, log_of(tmp_path / "run")
+    used = rf"job {job} used 1 of 5 min, 0\.\d of 1\.0 GB in the ranks on \S+, \d+% of the CPUs' time"
+    log = log_of(tmp_path / "run")
+    assert re.search(rf"{used}; next time: .* --time \d --sbatch mem=1G\n", log), log
 
 
 POLLS = """
@@ -113,13 +112,40 @@ def test_a_job_that_fails_before_the_run_begins(slurm: LocalSlurm, slurm_main: L
     assert status["state"] == "stopped" and status["message"].endswith(reason)
 
 
-def test_a_script_that_fails_is_not_to_be_resumed(slurm: LocalSlurm, slurm_main: Launch, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(PROFILE)
-    (tmp_path / "work.py").write_text("raise ValueError('always')")
-    done = slurm_main("submit", "work.py", *SIZE, "--wait")
-    assert done.returncode == 1 and "ValueError: always" in done.stdout
-    assert "sbatch" not in done.stdout
-    (job,) = json.loads((tmp_path / "run" / "submission.json").read_text())["jobs"]
-    assert (slurm.job(job)["JobState"], slurm.job(job)["Restarts"]) == ("FAILED", "0")
-    assert json.loads(slurm_main("status", "run", "--json").stdout)["resume"] is None
-    slurm.wait_idle()
+# In place of hpctrain in the job's steps: the second node of the first job has too few open files.
+BROKEN = """\
+#!/bin/bash
+if [[ $1 == doctor ]]; then
+    [[ $SLURM_NODEID == 0 || -e {broken} ]] || echo $SLURMD_NODENAME >{broken}
+    [[ $SLURMD_NODENAME != $(cat {broken}) ]] || ulimit -n 100
+fi
+exec {hpctrain} "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "spare", [pytest.param(0, id="to the queue"), pytest.param(1, id="spare", marks=pytest.mark.thorough)]
+)
+def test_a_node_that_fails_a_check_is_left_out(
+    spare: int, slurm: LocalSlurm, submit: Submit, slurm_main: Launch, tmp_path: Path
+) -> None:
+    """By a spare node in the same job, else by another node after the job was requeued."""
+    broken, programs = tmp_path / "broken", tmp_path / "programs"
+    programs.mkdir()
+    hpctrain = Path(sys.executable).parent / "hpctrain"
+    (programs / "hpctrain").write_text(BROKEN.format(broken=broken, hpctrain=hpctrain))
+    (programs / "hpctrain").chmod(0o755)
+    path = os.pathsep.join([str(programs), str(hpctrain.parent), os.environ["PATH"]])
+    (tmp_path / "mine.yaml").write_text(f"{PROFILE}environment: {{PATH: '{path}'}}\n")
+    size = ("--nodes", "2", "--check") if spare == 0 else ("--nodes", "1", "--spare", "1")
+    (job,) = submit("import hpctrain as ht; print('size', ht.init().size)", *size, "--backend", "mpi")
+    ended = slurm.wait_for(job, "COMPLETED", "FAILED")
+    run, node = tmp_path / "run", broken.read_text().strip()
+    assert ended["JobState"] == "COMPLETED", log_of(run)
+    plan = json.loads((run / "plan.json").read_text())
+    assert len(plan["hosts"]) == 2 - spare and node not in [host["host"] for host in plan["hosts"]]
+    assert ended["Restarts"] == ("0" if spare else "1")
+    assert ended["ExcNodeList"] == ("(null)" if spare else node)
+    assert f"{node} fails a check: open files: 100" in log_of(run)
+    (said,) = json.loads(slurm_main("status", "run", "--json").stdout)["excluded"]
+    assert said.startswith(f"{node} is left out") and "open files" in said

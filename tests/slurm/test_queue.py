@@ -83,8 +83,8 @@ def test_an_array(slurm: LocalSlurm, submit: Submit) -> None:
     wait_for(f"{job}_1", "COMPLETED")
     wait_for(f"{job}_2", "RUNNING")
     tasks = job_states([job])
-    assert [task.id for task in tasks] == [f"{job}_1", f"{job}_2", f"{job}_[3-5%1]"]
-    assert tasks[-1].reason == "JobArrayTaskLimit"
+    assert sorted(task.state for task in tasks) == ["COMPLETED", "PENDING", "RUNNING"]
+    assert {task.reason for task in tasks if task.waits} == {"JobArrayTaskLimit"}
 
 
 def test_a_job_that_slurm_does_not_know() -> None:

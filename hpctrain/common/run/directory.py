@@ -13,6 +13,8 @@
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
                                  what it does beside the training
+    RUN_DIR/code/                a copy of a submitted script's code, which its jobs run; code.diff says how the code
+                                 differed from the commit that plan.json names
     RUN_DIR/tensorboard/         curves for TensorBoard
     RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
     RUN_DIR/verify.json          what `hpctrain verify` found, if the run is one of it, with steps/rank-N/ of each rank
@@ -99,6 +101,8 @@ class RunDirectory:
     wandb: ClassVar = _Within("wandb")
     logs: ClassVar = _Within("logs")
     ranks: ClassVar = _Within("ranks")
+    code: ClassVar = _Within("code")
+    code_diff: ClassVar = _Within("code.diff")
 
     def log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"

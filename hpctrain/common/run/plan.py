@@ -35,6 +35,7 @@ class Script(FrozenModel):
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
     tracking: Trackers | None = Field(None, description="as a recipe's")
+    commit: str | None = Field(None, description="of Git, that the code of a submitted script is of")
 
 
 Runtime = Literal["apptainer", "pyxis"]

@@ -58,6 +58,9 @@ class RankRecord(BaseModel):
         joined: whether it has met all other ranks.
         trained: what a rank of a script has trained by itself, as it seems.
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
+        peak_bytes: the most memory that the rank itself had, where it has recorded its end.
+        worker_bytes: the same of that of its processes which had the most.
+        cpu_seconds: that they all computed.
     """
 
     rank: Count
@@ -72,6 +75,9 @@ class RankRecord(BaseModel):
     exit_code: int = 0
     error: RankError | None = None
     trained: OwnTraining | None = None
+    peak_bytes: Count = 0
+    worker_bytes: Count = 0
+    cpu_seconds: Seconds = 0.0
 
     @property
     def vanished(self) -> bool:

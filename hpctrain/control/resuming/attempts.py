@@ -136,9 +136,8 @@ def _holder(descriptor: int) -> str:
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The Slurm job of this process as Slurm names it, ``JOB_TASK`` for a task of an array; None outside Slurm."""
-    array, task = (environment.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+    """The number of this process's Slurm job, of which each task of an array has its own; None outside Slurm."""
+    return environment.get("SLURM_JOB_ID") or None
 
 
 def require_attempt_ended(directory: RunDirectory) -> None:

@@ -17,7 +17,7 @@ from hpctrain.common.run.events.kinds import StartEvent
 from hpctrain.common.run.plan import Plan, Stop
 from hpctrain.common.run.records import RankRecord, living_process, ranks_listen, read_records, works_in
 from hpctrain.common.run.stopping import CANCELLED, ask
-from hpctrain.control.schedulers.find_run import jobs_of
+from hpctrain.control.schedulers.run_jobs import jobs_of
 from hpctrain.control.schedulers.submission import scheduler_of
 
 _ANSWER_SECONDS = 30.0
@@ -41,14 +41,14 @@ def cancel_jobs(directory: RunDirectory, *, save_seconds: float | None = None) -
         yield from _wait_for_save(directory, save_seconds)
     # The run may have submitted another job meanwhile, or gone back to the queue.
     jobs = [job for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live]
-    numbers = sorted({job.job for job in jobs})
+    numbers = sorted({job.id for job in jobs})
     if not numbers:
         return
     scheduler_of(directory).cancel(numbers)
     for job in jobs:
         yield f"cancelled job {job.id}, which was {job.state}{f' on {job.nodes}' if job.nodes else ''}"
     deadline = time.monotonic() + _END_SECONDS
-    while left := [job for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live and job.job in numbers]:
+    while left := [job for job in jobs_of(directory, seconds=_ANSWER_SECONDS) if job.live and job.id in numbers]:
         if time.monotonic() > deadline:
             names = ", ".join(job.id for job in left)
             yield f"after {_END_SECONDS:g} s, job {names} is still ending; the scheduler continues with that"

@@ -11,17 +11,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hpctrain.common.cluster.gpus import require_shareable
-from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.checked_yaml import Section, validate
-from hpctrain.common.run.plan import HostOptions
+from hpctrain.common.files.checked_yaml import validate
+from hpctrain.common.frozen import FrozenModel
+from hpctrain.common.run.plan import Container, HostOptions
 from hpctrain.common.run.request import TrainingRequest
-from hpctrain.control.schedulers.jobs import slurm_seconds
-from hpctrain.control.schedulers.profile import ClusterProfile, Line, Memory, TimeLimit, Word, sbatch_fault
+from hpctrain.control.schedulers.profile import ClusterProfile, JobTerms, Line, Memory, Word, sbatch_fault
 
+# The file of :class:`JobSettings` in a run directory.
+SETTINGS = "job.json"
 # Slurm accepts only one of these options.
 _MEMORY = frozenset(("mem", "mem-per-cpu", "mem-per-gpu"))
-# What a profile has under the same name.
-_OF_PROFILE = ("time", "partition", "account", "qos", "constraint", "signal", "signal_seconds", "requeue")
 # Slurm may send the signal this much too early.
 _EARLY_SECONDS = 60
 # The share of the time between the signal and the end that ranks have; the rest is for the requeue, or for ending the
@@ -29,17 +28,16 @@ _EARLY_SECONDS = 60
 _STOP_SHARE = 0.8
 
 
-class JobRequest(Section):
+class JobRequest(JobTerms):
     """The request for one submission. Memory and time are in Slurm's notation; None leaves a value to Slurm.
 
     Attributes:
-        sbatch: further options, without dashes; None for one without a value.
-        signal: announces the end to the batch shell, ``signal_seconds`` before it.
-        requeue: whether the job puts itself back in the queue when it has to stop; else another one follows it.
+        spare: nodes that the job has beside those of the run.
     """
 
     name: Annotated[Line, Field(max_length=256)]
     nodes: Annotated[int, Field(ge=1)] = 1
+    spare: Annotated[int, Field(ge=0)] = 0
     tasks_per_node: Annotated[int, Field(ge=1)] = 1
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
@@ -47,16 +45,7 @@ class JobRequest(Section):
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
     memory: Memory | None = None
     exclusive: bool = False
-    time: TimeLimit | None = None
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
     dependency: Word | None = None
-    sbatch: dict[str, str | None] = Field(default_factory=dict)
-    signal: str = "USR2"
-    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
-    requeue: bool = True
 
     @property
     def ranks(self) -> int:
@@ -76,17 +65,18 @@ class JobRequest(Section):
         return replace(asked, ranks=self.ranks, stop=stop)
 
     @property
-    def warning(self) -> str | None:
-        """A warning if the time limit leaves no time to train before the signal; None otherwise."""
-        least = self.signal_seconds + _EARLY_SECONDS
-        limit = None if self.time is None else slurm_seconds(self.time)
-        # 0 is no limit.
-        if limit is None or not 0 < limit <= least:
-            return None
-        return (
-            f"warning: --time {self.time}: {self.signal} may come as early as {least} s before the limit, so there may "
-            "be no time to train; ask for more, or for a smaller signal_seconds in the profile"
-        )
+    def end_seconds(self) -> int:
+        """How long before the time limit the signal may come."""
+        return self.signal_seconds + _EARLY_SECONDS
+
+
+class JobSettings(FrozenModel):
+    """The content of ``RUN_DIR/job.json``: what was requested, and what the job does beside running the training."""
+
+    request: JobRequest
+    verify: bool = Field(False, description="compare a few steps with those of one process first")
+    check: bool = Field(False, description="check every node first, and leave out those that fail")
+    container: Container | None = None
 
 
 def _validated(values: dict[str, Any]) -> JobRequest:
@@ -121,7 +111,7 @@ def job_request(profile: ClusterProfile, name: str, asked: Mapping[str, Any]) ->
         "gpu_option": profile.node.gpu_option,
         "memory": None if not _MEMORY.isdisjoint(further) else profile.node.memory,
         "exclusive": profile.node.exclusive and "exclusive" not in further,
-        **{name: getattr(profile, name) for name in _OF_PROFILE},
+        **{name: getattr(profile, name) for name in JobTerms.model_fields},
         **given,
         "sbatch": {**profile.sbatch, **further},
     }
@@ -152,16 +142,8 @@ def _cpus_per_task(profile: ClusterProfile, tasks: int) -> int | None:
     cores = profile.node.cores
     if cores is None or tasks < 1:
         return None
-    if cores < tasks:
-        raise HpctrainError(
-            "HT-job-larger-than-a-node",
-            "--tasks-per-node {tasks}: a node of {profile} has {cores} cores",
-            f"at most --tasks-per-node {cores}; --cpus-per-task 1 asks for it anyway",
-            tasks=tasks,
-            profile=profile.name,
-            cores=cores,
-        )
-    return cores // tasks * profile.node.threads_per_core
+    # Of more ranks than cores Slurm says itself that it has no such node.
+    return max(1, cores // tasks) * profile.node.threads_per_core
 
 
 def container_options(

@@ -29,8 +29,7 @@ class JobState(BaseModel):
     """One job. One task of an array is a job too, and the waiting tasks of an array are one.
 
     Attributes:
-        id: ``12``; of an array ``12_3``, or ``12_[4-9%2]`` for tasks that wait; ``12+0`` of a heterogeneous job.
-        number: what Slurm calls the job itself, ``%j`` in the names of logs; each task of an array has one.
+        id: its number, ``%j`` in the names of logs; each task of an array has one of its own.
         state: Slurm's word, whatever the scheduler, such as ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
         reason: Slurm's word for why it waits, or how it ended; empty where there is none.
         start: when it began, or is expected to, in seconds since the epoch; None where Slurm does not know.
@@ -38,7 +37,6 @@ class JobState(BaseModel):
         limit_seconds: the job's time limit; None for no limit.
         nodes: in bracket form, empty before it has any.
         exit_code, signal: of the batch script; 0 while it runs.
-        restarts: how often it was requeued; 0 as well where only the accounting remembers the job.
         command: the job script's path, its arguments after it; empty where there is none, or only the accounting
             remembers the job.
     """
@@ -46,7 +44,6 @@ class JobState(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     id: str
-    number: str
     state: str
     reason: str = ""
     start: float | None = None
@@ -55,7 +52,6 @@ class JobState(BaseModel):
     nodes: str = ""
     exit_code: int = 0
     signal: int = 0
-    restarts: int = 0
     command: str = ""
     directory: Path
 
@@ -68,16 +64,6 @@ class JobState(BaseModel):
     def waits(self) -> bool:
         """Whether it has no nodes yet, or lost them."""
         return self.live and not self.nodes
-
-    @property
-    def job(self) -> str:
-        """The number of the job, or of the array or heterogeneous job that it belongs to."""
-        return re.split(r"[_+]", self.id)[0]
-
-    @property
-    def names(self) -> frozenset[str]:
-        """All names by which Slurm identifies this job, alone or with others."""
-        return frozenset((self.id, self.job, self.number))
 
 
 def is_job_id(text: str) -> bool:

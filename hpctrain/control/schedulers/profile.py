@@ -31,11 +31,9 @@ _SET_BY_HPCTRAIN = frozenset(
 _OF_SLURM = frozenset(
     (
         *("partition", "account", "qos", "constraint", "sbatch", "launcher", "fabric", "modules", "setup"),
-        *("container", "node_storage", "requeue", "signal"),
+        *("container", "requeue", "signal"),
     )
 )
-# Options that a profile has keys for; on the command line they take precedence over the keys.
-_KEYS = {"exclusive": "node.exclusive", "mem": "node.memory"}
 
 # Fields of a pod's spec that hpctrain sets itself.
 _SET_ELSEWHERE = frozenset(("containers", "volumes", "restartPolicy", "subdomain", "terminationGracePeriodSeconds"))
@@ -120,8 +118,6 @@ TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 # No variable can hold the character NUL.
 VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-# A path that may begin with a variable of the job, such as $TMPDIR or $SLURM_TMPDIR.
-NodePath = Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*)[A-Za-z0-9_./-]*$")]
 
 
 def _mount_path(path: str) -> str:
@@ -219,7 +215,21 @@ class NodeProfile(Section):
     exclusive: bool = Field(False, description="take whole nodes")
 
 
-class ClusterProfile(Section):
+class JobTerms(Section):
+    """What a profile and a request say of a job in the same words; None leaves a value to Slurm."""
+
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
+    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
+    requeue: bool = Field(True, description="whether jobs may requeue themselves; else another one follows")
+    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
+
+
+class ClusterProfile(JobTerms):
     """One cluster.
 
     Attributes:
@@ -237,18 +247,11 @@ class ClusterProfile(Section):
     remark: Annotated[str, AfterValidator(_line)] = ""
 
     node: NodeProfile = NodeProfile.defaults()
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
-    time: TimeLimit | None = Field(None, description="of a job that does not ask for one; None for the partition's")
-    sbatch: dict[str, str | None] = Field(default_factory=dict, description="further options of sbatch, without --")
     qsub: tuple[Line, ...] = Field(
         (),
         description="further options of PBS' or Grid Engine's qsub, a line each, in which {nodes}, {ranks} and "
         "{gpus_per_node} stand for the job's numbers",
     )
-
     launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
     interface: Word | None = Field(None, description="for connections that are not InfiniBand")
     fabric: Line | None = Field(None, description="file of the switches and cables; None asks Slurm")
@@ -258,12 +261,7 @@ class ClusterProfile(Section):
     setup: tuple[Line, ...] = Field((), description="lines of bash, executed as they are after the modules")
     environment: dict[VariableName, VariableValue] = Field(default_factory=dict)
     container: Container | None = None
-    node_storage: NodePath | None = Field(None, description="fast storage of each node, for staged files")
     kubernetes: KubernetesProfile | None = Field(None, description="None for Slurm")
-
-    requeue: bool = Field(True, description="whether the cluster lets jobs requeue themselves")
-    signal: Annotated[str, AfterValidator(_stop_signal)] = Field("USR2", description="that announces the end of a job")
-    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = Field(120, description="how long before the end")
 
     @property
     def scheduled_by(self) -> str:
@@ -286,13 +284,6 @@ class ClusterProfile(Section):
                 name=name,
             )
         for option, value in self.sbatch.items():
-            if option in _KEYS:
-                raise InvalidValueError(
-                    "HT-sbatch-option-set-elsewhere",
-                    "sbatch: {option} is set by {key}",
-                    option=option,
-                    key=_KEYS[option],
-                )
             if fault := sbatch_fault(option, value):
                 raise InvalidValueError(fault.code, f"sbatch: {fault.sentence}", **fault.values)
         return self

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -46,12 +46,10 @@ class Cluster:
 
     Attributes:
         findings: what was found at the cluster at hand, a line each.
-        files: for the run directory, by name.
     """
 
     profile: ClusterProfile
     findings: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +60,9 @@ class Order:
         options: of the command line that were given, such as ``--mount``.
         image: the container's, as it was given.
         run_dir: None for a new directory named by the work and the time.
-        stage: files and folders that each node gets a copy of before the ranks start.
+        check: every node is checked before the ranks start.
         verify: a few steps are compared with those of one process before the run begins.
+        no_copy: the jobs run the script where it is, instead of a copy of its code.
     """
 
     cluster: Cluster
@@ -72,21 +71,14 @@ class Order:
     options: Collection[str] = ()
     image: str | None = None
     run_dir: Path | None = None
-    stage: Sequence[Path] = ()
+    check: bool = False
     verify: bool = False
+    no_copy: bool = False
 
     def plan(self, frameworks: frozenset[Framework] | None = None) -> Plan:
         """The plan of the run, which has no hosts yet."""
         known = installed_frameworks() if frameworks is None else frameworks
         return unplaced_plan(self.request.training(self.training), known)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """What would be submitted: a text that other programs read, and notes for the user."""
-
-    text: str
-    notes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +103,8 @@ class Scheduler(ABC):
         return Cluster(profile=profile)
 
     @abstractmethod
-    def describe(self, order: Order, say: Say) -> Description:
-        """What :meth:`submit` would submit. Writes nothing.
+    def describe(self, order: Order, say: Say) -> str:
+        """The text of what :meth:`submit` would submit, which other programs read. Writes nothing.
 
         Args:
             say: gets warnings, and what was found out.
@@ -155,10 +147,6 @@ class Scheduler(ABC):
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """The energy that the nodes of these jobs drew; None where nobody measures it."""
-        return None
-
-    def advice(self, target: str) -> str | None:
-        """What to do with a name that is a job's, of a run whose directory is not known; None for any other name."""
         return None
 
 

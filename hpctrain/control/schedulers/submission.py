@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import make_folder
 from hpctrain.common.files.whole import write_whole
-from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import (
     RunDirectory,
     default_directory,
@@ -26,21 +23,18 @@ from hpctrain.common.run.directory import (
     write_json,
 )
 from hpctrain.common.run.plan import Plan
+from hpctrain.control.schedulers.code_copy import Code, with_code, write_code
 from hpctrain.control.schedulers.scheduler import DEFAULT, Order, Scheduler, scheduler
 
 
-class Submission(FrozenModel):
-    """The content of ``RUN_DIR/submission.json``: what was submitted, and from where."""
+class Submission(BaseModel):
+    """The content of ``RUN_DIR/submission.json``. Whatever version wrote it, its jobs are found."""
 
     cluster: str = Field(description="name of the profile")
     scheduler: str = DEFAULT
-    request: dict[str, Any] = Field(description="what was asked for; whatever version wrote it, its jobs are found")
     jobs: tuple[Annotated[str, Field(pattern=r"^\d{1,10}$")], ...] = Field(
         description="numbers of the jobs that were submitted together, first to last"
     )
-    submitted: float = Field(description="seconds since the epoch")
-    host: str
-    folder: str
     resume: str | None = Field(None, description="the command that submits it again; None for Slurm's")
 
 
@@ -78,12 +72,16 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
         HpctrainError: the directory holds a run, or cannot be written.
     """
     path, numbered = run_path(order, plan), order.run_dir is None
+    script = plan.script and plan.script.path
+    code = Code.of(script, copied=not order.no_copy) if script else None
     made = numbered or not path.exists()
     missing = [folder for folder in path.parents if not folder.exists()]
     directory = new_directory(path) if numbered else RunDirectory(path)
     before = set() if numbered else _prepare(directory)
     try:
-        directory.create(plan)
+        directory.create(with_code(plan, directory, code) if code else plan)
+        if code and script:
+            write_code(code, script, directory)
         _write(directory, files)
         yield directory
     except BaseException:
@@ -94,16 +92,7 @@ def made_run(order: Order, plan: Plan, files: Mapping[str, str]) -> Iterator[Run
 def record(directory: RunDirectory, order: Order, jobs: Sequence[str], resume: str | None = None) -> None:
     """Write down how a run was submitted, by which its jobs are found."""
     profile = order.cluster.profile
-    submission = Submission(
-        cluster=profile.name,
-        scheduler=profile.scheduled_by,
-        request=order.request.model_dump(mode="json"),
-        jobs=tuple(jobs),
-        submitted=time.time(),
-        host=socket.gethostname(),
-        folder=str(Path.cwd()),
-        resume=resume,
-    )
+    submission = Submission(cluster=profile.name, scheduler=profile.scheduled_by, jobs=tuple(jobs), resume=resume)
     write_json(directory.submission, submission.model_dump(mode="json"))
 
 

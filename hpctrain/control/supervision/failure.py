@@ -49,6 +49,10 @@ _LOST_HOST = re.compile(
 _BAD_START = re.compile(r"PMIx\s+server's\s+listener\s+thread\s+failed\s+to\s+start")
 # The host was lost after it was asked, or its daemon cannot connect to mpirun.
 _NO_DAEMON = re.compile(r"daemon\s+failed\s+to\s+report\s+back.*?Remote\s+host:\s+(?P<host>\S+)", re.S)
+# What CUDA and NVML say of a GPU that is broken, whatever runs on it.
+_BROKEN_GPU = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error|hardware stack error|GPU is lost|fallen off the bus|system not yet initialized"
+)
 # A script ends all ranks so, perhaps with a traceback in its log. Open MPI's and MPICH's words.
 _ABORTED = (
     re.compile(
@@ -217,6 +221,9 @@ def _stop_reason(directory: RunDirectory, records: Mapping[int, RankRecord]) -> 
 def _raised(directory: RunDirectory, first: RankRecord) -> Failure:
     assert first.error is not None
     cause = f"{first.error.type}: {first.error.message}" if first.error.message else first.error.type
+    if _BROKEN_GPU.search(cause):
+        failure = _rank_failure(directory, first, "HT-host-gpu-broken", f"failed: {cause}", exit_code=RESUMABLE)
+        return replace(failure, lost_hosts=(first.host,))
     # A script may exit with any status; 2 and 4 have their meaning only where hpctrain raised them.
     left = first.error.type == SystemExit.__name__
     known = not left and first.exit_code in (2, RESUMABLE)

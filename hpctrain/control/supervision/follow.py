@@ -20,8 +20,6 @@ from hpctrain.common.run.events import parse_event
 from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.control.supervision.audience import Audience
 
-# A longer line of a log is passed on in parts, so that output without line breaks does not fill the memory.
-_LONGEST_LOG_LINE = 2**20
 # The most that one look passes on, for a log that grows faster.
 _LOOK_BYTES = 2**22
 # After the last write, a file server that has just failed is tried again this often.
@@ -32,33 +30,30 @@ _New = TypeVar("_New", bytes, list[bytes])
 
 
 class Tail:
-    """The lines of a growing file, each returned once. The file need not exist yet.
+    """What is added to a growing file, each part returned once. The file need not exist yet.
 
     A file that has become shorter than what was returned of it is read from its beginning.
 
     Args:
-        whole: also return the lines that it already has.
-        longest: bytes; a longer line is returned in parts.
+        whole: also return what it already has.
     """
 
-    def __init__(self, path: Path, *, whole: bool = False, longest: int = _LONGEST_LOG_LINE) -> None:
+    def __init__(self, path: Path, *, whole: bool = False) -> None:
         self.path = path
-        self._longest = longest
         # Ends behind the last complete line, because the next attempt may remove an incomplete one.
         self.offset = path.stat().st_size if not whole and path.exists() else 0
 
-    def lines(self, *, last: bool = False, at_most: int | None = None) -> list[bytes]:
-        """The complete lines since the last call; with ``last`` also an incomplete one.
+    def lines(self) -> list[bytes]:
+        """The next complete lines, about as long together as one event may be; none where there is no more.
 
-        Args:
-            at_most: bytes that are read now, unless one line needs more; the rest comes with the next call.
+        A line that is too long for an event comes in parts.
 
         Raises:
             OSError: the file cannot be read; the next call returns what this one would have.
         """
-        text, ended = self._read(None if at_most is None else max(at_most, self._longest + 1))
+        text = self._read(LONGEST_LINE + 1)
         end = text.rfind(b"\n") + 1
-        if (last and ended) or len(text) - end > self._longest:
+        if len(text) - end > LONGEST_LINE:
             end = len(text)
         self.offset += end
         return text[:end].splitlines()
@@ -69,21 +64,20 @@ class Tail:
         Raises:
             OSError: as :meth:`lines`.
         """
-        text, _ = self._read(at_most)
+        text = self._read(at_most)
         self.offset += len(text)
         return text
 
-    def _read(self, at_most: int | None) -> tuple[bytes, bool]:
-        """What follows the offset, and whether that is all."""
+    def _read(self, at_most: int) -> bytes:
         try:
             file = open_regular(self.path, links=False)
         except FileNotFoundError:
-            return b"", True
+            return b""
         with file:
             if os.fstat(file.fileno()).st_size < self.offset:
                 self.offset = 0
             file.seek(self.offset)
-            return file.read(-1 if at_most is None else at_most), not file.read(1)
+            return file.read(at_most)
 
 
 class Follower:
@@ -93,7 +87,7 @@ class Follower:
     """
 
     def __init__(self, directory: RunDirectory, audience: Audience) -> None:
-        self._events = Tail(directory.events, longest=LONGEST_LINE)
+        self._events = Tail(directory.events)
         self._log = Tail(directory.log(0))
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._directory = directory
@@ -107,8 +101,7 @@ class Follower:
             if not last:
                 break
         # The last line is read only when complete: a crash can cut an event short.
-        path = self._directory.events
-        while lines := self._read(path, lambda: self._events.lines(at_most=_LOOK_BYTES), patient=last):
+        while lines := self._read(self._directory.events, self._events.lines, patient=last):
             for line in lines:
                 self._pass_on(line)
             if not last:

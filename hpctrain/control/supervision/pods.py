@@ -30,7 +30,6 @@ from hpctrain.control.supervision.interrupts import Interrupts
 _POLL_SECONDS = 0.5
 # The first pod gives its own ranks the same time.
 _FINALIZE_SECONDS = 60.0
-_UNREAD_SECONDS = 60.0
 _EXIT_CODES = {"done": 0, "failed": 1, "resumable": RESUMABLE}
 
 
@@ -48,7 +47,7 @@ def take_part(directory: RunDirectory, *, seconds: float = PODS_SECONDS, poll: f
         The exit code of the first pod, so that all pods of a run succeed, fail or are restarted together.
 
     Raises:
-        HpctrainError: this pod is none of the run's hosts, or the run's files are damaged.
+        HpctrainError: this pod is none of the run's hosts, or its plan is damaged.
     """
     with Interrupts() as interrupts:
         pod = _Pod(directory)
@@ -71,7 +70,6 @@ class _Pod:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._since = time.monotonic()
-        self._unread_since: float | None = None
         self._events: list[Event] = []
         self._size = 0
         self._tail = Tail(directory.events, whole=True)
@@ -111,9 +109,6 @@ class _Pod:
         """All start and end events so far; None while they cannot be read.
 
         A file server may show the end of a growing file late, or as zeros at first.
-
-        Raises:
-            HpctrainError: the file stays unreadable; with the exit code of a resumable run.
         """
         path = self._directory.events
         try:
@@ -122,25 +117,14 @@ class _Pod:
                 # A resuming attempt removes a last line that a crash has cut short.
                 self._restart_reading()
             self._size = size
-            # Nearly all events of a long run are steps, which are not parsed; a line of zeros could be any event.
-            kept = [line for line in self._tail.lines() if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
-            events = (parse_event(line, str(path)) for line in kept)
-            self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
-        except (OSError, HpctrainError) as error:
+            while lines := self._tail.lines():
+                # Nearly all events of a long run are steps, which are not parsed; a line of zeros could be any event.
+                kept = [line for line in lines if any(each in line for each in (b'"start"', b'"end"', b"\0"))]
+                events = (parse_event(line, str(path)) for line in kept)
+                self._events += [event for event in events if isinstance(event, StartEvent | EndEvent)]
+        except (OSError, HpctrainError):
             self._restart_reading()
-            self._unread_since = self._unread_since or time.monotonic()
-            if time.monotonic() - self._unread_since > _UNREAD_SECONDS:
-                raise HpctrainError(
-                    "HT-run-events-unreadable",
-                    "{path} could not be read for {seconds:g} s: {reason}",
-                    "is the volume there? kubectl describe pod NAME",
-                    exit_code=RESUMABLE,
-                    path=path,
-                    seconds=_UNREAD_SECONDS,
-                    reason=error.message if isinstance(error, HpctrainError) else error,
-                ) from error
             return None
-        self._unread_since = None
         return self._events
 
     def _restart_reading(self) -> None:

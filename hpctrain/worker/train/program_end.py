@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import re
+import resource
 import signal
 import sys
 import threading
@@ -233,12 +234,23 @@ def describe(error: BaseException) -> Ending:
 
 def record_fields(ending: Ending | None) -> dict[str, Any]:
     if ending is None:
-        return {"status": "done", "ended": time.time(), "trained": _own_training()}
+        return {"status": "done", "trained": _own_training(), **_used()}
     return {
+        **_used(),
         "status": "resumable" if ending.resumable else "failed",
-        "ended": time.time(),
         "exit_code": ending.exit_code,
         "error": None if ending.resumable else ending.error,
+    }
+
+
+def _used() -> dict[str, Any]:
+    """When this rank ended, and what it and its processes have used."""
+    own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {
+        "ended": time.time(),
+        "peak_bytes": own.ru_maxrss * 1024,
+        "worker_bytes": workers.ru_maxrss * 1024,
+        "cpu_seconds": sum(used.ru_utime + used.ru_stime for used in (own, workers)),
     }
 
 

@@ -23,12 +23,6 @@ with open({notes!r}, "a") as file:
 """
 
 
-# What srun does with one task a node, on this one as often.
-ON_EACH_NODE = (
-    "import subprocess\nfor _ in range(int(sys.argv[1].split('=')[1])): subprocess.run(sys.argv[3:], check=True)"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One program's start."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpctrain.control.schedulers.job_request import job_request
+from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings, job_request
 from hpctrain.control.schedulers.profile import ClusterProfile, NodeProfile
-from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
 from hpctrain.control.schedulers.slurm.sbatch import job_script
 
 RUN_DIRECTORY = Path("/home/me/it's a run")
@@ -22,7 +21,6 @@ GPUS = ClusterProfile(
     modules=("gcc/13.2", "openmpi/5.0.3"),
     setup=("ulimit -l unlimited",),
     environment={"NCCL_DEBUG": "WARN", "MOTTO": "it's $HOME"},
-    node_storage="$TMPDIR",
     sbatch={"mail-type": "END,FAIL", "comment": "a # and a \\"},
 )
 
@@ -31,9 +29,9 @@ def script(profile: ClusterProfile, name: str = "digits", *, more: dict[str, Any
     """A script on a cluster; ``more`` goes to :func:`job_script`, and to the job's settings in its directory."""
     request = job_request(profile, name, asked)
     given: dict[str, Any] = {"run_directory": RUN_DIRECTORY, "folder": Path("/home/me"), **(more or {})}
-    settings = {key: given.pop(key) for key in ("container", "staging", "verify") if key in given}
+    settings = {key: given.pop(key) for key in ("container", "check", "verify") if key in given}
     if (directory := given["run_directory"]).exists():
-        made = JobSettings(requeue=request.requeue, signal=request.signal, **settings)
+        made = JobSettings(request=request, **settings)
         (directory / SETTINGS).write_text(made.model_dump_json())
     return job_script(request, profile, **given)
 

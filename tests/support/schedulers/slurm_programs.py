@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,13 @@ import pytest
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.submission import Submission
 
-_WIDTHS = (256, 64, 64, 256, 64, 64, 64, 512, 64, 64, 1024, 1024)
+_WIDTHS = (64, 64, 256, 64, 64, 64, 512, 64, 1024, 1024)
 
 
 def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
     """A job as ``squeue --Format`` prints it: each field filled up with blanks, and a separator after it."""
     values = {
         "id": job,
-        "number": re.split(r"[_+]", job)[0],
         "state": state,
         "reason": "None",
         "start": "N/A",
@@ -27,7 +25,6 @@ def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
         "limit": "1:00:00",
         "nodes": "",
         "status": "0",
-        "restarts": "0",
         "command": f"{directory}/job.sh",
         "directory": str(directory),
         **changes,
@@ -37,10 +34,7 @@ def row(job: str, state: str, directory: Path | str, **changes: Any) -> str:
 
 def write_submission(directory: RunDirectory, *jobs: str) -> None:
     """What `hpctrain submit` leaves of a submission."""
-    submission = Submission(
-        cluster="generic", request={"name": "digits"}, jobs=jobs, submitted=0.0, host="login", folder="/"
-    )
-    directory.submission.write_text(submission.model_dump_json())
+    directory.submission.write_text(Submission(cluster="generic", jobs=jobs).model_dump_json())
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **programs: str) -> Path:

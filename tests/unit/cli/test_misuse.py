@@ -48,10 +48,6 @@ def test_a_script_whose_name_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureF
             ["submit", "digit", "--dry-run"],
             "error[HT-recipe-unknown]: unknown recipe 'digit'\n  did you mean 'digits'?",
         ),
-        *(
-            (["submit", "digits", "--cluster", "cpu", "--dry-run", *wrong], code)
-            for *wrong, code in (("--verify", "HT-ranks-too-few"),)
-        ),
         (["plan", "digits", "-np", "2", "--mesh", "dp=2"], "'dp_replicate' or 'dp_shard'"),
         (["run", "digits", "--", "--lr", "3"], "HT-option-not-usable-here"),
         (["run", "train.py"], "cannot read the script train.py: No such file"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RUNS, write_json
-from hpctrain.control.schedulers.find_run import last_run
+from hpctrain.control.schedulers.run_jobs import last_run
 from hpctrain.report.runs import list_runs, runs_text
 from hpctrain.report.status import RunStatus
 from support.refusals import refused

@@ -15,9 +15,8 @@ import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.records import holding
-from hpctrain.control.schedulers.find_run import find_run
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.outcome import last_words, may_go_on
+from hpctrain.control.schedulers.run_jobs import find_run, last_words, may_go_on
 from hpctrain.report.page import render
 from hpctrain.report.record import Record
 from hpctrain.report.status import KnownRun, RunStatus, read_status
@@ -45,7 +44,6 @@ def start(**changes: Any) -> Line:
 def job(**changes: Any) -> JobState:
     values: dict[str, Any] = {
         "id": "12",
-        "number": "12",
         "state": "RUNNING",
         "reason": "",
         "start": NOW - 20,
@@ -54,7 +52,6 @@ def job(**changes: Any) -> JobState:
         "nodes": "n[1,3]",
         "exit_code": 0,
         "signal": 0,
-        "restarts": 0,
         "command": "/run/job.sh",
         "directory": Path("/run"),
     }

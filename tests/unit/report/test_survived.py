@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpctrain.cli.main import main
-from hpctrain.control.schedulers.find_run import find_run
+from hpctrain.control.schedulers.run_jobs import find_run
 from hpctrain.report.console import Console
 from hpctrain.report.page import render
 from hpctrain.report.record import Record

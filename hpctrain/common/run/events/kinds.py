@@ -79,7 +79,7 @@ class StartEvent(BaseEvent):
         default=0,
         description="its number among the restarts without progress that a launcher made by itself, 0 if it is not one",
     )
-    job: Text | None = Field(default=None, description="of Slurm, JOB_TASK for one of an array")
+    job: Text | None = Field(default=None, description="its number in Slurm")
     launcher: Text | None = Field(default=None, description="what starts the ranks")
     hosts: tuple[Text, ...] | None = Field(default=None, description="in the order of the ranks")
     host: Text | None = Field(default=None, description="of the launcher; null where none of hpctrain's is running")
@@ -345,6 +345,14 @@ class FaultEvent(BaseEvent):
     code: str = Field(default="", description="the name of this kind of error, of those in docs/reference/errors.md")
 
 
+class ExcludedEvent(BaseEvent):
+    """A node failed, and jobs of the run leave it out for a day. Written by a job, outside of the run's attempts."""
+
+    event: Literal["excluded"] = "excluded"
+    host: Text = Field(description="the node")
+    message: Text = Field(description="how it failed")
+
+
 class RecoveredFaultEvent(FaultEvent):
     """A rank died and the others went on without it. Written by them; any key of its own identifies it."""
 
@@ -393,6 +401,7 @@ KnownEvent = (
     | SlowRankEvent
     | FaultEvent
     | RecoveredFaultEvent
+    | ExcludedEvent
     | EndEvent
 )
 Event = KnownEvent | OtherEvent

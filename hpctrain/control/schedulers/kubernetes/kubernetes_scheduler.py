@@ -36,7 +36,7 @@ from hpctrain.control.schedulers.kubernetes.manifests import (
     manifests,
 )
 from hpctrain.control.schedulers.profile import ClusterProfile, KubernetesProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
 
 # With an index or -launcher appended it has to be a host name of at most 63 characters.
 _LONGEST_NAME = 48
@@ -45,14 +45,12 @@ _LONGEST_NAME = 48
 _MOST_BYTES = 150_000
 _KUBECTL_SECONDS = 120.0
 _BY_HAND = "--dry-run prints the manifests, for `kubectl create -f -` where it reaches the cluster"
-# A job as kubectl names it.
-_JOB = re.compile(r"job[a-z0-9.]*/([a-z0-9-]+)")
 # Options of Slurm and of its job script.
 _NOT_HERE = frozenset(
     f"--{name}"
     for name in (
-        *("account", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
-        *("partition", "qos", "sbatch", "stage", "verify", "wait"),
+        *("account", "check", "constraint", "container-runtime", "dependency", "fabric", "launcher", "mount"),
+        *("no-copy", "partition", "qos", "sbatch", "spare", "verify", "wait"),
     )
 )
 
@@ -70,8 +68,8 @@ class Kubernetes(Scheduler):
             )
         return super().cluster(profile, partition)
 
-    def describe(self, order: Order, say: Say) -> Description:
-        return Description(text=manifest_text(prepare_pods(order)))
+    def describe(self, order: Order, say: Say) -> str:
+        return manifest_text(prepare_pods(order))
 
     def submit(self, order: Order, say: Say) -> Submitted:
         run = prepare_pods(order)
@@ -87,10 +85,6 @@ class Kubernetes(Scheduler):
 
     def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
         return ()
-
-    def advice(self, target: str) -> str | None:
-        job = _JOB.fullmatch(target)
-        return job and f"name its run directory, where the volume is mounted, or {kubectl_commands(job[1])}"
 
 
 def prepare_pods(order: Order) -> PodRun:

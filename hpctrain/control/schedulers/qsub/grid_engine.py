@@ -69,10 +69,10 @@ class GridEngine(QsubScheduler):
                 "HT-program-failed", "qstat failed: {reason}", exit_code=1, reason=listed.stderr.strip()
             )
         live = [_live(text) for text in listed.stdout.split("<job_list")[1:]]
-        live = [job for job in live if jobs is None or job.number in jobs]
-        scripts = self._scripts([job.number for job in live], seconds)
-        found = [job.model_copy(update=scripts.get(job.number, {})) for job in live]
-        known = {job.number for job in found}
+        live = [job for job in live if jobs is None or job.id in jobs]
+        scripts = self._scripts([job.id for job in live], seconds)
+        found = [job.model_copy(update=scripts.get(job.id, {})) for job in live]
+        known = {job.id for job in found}
         return [*found, *filter(None, (_ended(job, seconds) for job in sorted({*(jobs or ())} - known)))]
 
     def _scripts(self, numbers: Sequence[str], seconds: float) -> dict[str, dict[str, object]]:
@@ -94,7 +94,6 @@ def _live(text: str) -> JobState:
     start = datetime.fromisoformat(begun).timestamp() if begun else None
     return JobState(
         id=_element(text, "JB_job_number"),
-        number=_element(text, "JB_job_number"),
         state=state,
         reason="in error: qmod -cj JOB clears it" if "E" in letters else "",
         start=start,
@@ -119,7 +118,6 @@ def _ended(job: str, seconds: float) -> JobState | None:
     killed = failed == "100" or status > 128
     return JobState(
         id=job,
-        number=job,
         state="CANCELLED" if killed else "FAILED" if status or failed != "0" else "COMPLETED",
         seconds=_number(values.get("ru_wallclock", "")),
         nodes=values.get("hostname", ""),

@@ -89,7 +89,6 @@ def _state(text: str) -> JobState:
     script = job.get("Submit_arguments", "").rpartition(" ")[2]
     return JobState(
         id=number,
-        number=number,
         state=state,
         reason=job.get("comment", "") if state == "PENDING" else "",
         seconds=slurm_seconds(job.get("resources_used.walltime", "")) or 0,

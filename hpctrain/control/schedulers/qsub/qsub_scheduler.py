@@ -20,13 +20,16 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.jobs import slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
-from hpctrain.control.schedulers.scheduler import Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Order, Say, Scheduler, Submitted
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 
 SECONDS = 60.0
 # Options of `hpctrain submit` that are Slurm's, or that only its jobs act on.
 _NOT_HERE = frozenset(
-    ("--qos", "--constraint", "--dependency", "--sbatch", "--stage", "--verify", "--container-runtime", "--container")
+    (
+        *("--qos", "--constraint", "--dependency", "--sbatch", "--check", "--spare", "--verify"),
+        *("--container-runtime", "--container"),
+    )
 )
 
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
@@ -53,12 +56,10 @@ class QsubScheduler(Scheduler):
             HpctrainError: the profile lacks what this scheduler needs.
         """
 
-    def describe(self, order: Order, say: Say) -> Description:
-        return Description(text=self._script(order, run_path(order, order.plan())))
+    def describe(self, order: Order, say: Say) -> str:
+        return self._script(order, run_path(order, order.plan()))
 
     def submit(self, order: Order, say: Say) -> Submitted:
-        if warning := order.request.warning:
-            say(warning)
         with made_run(order, order.plan(), {}) as directory:
             write_whole(directory.script, self._script(order, directory.path).encode(), private=True)
             done = run_program(*self._qsub(directory.script), seconds=SECONDS)

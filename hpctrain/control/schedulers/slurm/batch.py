@@ -8,38 +8,28 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.frozen import FrozenModel
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import Container
 from hpctrain.common.run.stopping import RESUMABLE, is_cancelled
-from hpctrain.control.schedulers.slurm.node_files import Staging, look_at_image, remove_staged, stage
+from hpctrain.control.schedulers.job_request import SETTINGS, JobSettings
+from hpctrain.control.schedulers.slurm.job_nodes import (
+    check_nodes,
+    look_at_image,
+    nodes_to_exclude,
+    record_failed,
+    use_only,
+    used_of_asked,
+)
 
-SETTINGS = "job.json"
 # A scheduler that is restarted answers late; a second job beside a requeued one would be worse than to wait.
 _PATIENCE_SECONDS = 3600.0
-
-
-class JobSettings(FrozenModel):
-    """The content of ``RUN_DIR/job.json``: what the job does beside running the training.
-
-    Attributes:
-        signal: announces the time limit.
-        cpus_per_task: what srun asks for each rank: since Slurm 22.05 it does not take it from the job.
-    """
-
-    requeue: bool = Field(True, description="whether the job may put itself back in the queue; else another follows it")
-    signal: str
-    cpus_per_task: int | None = None
-    verify: bool = Field(False, description="compare a few steps with those of one process first")
-    container: Container | None = None
-    staging: Staging | None = None
+# As a check exits that found a fault.
+_CHECK_FAILED = 3
 
 
 def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> int:
@@ -53,22 +43,25 @@ def run_batch(directory: Path, told: str | None, say: Callable[[str], None]) -> 
     """
     settings = read_model(directory / SETTINGS, JobSettings)
     batch = _Batch(directory, settings, told, say)
-    for name in (settings.signal, "TERM"):
+    for name in (settings.request.signal, "TERM"):
         signal.signal(getattr(signal, f"SIG{name}"), batch.hear)
     status = batch.train()
     if status == RESUMABLE:
         batch.go_on()
+    elif status == 0 and (used := used_of_asked(RunDirectory(directory), settings.request.end_seconds)):
+        say(f"hpctrain: {used}")
     return status
 
 
 class _Batch:
     def __init__(self, directory: Path, settings: JobSettings, told: str | None, say: Callable[[str], None]) -> None:
-        self._settings, self._asked, self._say = settings, told, say
+        self._settings, self._request, self._asked, self._say = settings, settings.request, told, say
         self._run = RunDirectory(directory)
         self._job = os.environ.get("SLURM_JOB_ID", "")
         self._again = [f"--chdir={directory}", str(self._run.script)]
         self._child: subprocess.Popen[bytes] | None = None
         self._begun = self._ended = False
+        self._failed: dict[str, str] = {}
 
     def hear(self, number: int, _frame: Any) -> None:
         # What comes after the training is not why it ended.
@@ -84,24 +77,49 @@ class _Batch:
         some clusters it gets one from Slurm.
         """
         if self._stops() and self._child:
-            self._child.send_signal(getattr(signal, f"SIG{self._settings.signal}"))
+            self._child.send_signal(getattr(signal, f"SIG{self._request.signal}"))
 
     def train(self) -> int:
         """Run or resume the training on nodes that are prepared for it; returns its exit status."""
         settings = self._settings
-        if settings.cpus_per_task:
-            os.environ["SRUN_CPUS_PER_TASK"] = str(settings.cpus_per_task)
+        if self._request.cpus_per_task:
+            # Since Slurm 22.05 srun does not take it from the job.
+            os.environ["SRUN_CPUS_PER_TASK"] = str(self._request.cpus_per_task)
         try:
-            if settings.staging:
-                os.environ.update(stage(settings.staging, settings.container))
+            if settings.check and not self._stops() and not self._check():
+                return RESUMABLE if self._replaceable() else _CHECK_FAILED
             if settings.container:
                 look_at_image(settings.container)
             return self._verify_and_run()
         finally:
             self._ended = True
-            # Now, because the job may lose its nodes next.
-            if settings.staging:
-                remove_staged(settings.staging)
+
+    def _check(self) -> bool:
+        """Check the nodes, and leave out those that fail; returns whether enough are left."""
+        checked = check_nodes(self._run)
+        self._failed = {node: fault for node, fault in checked.items() if fault}
+        for node, fault in self._failed.items():
+            self._say(f"hpctrain: {node} fails a check: {fault}")
+        record_failed(self._run, self._failed)
+        fit = [node for node in checked if node not in self._failed]
+        use_only(fit[: self._request.nodes])
+        return len(fit) >= self._request.nodes
+
+    def _replaceable(self) -> bool:
+        """Whether the next job can have other nodes than those that failed a check."""
+        # No signal kept the training from beginning.
+        self._begun = True
+        return {*self._failed} <= {*(self._excluded or ())}
+
+    @cached_property
+    def _excluded(self) -> tuple[str, ...] | None:
+        """The nodes that the next job leaves out; None where no node has failed."""
+        return nodes_to_exclude(self._run, int(os.environ["SLURM_JOB_NUM_NODES"]), self._say)
+
+    @property
+    def _exclusion(self) -> str:
+        """The same, and those that the user left out, as Slurm takes them."""
+        return ",".join(filter(None, [self._request.sbatch.get("exclude"), *(self._excluded or ())]))
 
     def _verify_and_run(self) -> int:
         run, verified = self._run, self._run.path / "verify"
@@ -117,7 +135,7 @@ class _Batch:
         # It takes the job's hosts, orders them, starts the ranks, and goes on from the newest checkpoint.
         status = self._follow("run", "--resume", "--run-dir", str(run.path))
         # One that a signal ended was told before it could listen: nothing had begun.
-        killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._settings.signal}")}
+        killed = {-signal.SIGTERM, -getattr(signal, f"SIG{self._request.signal}")}
         self._begun = not (self._stops() and status in killed)
         if not self._begun:
             return RESUMABLE
@@ -140,8 +158,8 @@ class _Batch:
             # It might be so each time, for ever.
             remedy = "ask for more time (--time) or a smaller signal_seconds"
             self._how(f"{self._asked} came before the training began: {remedy}. To go on")
-        elif not (self._settings.requeue and self._requeued()) and not self._followed():
-            programs = "neither scontrol requeue nor sbatch works" if self._settings.requeue else "sbatch does not work"
+        elif not (self._request.requeue and self._requeued()) and not self._followed():
+            programs = "neither scontrol requeue nor sbatch works" if self._request.requeue else "sbatch does not work"
             self._how(f"{programs} here. To go on")
 
     def _how(self, why: str) -> None:
@@ -149,18 +167,25 @@ class _Batch:
         self._say(f"  {shlex.join(['sbatch', *self._again])}")
 
     def _requeued(self) -> bool:
+        excluded = self._excluded
         self._say(f"hpctrain: job {self._job} is not finished and goes back to the queue")
         # Slurm may end all that the job runs before it answers. A requeue that went well must not look failed then:
         # another job would go on beside this one.
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         try:
-            return self._slurm("scontrol", "requeue", self._job) is not None
+            if self._slurm("scontrol", "requeue", self._job) is None:
+                return False
+            # Slurm takes a list only for a job that waits. An empty one forgets those of more than a day ago.
+            if excluded is not None:
+                self._slurm("scontrol", "update", f"JobId={self._job}", f"ExcNodeList={self._exclusion}")
+            return True
         finally:
             signal.signal(signal.SIGTERM, before)
 
     def _followed(self) -> bool:
         """Whether another job goes on when this one has ended, where jobs may not go back."""
-        number = self._slurm("sbatch", "--parsable", f"--dependency=afterany:{self._job}", *self._again)
+        options = [f"--dependency=afterany:{self._job}", *([f"--exclude={self._exclusion}"] if self._excluded else [])]
+        number = self._slurm("sbatch", "--parsable", *options, *self._again)
         if number is not None:
             self._say(f"hpctrain: job {self._job} is not finished, so job {number.strip().partition(';')[0]} goes on")
         return number is not None

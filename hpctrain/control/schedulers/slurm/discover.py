@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from hpctrain.common.cluster.programs import program_output, run_program
+from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError, nearest
-from hpctrain.common.files.checked_yaml import dump, validate
+from hpctrain.common.files.checked_yaml import validate
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Cluster
 
@@ -21,9 +21,6 @@ _SECONDS = 60.0
 _CONFIG = ("show", "config")
 _PARTITIONS = ("--oneliner", "show", "partition")
 _NODES = ("--oneliner", "show", "node")
-# Partition, state, number of nodes, CPUs, sockets, cores of a socket, memory and GRES, of equal nodes a line.
-_SINFO = ("--exact", "--noheader", "--format=%R|%T|%D|%c|%X|%Y|%m|%G")
-_FIELDS = ("Partitions", "State", "nodes", "CPUTot", "Sockets", "CoresPerSocket", "RealMemory", "Gres")
 
 # Nodes in these states run no jobs until somebody repairs them.
 _BROKEN = ("DOWN", "DRAIN", "FAIL", "ERROR", "INVAL", "UNK", "FUTURE", "MAINT", "NOT_RESP", "REBOOT")
@@ -68,19 +65,12 @@ def discover(partition: str | None) -> Cluster:
             "there is no Slurm here: scontrol is not on the PATH",
             "run on a login node of the cluster, load its Slurm module, or name a profile: --cluster generic",
         )
-    config, partitions = _scontrol(*_CONFIG), _scontrol(*_PARTITIONS)
-    nodes = program_output("scontrol", *_NODES, seconds=_SECONDS)
-    sinfo = "" if nodes else program_output("sinfo", *_SINFO, seconds=_SECONDS)
-    if not nodes and not sinfo:
-        # Once more, for its reason.
-        nodes = _scontrol(*_NODES)
-    return profile_from(config, partitions, nodes, sinfo, partition=partition, today=date.today())
+    config, partitions, nodes = (_scontrol(*what) for what in (_CONFIG, _PARTITIONS, _NODES))
+    return profile_from(config, partitions, nodes, partition=partition, today=date.today())
 
 
-def profile_from(
-    config: str, partitions: str, nodes: str, sinfo: str = "", *, partition: str | None, today: date
-) -> Cluster:
-    """The profile that the texts of ``scontrol show`` describe, and ``sinfo`` where a site keeps nodes to itself.
+def profile_from(config: str, partitions: str, nodes: str, *, partition: str | None, today: date) -> Cluster:
+    """The profile that the texts of ``scontrol show`` describe.
 
     Raises:
         HpctrainError: as in :func:`discover`.
@@ -90,7 +80,7 @@ def profile_from(
     named = [_choose(known, name) for name in (partition.split(",") if partition else [None])]
     chosen = named[0]
     name = chosen["PartitionName"]
-    kinds, broken = count_nodes(_lines(nodes) or _of_sinfo(sinfo, chosen), chosen)
+    kinds, broken = count_nodes(_lines(nodes), chosen)
     if not kinds:
         raise HpctrainError(
             "HT-slurm-partition-not-usable",
@@ -112,17 +102,7 @@ def profile_from(
     return Cluster(
         profile=profile,
         findings=_findings(profile, version, chosen, kinds, broken),
-        files={"cluster.yaml": profile_yaml(profile)},
     )
-
-
-def profile_yaml(profile: ClusterProfile) -> str:
-    """The text of a file that ``load_profile`` reads as the same profile."""
-    head = (
-        f"# Discovered by {profile.source}.\n"
-        "# What is left out has its default; hpctrain/control/schedulers/profile.py describes every key.\n"
-    )
-    return head + dump(profile.model_dump(mode="json", exclude_defaults=True))
 
 
 def read_config(text: str) -> Settings:
@@ -131,25 +111,11 @@ def read_config(text: str) -> Settings:
     return {key: value.strip() for key, value in pairs}
 
 
-def _of_sinfo(text: str, partition: Settings) -> list[Settings]:
-    """What ``scontrol show node`` would say of a partition's nodes, as far as ``sinfo`` says it.
-
-    It counts the CPUs that the site keeps from jobs too. Of equal nodes, the partition's sums are without them.
-    """
-    lines = [dict(zip(_FIELDS, line.split("|"), strict=False)) for line in text.splitlines()]
-    here = [line for line in lines if len(line) == len(_FIELDS) and line["Partitions"] == partition["PartitionName"]]
-    sums = dict(field.partition("=")[::2] for field in partition.get("TRES", "").split(","))
-    cpus, nodes = _number(sums, "cpu"), _number(sums, "node")
-    if cpus and nodes and len({line["CPUTot"] for line in here}) == 1:
-        return [line | {"CPUEfctv": str(cpus // nodes)} for line in here]
-    return here
-
-
 def count_nodes(nodes: Iterable[Settings], partition: Settings) -> tuple[Counter[NodeKind], int]:
     """How many nodes of each kind can run jobs of a partition, and how many cannot.
 
     Args:
-        nodes: each node as ``scontrol --oneliner show node`` prints it; or several equal ones, with their number.
+        nodes: each as ``scontrol --oneliner show node`` prints it.
         partition: its settings, which may keep CPUs from jobs.
     """
     usable: Counter[NodeKind] = Counter()
@@ -160,9 +126,9 @@ def count_nodes(nodes: Iterable[Settings], partition: Settings) -> tuple[Counter
         state = node.get("State", "UNKNOWN").upper()
         # '*' after a state: the node does not answer.
         if "*" in state or any(part.startswith(_BROKEN) for part in state.split("+")):
-            broken += _number(node, "nodes") or 1
+            broken += 1
         elif kind := _kind(node, partition):
-            usable[kind] += _number(node, "nodes") or 1
+            usable[kind] += 1
     return usable, broken
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +18,6 @@ _SEPARATOR = "\x1f"
 # Field and width of squeue --Format, of which 20.11 and every later version has all. What is longer is cut off; what is
 # shorter is filled up, so that wide fields cost where an array has thousands of tasks.
 _SQUEUE = {
-    "JobArrayID": 256,
     "JobID": 64,
     "State": 64,
     "Reason": 256,
@@ -28,15 +26,14 @@ _SQUEUE = {
     "TimeLimit": 64,
     "NodeList": 512,
     "exit_code": 64,
-    "restartcnt": 64,
     "Command": 1024,
     "WorkDir": 1024,
 }
-_SACCT = ("JobID", "JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
+_SACCT = ("JobIDRaw", "State", "Reason", "Start", "Elapsed", "Timelimit", "NodeList", "ExitCode", "WorkDir")
 
 
 def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobState]:
-    """The jobs with these numbers that Slurm knows, sorted by number; each running task of an array is one.
+    """The jobs with these numbers that Slurm knows, sorted by number; of an array those of its tasks.
 
     Args:
         ids: job numbers that :func:`hpctrain.control.schedulers.jobs.is_job_id` accepts.
@@ -47,10 +44,10 @@ def job_states(ids: Sequence[str], *, seconds: float = _SECONDS) -> list[JobStat
     """
     if not ids:
         return []
-    states = _squeue([f"--jobs={','.join(ids)}"], seconds)
-    known = {name for state in states for name in state.names}
-    forgotten = [job for job in ids if job.partition("_")[0] not in known]
-    return sorted([*states, *_sacct(forgotten, seconds)], key=_order)
+    known = {state.id: state for state in _squeue([f"--jobs={','.join(ids)}"], seconds)}
+    if forgotten := [job for job in ids if job not in known]:
+        known = {**{state.id: state for state in _sacct(forgotten, seconds)}, **known}
+    return sorted(known.values(), key=_order)
 
 
 def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
@@ -66,10 +63,8 @@ def jobs_of_user(user: int, *, seconds: float = _SECONDS) -> list[JobState]:
     return sorted(_squeue([f"--user={user}"], seconds), key=_order)
 
 
-def _order(state: JobState) -> tuple[int, int]:
-    # The task of an array, the first of those that wait, or the part of a heterogeneous job.
-    first = re.match(r"\d+[_+]\[?(\d+)", state.id)
-    return int(state.job), int(first[1]) if first else 0
+def _order(state: JobState) -> int:
+    return int(state.id)
 
 
 def _squeue(which: Sequence[str], seconds: float) -> list[JobState]:
@@ -105,8 +100,7 @@ def _squeue_state(row: dict[str, str]) -> JobState:
     # The format of wait(2): the exit status is above the signal.
     status = int(row["exit_code"])
     return JobState(
-        id=row["JobArrayID"],
-        number=row["JobID"],
+        id=row["JobID"],
         state=row["State"],
         reason="" if row["Reason"] == "None" else row["Reason"],
         start=_time(row["StartTime"]),
@@ -115,7 +109,6 @@ def _squeue_state(row: dict[str, str]) -> JobState:
         nodes=row["NodeList"],
         exit_code=status >> 8,
         signal=status & 0x7F,
-        restarts=int(row["restartcnt"]),
         command="" if row["Command"] == "(null)" else row["Command"],
         directory=Path(row["WorkDir"]),
     )
@@ -123,8 +116,6 @@ def _squeue_state(row: dict[str, str]) -> JobState:
 
 def _sacct(ids: Sequence[str], seconds: float) -> list[JobState]:
     """The jobs that the accounting remembers; none where there is no accounting."""
-    if not ids:
-        return []
     arguments = ("--allocations", "--noheader", "--parsable", f"--delimiter={_SEPARATOR}", f"--jobs={','.join(ids)}")
     try:
         done = run_program(
@@ -149,8 +140,7 @@ def read_sacct(text: str) -> list[JobState]:
 def _sacct_state(row: dict[str, str]) -> JobState:
     exit_code, _, signal = row["ExitCode"].partition(":")
     return JobState(
-        id=row["JobID"],
-        number=row["JobIDRaw"],
+        id=row["JobIDRaw"],
         # The state may include who cancelled a job: CANCELLED by 1000.
         state=row["State"].partition(" ")[0],
         reason="" if row["Reason"] == "None" else row["Reason"],
@@ -160,8 +150,6 @@ def _sacct_state(row: dict[str, str]) -> JobState:
         nodes="" if row["NodeList"] == "None assigned" else row["NodeList"],
         exit_code=int(exit_code),
         signal=int(signal or 0),
-        restarts=0,
-        command="",
         directory=Path(row["WorkDir"]),
     )
 

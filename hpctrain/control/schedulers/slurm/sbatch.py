@@ -6,9 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +21,9 @@ from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.launcher_choice import require_choices, require_image
-from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.job_request import SETTINGS, JobRequest, JobSettings
 from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
 from hpctrain.control.schedulers.scheduler import Order
-from hpctrain.control.schedulers.slurm.batch import SETTINGS, JobSettings
-from hpctrain.control.schedulers.slurm.node_files import plan_staging
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 
@@ -70,24 +66,16 @@ def prepare(order: Order) -> PreparedJob:
         )
     require_image(container)
     settings = JobSettings(
-        requeue=request.requeue,
-        signal=request.signal,
-        cpus_per_task=request.cpus_per_task,
+        request=request,
         verify=order.verify,
+        check=order.check or request.spare > 0,
         container=container,
-        staging=plan_staging(profile, order.stage, container),
     )
     frameworks, missing = installed_frameworks(), tuple[str, ...]()
     if look_only and container is None:
         frameworks, missing = as_if_installed(frameworks)
     plan = order.plan(frameworks)
     require_choices(plan)
-    if order.verify and plan.ranks == 1:
-        raise HpctrainError(
-            "HT-ranks-too-few",
-            "--verify: a job of one rank is one process already",
-            "ask for more ranks, as with --nodes 2, or leave --verify out",
-        )
     if not look_only:
         require_trackers(plan.trackers, {**os.environ, **profile.environment})
     script = partial(
@@ -98,12 +86,11 @@ def prepare(order: Order) -> PreparedJob:
         virtual_environment=_virtual_environment(),
         no_kill=plan.fault_tolerant,
     )
-    warnings = [*filter(None, [request.warning]), *(f"warning: {text}" for text in missing)]
     return PreparedJob(
         plan=plan,
         render=lambda directory: script(run_directory=directory),
-        files={**order.cluster.files, SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
-        notices=(*order.cluster.findings, *warnings),
+        files={SETTINGS: f"{settings.model_dump_json(indent=2, exclude_defaults=True)}\n"},
+        notices=(*order.cluster.findings, *(f"warning: {text}" for text in missing)),
     )
 
 
@@ -141,30 +128,10 @@ def _cancel(directory: RunDirectory, number: str | None) -> None:
     with contextlib.suppress(HpctrainError):
         for job in jobs_of_user(os.getuid()):
             if job.live and job.command.strip() == str(directory.script):
-                numbers.add(job.job)
+                numbers.add(job.id)
     with contextlib.suppress(HpctrainError):
         if numbers:
             run_program("scancel", *sorted(numbers, key=int), seconds=_SECONDS)
-
-
-def check(script: str) -> str:
-    """Let Slurm check a script without submitting it; returns what it says, empty where there is no Slurm.
-
-    Raises:
-        HpctrainError: Slurm refuses it.
-    """
-    if shutil.which("sbatch") is None:
-        return ""
-    with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        done = run_program("sbatch", "--test-only", "--", file.name, seconds=_SECONDS)
-    if done.returncode != 0:
-        # The script is not at fault if the controller does not answer.
-        if run_program("scontrol", "ping", seconds=_SECONDS).returncode != 0:
-            return "Slurm does not answer, so the script is not checked"
-        raise _refusal(done.stderr)
-    return done.stderr.strip().removeprefix("sbatch: ")
 
 
 def require_log_path(directory: Path) -> None:
@@ -278,7 +245,7 @@ def directives(request: JobRequest) -> tuple[str, ...]:
         "account": request.account,
         "qos": request.qos,
         "constraint": request.constraint,
-        "nodes": request.nodes,
+        "nodes": request.nodes + request.spare,
         "ntasks-per-node": request.tasks_per_node,
         "cpus-per-task": request.cpus_per_task,
         request.gpu_option: gpus,

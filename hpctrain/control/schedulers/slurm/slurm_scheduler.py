@@ -11,7 +11,7 @@ from hpctrain.common.files.printable import shell_word
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.scheduler import Cluster, Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
 from hpctrain.control.schedulers.slurm.queue import job_states, jobs_of_user
 from hpctrain.control.schedulers.submission import run_path
 
@@ -32,17 +32,16 @@ class Slurm(Scheduler):
 
         return discover(partition) if profile is None else Cluster(profile=profile)
 
-    def describe(self, order: Order, say: Say) -> Description:
-        from hpctrain.control.schedulers.slurm.sbatch import check, prepare, require_log_path
+    def describe(self, order: Order, say: Say) -> str:
+        from hpctrain.control.schedulers.slurm.sbatch import prepare, require_log_path
 
         job = prepare(order)
         for line in job.notices:
             say(line)
         directory = run_path(order, job.plan)
         require_log_path(directory)
-        script = job.render(directory)
-        first, _, rest = script.partition("\n")
-        return Description(text=f"{first}\n{_NOT_BY_ITSELF}\n{rest}", notes=check(script))
+        first, _, rest = job.render(directory).partition("\n")
+        return f"{first}\n{_NOT_BY_ITSELF}\n{rest}"
 
     def submit(self, order: Order, say: Say) -> Submitted:
         from hpctrain.control.schedulers.slurm.sbatch import prepare, submit_job

@@ -35,7 +35,7 @@ def test_shipped_profiles_are_valid_and_say_where_they_are_from() -> None:
 def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -> None:
     text = (slurm_folder() / "clusters" / "generic.yaml").read_text().replace("  gpus: 0\n", "")
     profile = load_profile(profile_file(tmp_path, re.sub(r"^( *)# (\w+: )", r"\1\2", text, flags=re.MULTILINE)))
-    assert profile.model_fields_set >= {"account", "time", "sbatch", "modules", "setup", "environment", "node_storage"}
+    assert profile.model_fields_set >= {"account", "time", "sbatch", "modules", "setup", "environment"}
     assert profile.node.model_fields_set == {*NodeProfile.model_fields}
 
 
@@ -52,15 +52,9 @@ def test_what_is_commented_out_in_the_generic_profile_is_valid(tmp_path: Path) -
         ("setup:\n  - echo one\n  - |\n    echo two\n    echo three", 5, "HT-value-not-valid", {"key": "setup.1"}),
         ("environment: {A-B: x}", 3, "HT-file-value", {"key": "environment.A-B.[key]"}),
         ("environment: {OMP_NUM_THREADS: 8}", 3, "HT-file-value", {"key": "environment.OMP_NUM_THREADS", "value": "8"}),
-        ("node_storage: $(rm x)", 3, "HT-file-value", {"key": "node_storage"}),
         ("sbatch: {output: x}", 1, "HT-sbatch-option-set-elsewhere", {"option": "output"}),
         ("sbatch: {gres: 'gpu:4'}", 1, "HT-sbatch-option-set-elsewhere", {"option": "gres"}),
         ('sbatch: {comment: "a\\nb"}', 1, "HT-sbatch-option-not-valid", {"option": "comment"}),
-        ("sbatch: {mem: 4G}", 1, "HT-sbatch-option-set-elsewhere", {"option": "mem", "key": "node.memory"}),
-        (
-            "sbatch: {exclusive: user}",
-            *(1, "HT-sbatch-option-set-elsewhere", {"option": "exclusive", "key": "node.exclusive"}),
-        ),
         ("node: {memory: much}", 3, "HT-file-value", {"key": "node.memory"}),
         ("signal: TERM", 3, "HT-value-not-valid", {"choices": "valid: ALRM, USR1, USR2, XCPU"}),
     ],

@@ -134,7 +134,7 @@ def test_all_that_is_wrong_is_named_with_its_place_in_the_event(line: str, keys:
 
 # One of each kind, as its writer leaves it: programs and users read these.
 LINES = [
-    '{"time": 1767225600.5, "event": "start", "attempt": 2, "iteration": 46, "restart": 1, "job": "812_3", '
+    '{"time": 1767225600.5, "event": "start", "attempt": 2, "iteration": 46, "restart": 1, "job": "812", '
     '"launcher": "mpirun", "hosts": ["n1", "n2"], "host": "login1", "pid": 4711}',
     '{"time": 1767225598.0, "event": "plan", "sha256": "5c1d"}',
     '{"time": 1767225599.0, "event": "damaged", "path": "step-00000069", "fault": "rank-1-of-2 is cut short", '
@@ -170,6 +170,7 @@ LINES = [
     '{"time": 1767225610.0, "event": "fault", "rank": null, "host": "n2", "message": "host n2 was lost"}',
     '{"time": 1767225610.0, "event": "fault", "rank": 3, "host": "n2", "message": "rank 3 on n2 died", '
     '"iteration": 71, "recovery_seconds": 0.5, "samples_affected": 8, "ranks": 3}',
+    '{"time": 1767225610.5, "event": "excluded", "host": "n2", "message": "host n2 was lost"}',
     '{"time": 1767225611.0, "event": "end", "status": "done", "seconds": 240.5}',
 ]
 

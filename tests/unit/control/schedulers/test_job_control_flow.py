@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.slurm.node_files import StagedPaths, Staging
-from support.schedulers.fake_programs import ON_EACH_NODE, Programs, end, slurm_programs, started
+from support.schedulers.fake_programs import Programs, end, slurm_programs, started
 from support.schedulers.job_scripts import PLAIN, script
 
 TERM_THEN_4 = """
@@ -174,68 +173,18 @@ def test_where_nothing_works_it_says_what_to_do(programs: Programs, tmp_path: Pa
     assert words.stdout.splitlines() == ["sbatch", f"--chdir={directory}", f"{directory}/job.sh"]
 
 
-def test_staging_happens_on_every_node_and_is_taken_away(programs: Programs, tmp_path: Path) -> None:
-    programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
-    data = tmp_path / "it's data"
-    data.mkdir()
-    (data / "a").write_text("1")
-    subprocess.run(["tar", "-czf", str(tmp_path / "more.tar.gz"), "-C", str(data), "a"], check=True)
-    copies = (
-        StagedPaths(source=str(data), name="it's data", kind="copy"),
-        StagedPaths(source=str(tmp_path / "more.tar.gz"), name="more", kind="tar"),
-    )
-    programs.add("hpctrain", "os.system('find \"$HPCTRAIN_STAGE\" -type f'); sys.exit(4)")
-    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
-    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
-    storage = tmp_path / "node's own"
-    storage.mkdir()
-    code, output = end(programs, text, TMPDIR=str(storage), SLURM_JOB_NUM_NODES="3")
-    assert code == 4, output
-    stage = storage / "hpctrain-7"
-    assert {f"{stage}/more/a", f"{stage}/it's data/a"} <= set(output.splitlines())
-    assert not stage.exists()
-    assert {call.arguments[0] for call in programs.calls("srun")} == {"--ntasks=3"}
-
-
-def test_what_a_failed_staging_left_is_taken_away(programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain")
-    programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
-    gone = StagedPaths(source=str(tmp_path / "gone"), name="gone", kind="copy")
-    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=(gone,))
-    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "staging": staging})
-    code, _ = end(programs, text, TMPDIR=str(tmp_path))
-    assert code == 1
-    assert programs.calls("hpctrain") == []
-    assert not (tmp_path / "hpctrain-7").exists()
-
-
-def staged_job(directory: Path, **asked: object) -> str:
-    copies = (StagedPaths(source=str(directory / "data"), name="data", kind="copy"),)
-    (directory / "data").write_text("1")
-    staging = Staging(folder="$TMPDIR/hpctrain-$SLURM_JOB_ID", copies=copies)
-    return script(PLAIN, more={"run_directory": directory, "folder": directory, "staging": staging}, **asked)
-
-
-def test_storage_that_nodes_share_is_refused(programs: Programs, tmp_path: Path) -> None:
-    programs.add("hpctrain")
-    programs.add("srun", ON_EACH_NODE)
-    code, output = end(programs, staged_job(tmp_path), TMPDIR=str(tmp_path), SLURM_JOB_NUM_NODES="2")
-    assert code == 2
-    assert f"{tmp_path}/hpctrain-7" in output
-    assert programs.calls("hpctrain") == []
-
-
-def test_what_comes_while_staged_files_are_removed_does_not_lose_the_requeue(
-    programs: Programs, tmp_path: Path
+@pytest.mark.parametrize(("nodes", "status"), [(1, 3), (11, 4)])
+def test_a_job_whose_nodes_fail_a_check_comes_back_if_it_can_have_others(
+    nodes: int, status: int, programs: Programs, tmp_path: Path
 ) -> None:
-    ready = tmp_path / "ready"
-    programs.add("hpctrain", "sys.exit(4)")
-    slow = f"import pathlib\nif len(pathlib.Path({str(programs.folder)!r}, 'notes').read_text().splitlines()) > 4:\n"
-    slow += f"    open({str(ready)!r}, 'w').close(); time.sleep(30)\n"
-    programs.add("srun", slow + "os.execvp(sys.argv[3], sys.argv[3:])")
-    with started(programs, staged_job(tmp_path), TMPDIR=str(tmp_path)) as process:
-        wait_for(ready)
-        os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=100)
-        assert process.returncode == 4
-    assert [call.arguments for call in programs.calls("scontrol")] == [["requeue", "7"]]
+    check = {"name": "open files", "status": "failed", "found": "100", "wanted": "at least 4,096"}
+    programs.add("hpctrain")
+    answer = "next(word[9:] for word in sys.argv if word.startswith('--output=')).replace('%n', '0')"
+    programs.add("srun", f"open({answer}, 'w').write(json.dumps({{'checks': [{check!r}]}}))")
+    programs.add("sinfo", "".join(f"print('n{node}')\n" for node in range(1, nodes + 1)))
+    text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "check": True})
+    code, output = end(programs, text, SLURM_JOB_NODELIST="n1", SLURM_JOB_PARTITION="batch")
+    assert code == status and "n1 fails a check: open files: 100" in output
+    assert programs.calls("hpctrain") == []
+    asked = [["requeue", "7"], ["update", "JobId=7", "ExcNodeList=n1"]]
+    assert [call.arguments for call in programs.calls("scontrol")] == (asked if status == 4 else [])

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.common.run.plan import Container
-from hpctrain.control.schedulers.slurm.node_files import StagedPaths, Staging
 from hpctrain.control.schedulers.slurm.sbatch import directive
 from support.schedulers.fake_programs import Programs
 from support.schedulers.job_scripts import PLAIN, script
@@ -28,32 +27,26 @@ WORD = LINE.filter(lambda text: text and not text.startswith("-") and not any(ma
 
 @pytest.mark.long
 @settings(max_examples=15, deadline=None)
-@given(run=NAME, folder=NAME, value=TEXT, module=WORD, image=NAME, staged=NAME, name=TEXT)
-def test_any_text_arrives(run: str, folder: str, value: str, module: str, image: str, staged: str, name: str) -> None:
+@given(run=NAME, folder=NAME, value=TEXT, module=WORD, image=NAME, name=TEXT)
+def test_any_text_arrives(run: str, folder: str, value: str, module: str, image: str, name: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         root = Path(place).resolve()
         programs = Programs(root / "bin")
-        work, image_file, source = root / "f" / folder, root / "i" / image, root / "s" / staged
-        for made in (programs.folder, work, root / "i", root / "s", root / run):
+        work, image_file = root / "f" / folder, root / "i" / image
+        for made in (programs.folder, work, root / "i", root / run):
             made.mkdir(parents=True, exist_ok=True)
         image_file.touch()
-        source.write_text("staged")
         programs.add("module")
-        programs.add("srun", "os.execvp(sys.argv[3], sys.argv[3:])")
-        programs.add("hpctrain", "print(open(os.environ['HPCTRAIN_STAGE'] + '/' + os.environ['STAGED']).read())")
-        profile = PLAIN.model_copy(update={"environment": {"VALUE": value, "STAGED": staged}, "modules": (module,)})
+        programs.add("hpctrain", "print('trained')")
+        profile = PLAIN.model_copy(update={"environment": {"VALUE": value}, "modules": (module,)})
         more = {
             "run_directory": root / run,
             "folder": work,
             "container": Container(runtime="apptainer", image=str(image_file)),
-            "staging": Staging(
-                folder="$TMPDIR/hpctrain-$SLURM_JOB_ID",
-                copies=(StagedPaths(source=str(source), name=staged, kind="copy"),),
-            ),
         }
         text = script(profile, name or "x", more=more)
         output, _ = programs.start(text, TMPDIR=str(root)).communicate(timeout=60)
-        assert output == "staged\n"
+        assert output == "trained\n"
         (call,) = programs.calls("hpctrain")
         assert call.arguments == ["run", "--resume", "--run-dir", str(root / run)]
         assert call.environment["VALUE"] == value

@@ -95,7 +95,7 @@ def test_submit_status_and_cancel(
     assert main(["status", "run", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert [state["state"] for state in status["jobs"]] == ["RUNNING"]
-    assert main(["submit", "digits", "--cluster", "here.yaml", "--stage", "x", "--dry-run"]) == 2
+    assert main(["submit", "digits", "--cluster", "here.yaml", "--spare", "1", "--dry-run"]) == 2
     assert codes(capsys.readouterr().err) == ["HT-option-not-usable-here"]
     Pbs().cancel(["31"])
     assert "qdel 31" in calls.read_text()

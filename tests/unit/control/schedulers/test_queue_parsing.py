@@ -30,31 +30,16 @@ def test_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_how_jobs_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = row("2", "FAILED", "/tmp", reason="NonZeroExitCode", status="1792", nodes="n1", used="0:01")
-    killed = row("3_2", "FAILED", "/tmp", number="8", status="9", nodes="n1", restarts="2")
+    killed = row("8", "FAILED", "/tmp", status="9", nodes="n1")
     install(tmp_path, monkeypatch, squeue=prints(killed + failed))
-    first, second = job_states(["3", "2"])
+    first, second = job_states(["3_2", "2"])
     assert (first.id, first.exit_code, first.signal, first.live) == ("2", 7, 0, False)
-    assert (second.id, second.exit_code, second.signal, second.restarts) == ("3_2", 0, 9, 2)
-    assert (second.job, second.number) == ("3", "8")
+    assert (second.id, second.exit_code, second.signal) == ("8", 0, 9)
 
 
-def test_tasks_that_wait_are_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = row("3_[2,4-9%2]", "PENDING", "/tmp", reason="JobArrayTaskLimit", start="1795260180")
-    install(tmp_path, monkeypatch, squeue=prints(text))
-    job = job_state("3")
-    assert job and job.waits and job.job == "3"
-
-
-def test_heterogeneous_jobs_and_arrays_of_a_user_in_the_order_of_their_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["100", "12+1", "12+0", "9_10", "9_[11-12,20%2]", "9_2"]
-    rows = "".join(row(name, "PENDING", "/tmp", number=str(number)) for number, name in enumerate(names, 500))
-    install(tmp_path, monkeypatch, squeue=prints(rows))
-    jobs = jobs_of_user(0)
-    assert [job.id for job in jobs] == ["9_2", "9_10", "9_[11-12,20%2]", "12+0", "12+1", "100"]
-    assert [job.job for job in jobs] == ["9", "9", "9", "12", "12", "100"]
-    assert job_states(["12"]) == jobs, "what Slurm knows is not asked of the accounting"
+def test_the_jobs_of_a_user_in_the_order_of_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, squeue=prints("".join(row(job, "PENDING", "/tmp") for job in ("100", "12", "9"))))
+    assert [job.id for job in jobs_of_user(0)] == ["9", "12", "100"]
 
 
 @pytest.mark.parametrize("squeue", [UNKNOWN_JOB, "true"])
@@ -64,7 +49,7 @@ def test_an_unknown_job(squeue: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_accounting_remembers_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = ["7", "7", "CANCELLED by 1000", "None", "1795249391", "00:10:00", "01:00:00", "n1", "0:15", ODD, "\n"]
+    fields = ["7", "CANCELLED by 1000", "None", "1795249391", "00:10:00", "01:00:00", "n1", "0:15", ODD, "\n"]
     install(tmp_path, monkeypatch, squeue=UNKNOWN_JOB, sacct=prints("\x1f".join(fields)))
     job = job_state("7")
     assert job and (job.state, job.signal, job.seconds, job.limit_seconds) == ("CANCELLED", 15, 600, 3600)

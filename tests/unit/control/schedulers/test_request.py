@@ -61,13 +61,6 @@ def test_exclusive_on_the_command_line() -> None:
     assert [line for line in lines if "exclusive" in line] == ["#SBATCH --exclusive=user"]
 
 
-@pytest.mark.parametrize(("limit", "warns"), [("3", True), ("4", False), ("3:01", False), ("0", False), (None, False)])
-def test_no_time_before_the_signal_is_warned_of(limit: str | None, warns: bool) -> None:
-    warning = job_request(PLAIN, "x", {"time": limit}).warning
-    assert ("--time 3" in warning and "signal_seconds" in warning) if warning else not warns
-    assert warns == bool(warning)
-
-
 def test_the_profile_says_whether_jobs_requeue_themselves() -> None:
     assert job_request(PLAIN, "x", {}).requeue
     assert not job_request(PLAIN.model_copy(update={"requeue": False}), "x", {}).requeue
@@ -116,12 +109,6 @@ def test_further_options_that_are_refused(option: str, value: str, code: str, va
     with refused(code, **values) as caught:
         job_request(PLAIN, "digits", {"sbatch": {option: value}})
     assert caught.value.exit_code == 2
-
-
-def test_more_than_the_cluster_has() -> None:
-    small = PLAIN.model_copy(update={"node": NodeProfile(cores=4)})
-    with refused("HT-job-larger-than-a-node", tasks=5, profile="plain", cores=4):
-        job_request(small, "x", {"tasks_per_node": 5})
 
 
 def test_further_options() -> None:

@@ -19,7 +19,7 @@ from hpctrain.cli.main import main
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers import scheduler as registry
 from hpctrain.control.schedulers.jobs import JobState
-from hpctrain.control.schedulers.scheduler import Description, Order, Say, Scheduler, Submitted
+from hpctrain.control.schedulers.scheduler import Order, Say, Scheduler, Submitted
 from hpctrain.control.schedulers.submission import made_run, record
 from support.refusals import codes
 
@@ -29,8 +29,8 @@ PROFILE = "name: mine\nsource: the tests\nscheduler: background\n"
 class Background(Scheduler):
     """A job is a process of this machine, by its number."""
 
-    def describe(self, order: Order, say: Say) -> Description:
-        return Description(text=f"hpctrain run, {order.request.ranks} ranks\n")
+    def describe(self, order: Order, say: Say) -> str:
+        return f"hpctrain run, {order.request.ranks} ranks\n"
 
     def submit(self, order: Order, say: Say) -> Submitted:
         with made_run(order, order.plan(), {}) as directory:
@@ -43,9 +43,7 @@ class Background(Scheduler):
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         known = [process for process in map(_process, jobs or ()) if process]
         folder = Path.cwd() / "run"
-        return [
-            JobState(id=str(p.pid), number=str(p.pid), state="RUNNING", nodes="here", directory=folder) for p in known
-        ]
+        return [JobState(id=str(p.pid), state="RUNNING", nodes="here", directory=folder) for p in known]
 
     def cancel(self, jobs: Sequence[str]) -> None:
         for job in jobs:

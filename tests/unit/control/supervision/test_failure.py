@@ -159,6 +159,7 @@ def test_what_srun_kills_behind_an_error_is_not_the_cause(directory: RunDirector
         ("Connection closed by peer [127.0.0.1]:1", 2, ("HT-rank-exception", 0, RESUMABLE)),
         ("NCCL error: Duplicate GPU detected", 1, ("HT-rank-exception", 0, 1)),
         ("Connection reset by peer", 0, ("HT-rank-exception", 0, 1)),
+        ("CUDA error: uncorrectable ECC error encountered", 0, ("HT-host-gpu-broken", 0, RESUMABLE)),
     ],
 )
 def test_a_connection_to_another_rank_that_was_lost(
