@@ -78,7 +78,7 @@ class Console:
             case EpochEvent():
                 self._epoch(event)
             case CheckpointEvent():
-                self._progress_line(f"checkpoint at step {event.iteration}")
+                self._progress_line(f"checkpoint at step {event.iteration}{_next_checkpoint(event)}")
             case StoppedEvent():
                 self._progress_line(event.text)
             case EndEvent():
@@ -187,6 +187,16 @@ class Console:
         if share is not None:
             parts.append(f"comm {share:.0%}")
         return "  ".join(parts)
+
+
+def _next_checkpoint(event: CheckpointEvent) -> str:
+    """How long it is to the next checkpoint, and what that follows from, where the run chooses it."""
+    if event.interval_seconds is None or event.mtbf_seconds is None:
+        return ""
+    return (
+        f", the next after {event.interval_seconds:.3g} s: one holds up the training for "
+        f"{event.blocked_seconds or 0:.2g} s, and failures are {event.mtbf_seconds / 3600:.3g} h apart"
+    )
 
 
 def _number(value: float | None) -> str:

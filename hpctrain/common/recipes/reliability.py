@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import CheckedSection, Count
+from hpctrain.common.recipes.keys import CheckedSection, Count, Of, Positive
 
 
 class GuardSettings(Section):
@@ -59,7 +59,16 @@ class FaultTolerance(CheckedSection):
 class Checkpointing(CheckedSection):
     """When checkpoints are written besides the end of each epoch and a stop, and which are kept."""
 
-    every_steps: Count | None = Field(None, description="also after every so many steps of the run")
+    every_steps: Count | Literal["auto"] | None = Field(
+        None,
+        description="also after every so many steps of the run; auto: as often as loses the least time, by what a save "
+        "costs and how often the run fails",
+    )
+    mtbf_hours: Annotated[Positive | None, Of("every_steps", "auto")] = Field(
+        None,
+        description="mean time between failures of the whole job; without it that of the failures that the run has "
+        "seen, and 24 as long as it has seen none",
+    )
     keep_last: Count = Field(
         2, description="how many of the newest to keep; the second is the fallback for a damaged newest one"
     )

@@ -10,6 +10,9 @@
                                  makes the file at a signal, and removes it when it begins an attempt; `hpctrain
                                  cancel` makes it for a job
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
+    RUN_DIR/logs/flight-recorder-rank-N
+                                 what PyTorch writes of rank N's last collectives where one hangs, for torchfrtrace
+    RUN_DIR/mlflow-run           the identity of the MLflow run that a script has begun
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
                                  what it does beside the training
@@ -100,6 +103,9 @@ class RunDirectory:
     tensorboard: ClassVar = _Within("tensorboard")
     wandb: ClassVar = _Within("wandb")
     logs: ClassVar = _Within("logs")
+    # The beginning of the names of PyTorch's files, which end in the rank.
+    flight_recorder: ClassVar = _Within("logs/flight-recorder-rank-")
+    mlflow_run: ClassVar = _Within("mlflow-run")
     ranks: ClassVar = _Within("ranks")
     code: ClassVar = _Within("code")
     code_diff: ClassVar = _Within("code.diff")
@@ -151,7 +157,8 @@ class RunDirectory:
         """
         write_whole(self.plan, plan_text(plan), private=True)
         try:
-            for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
+            dumps = self.flight_recorder.parent.glob(f"{self.flight_recorder.name}*")
+            for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json"), *dumps):
                 stale.unlink(missing_ok=True)
             # Left by processes that were killed while they wrote; nothing else writes between two attempts.
             remove_leftovers(self.path)

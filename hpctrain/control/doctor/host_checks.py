@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+
+import psutil
 
 from hpctrain.common.cluster.checks import Check, judge, skip
 from hpctrain.common.cluster.gpus import visible_devices
+from hpctrain.common.cluster.programs import run_program
+from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import nearest_existing
 from hpctrain.common.settings import BACKEND, SHARE_GPUS
 from hpctrain.control.doctor import network_checks
@@ -22,6 +27,9 @@ from hpctrain.control.horovod import check as horovod_check
 _FILES = 4096
 _SHARED_BYTES = 1 << 30
 _FREE_BYTES = 10**9
+_FREE_FILES = 1000
+# From a node's own storage it takes some seconds; the limit is for a file system that does not answer.
+_IMPORT_SECONDS, _IMPORT_LIMIT = 30.0, 120.0
 _WRITTEN_BYTES = 8 << 20
 # A file system slower than this takes 20 s for a checkpoint of 200 MB (ResNet-50 with momentum).
 _BYTES_PER_S = 10e6
@@ -130,13 +138,55 @@ def check_host(host: Host, run_directory: Path) -> list[Check]:
         run_directory: where runs are to write; need not be there yet.
     """
     checks = [check(host) for check in CHECKS]
-    return [*checks, *disk(run_directory), *horovod(horovod_check.report(), len(host.node_map.gpus))]
+    return [*checks, home_folder(), *disk(run_directory), *horovod(horovod_check.report(), len(host.node_map.gpus))]
+
+
+def home_folder() -> Check:
+    """Python's packages and the caches of libraries are there, mostly under a quota and on servers that all share."""
+    remedy = "remove files there, or name another place for caches: export XDG_CACHE_HOME=DIR HF_HOME=DIR"
+    return _room("home folder", nearest_existing(Path.home()), remedy)
+
+
+def _room(name: str, folder: Path, remedy: str) -> Check:
+    """How much a folder's file system takes, as far as it tells: many count quotas in, and some no files."""
+    kinds = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    kind = next((kinds[path] for path in (folder, *folder.parents) if path in kinds), "unknown file system")
+    status = os.statvfs(folder)
+    free, counted = status.f_bavail * status.f_frsize, status.f_files > 0
+    files = f" and {status.f_favail:,} files" if counted else ""
+    return judge(
+        name,
+        f"{free / 1e9:.3g} GB{files} free in {folder} ({kind})",
+        failed=free < _FREE_BYTES or (counted and status.f_favail < _FREE_FILES),
+        wanted=f"at least {_FREE_BYTES / 1e9:g} GB (a checkpoint of a ResNet-50 has 0.2) and {_FREE_FILES:,} files",
+        remedy=remedy,
+    )
+
+
+def import_of_torch() -> Check:
+    """Each rank reads thousands of files to import PyTorch, and from a shared file system all ranks at once."""
+    name = "import of torch"
+    if find_spec("torch") is None:
+        return skip(name, "there is no PyTorch in this Python")
+    begin = time.perf_counter()
+    try:
+        done = run_program(sys.executable, "-c", "import torch", seconds=_IMPORT_LIMIT)
+        failed, found = done.returncode != 0, done.stderr.strip().rpartition("\n")[2]
+    except HpctrainError as error:
+        failed, found = True, error.message
+    seconds = time.perf_counter() - begin
+    return judge(
+        name,
+        found if failed else f"{seconds:.1f} s",
+        failed=failed or seconds > _IMPORT_SECONDS,
+        wanted=f"at most {_IMPORT_SECONDS:g} s",
+        remedy="put the environment on each node's own storage: docs/clusters.md, The environment as one archive",
+    )
 
 
 def disk(run_directory: Path) -> list[Check]:
     """Every rank writes its log and its record there, rank 0 the checkpoints. Writes a file, and removes it."""
     folder = nearest_existing(run_directory)
-    free = shutil.disk_usage(folder).free
     # Random bytes, because file systems that compress would not write zeros.
     data = os.urandom(_WRITTEN_BYTES)
     rate = 0.0
@@ -150,13 +200,7 @@ def disk(run_directory: Path) -> list[Check]:
     except OSError as error:
         found = f"{folder}: {error.strerror}"
     return [
-        judge(
-            "free disk",
-            f"{free / 1e9:.3g} GB in {folder}",
-            failed=free < _FREE_BYTES,
-            wanted=f"at least {_FREE_BYTES / 1e9:g} GB: a few checkpoints of a ResNet-50 (0.2 GB each)",
-            remedy="remove old runs, or choose another place with --run-dir",
-        ),
+        _room("free disk", folder, "remove old runs, or choose another place with --run-dir"),
         judge(
             "write to run directory",
             found,

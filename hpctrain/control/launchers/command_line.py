@@ -29,9 +29,11 @@ DAEMON = "hpctrain.worker.programs.daemon"
 _SERVER_THREADS = 8
 
 # Settings of hpctrain, of Python, and of the libraries for communication and computing: ranks with different settings
-# can deadlock. CUDA's are left out, because visible GPUs differ by host, and TF_CONFIG, which differs by process.
+# can deadlock. And of those for which a rank chooses what the user has not. CUDA's are left out, because visible GPUs
+# differ by host, and TF_CONFIG, which differs by process.
 _SETTINGS = re.compile(
-    r"(?!TF_CONFIG$)(HPCTRAIN|GLOO|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|UCX|XLA)_\w+|PYTHON[A-Z]+",
+    r"(?!TF_CONFIG$)(HPCTRAIN|GLOO|HF_HUB|HOROVOD|KERAS|KMP|MKL|NCCL|OMP|OMPI_MCA|OPENBLAS|PYTORCH|TF|TORCH|"
+    r"TRANSFORMERS|TRITON|UCX|WANDB|XLA)_\w+|TORCHINDUCTOR_CACHE_DIR|PYTHON[A-Z]+",
     re.ASCII,
 )
 

@@ -157,7 +157,7 @@ class Training:
             steps=steps,
             validated=validation,
             validation_cost=_validation_cost(recipe),
-            checkpoints=1 + (steps // every if every else 0),
+            checkpoints=1 + (steps // every if isinstance(every, int) else 0),
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from hpctrain.common.cluster.memory_group import GroupMemory
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import last_lines
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile
@@ -354,6 +355,16 @@ def with_memory(failure: Failure, host: str, before: GroupMemory | None, after: 
         message = failure.message.partition(", which is also")[0]
         return replace(failure, code=OUT_OF_MEMORY, message=f"{message}; {said}", hint=MEMORY_HINT)
     return replace(failure, hint="\n  ".join(filter(None, [failure.hint, said, MEMORY_HINT])))
+
+
+def with_recordings(failure: Failure, directory: RunDirectory) -> Failure:
+    """The failure with the command that compares what PyTorch's flight recorder wrote of the ranks' collectives."""
+    prefix = directory.flight_recorder
+    if not any(prefix.parent.glob(f"{prefix.name}*")):
+        return failure
+    command = f"torchfrtrace --allow-incomplete-ranks --prefix {prefix.name} {shell_word(prefix.parent)}"
+    said = f"{command} says which rank did not join which collective"
+    return replace(failure, hint="\n  ".join(filter(None, [failure.hint, said])))
 
 
 def _rank_failure(directory: RunDirectory, record: RankRecord, code: str, ending: str, *, exit_code: int) -> Failure:

@@ -22,7 +22,14 @@ from hpctrain.control.launchers.command import Command
 from hpctrain.control.launchers.processes import end_processes
 from hpctrain.control.launchers.shortages import shortages
 from hpctrain.control.supervision.audience import LiveRun
-from hpctrain.control.supervision.failure import LOG_LINES, Failure, find_failure, signal_name, with_memory
+from hpctrain.control.supervision.failure import (
+    LOG_LINES,
+    Failure,
+    find_failure,
+    signal_name,
+    with_memory,
+    with_recordings,
+)
 from hpctrain.control.supervision.follow import Follower
 
 _POLL_SECONDS = 0.1
@@ -213,6 +220,7 @@ class RunningJob:
         if not known and all(record.status != "failed" for record in records):
             # Neither a rank nor the launcher has recorded a cause.
             failure = self._with_shortages(failure, met=any(record.joined for record in records))
+        failure = with_recordings(failure, self._directory)
         if self._interrupts.received:
             return self._interrupted(failure)
         if failure.stopped and self._ended is not None and self._ended < 0 and self._ended != -signal.SIGTERM:

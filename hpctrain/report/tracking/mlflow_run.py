@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from hpctrain.common.extras import require_server
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event, EventsFile
+from hpctrain.common.run.events import Event, EventsFile, run_id
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.curves import Curves
-from hpctrain.report.tracking.parameters import facts, parameters, run_id, texts, title
+from hpctrain.report.tracking.parameters import facts, parameters, texts, title
 
 # The most in one request (mlflow/utils/validation.py).
 _METRICS, _OTHERS = 1000, 100
@@ -68,7 +68,7 @@ class MlflowRun:
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(self._address)
-        experiment, identity = self._experiment(), run_id(self._directory)
+        experiment, identity = self._experiment(), run_id(self._directory.events)
         if known := self._client.search_runs([experiment], f"tags.`{_TAG}` = '{identity}'", max_results=1):
             self._run = known[0].info.run_id
         else:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpctrain.common.files.regular import open_regular
 from hpctrain.common.recipes.difference import flat, settings
 from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import RunEvent, StartEvent
-from hpctrain.common.run.events.reader import LONGEST_LINE
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.secrets import is_secret
 
@@ -57,16 +54,6 @@ def facts(events: Iterable[Event]) -> dict[str, Any]:
             case RunEvent():
                 known |= {"ranks": event.ranks, "backend": event.backend, "model_parameters": event.parameters}
     return {key: value for key, value in known.items() if value is not None}
-
-
-def run_id(directory: RunDirectory) -> str:
-    """Identifies a run everywhere and in all of its attempts, also when its directory was moved: from its first event.
-
-    Raises:
-        OSError: the run has no event.
-    """
-    with open_regular(directory.events, links=False) as file:
-        return hashlib.sha256(file.readline(LONGEST_LINE)).hexdigest()[:32]
 
 
 def title(plan: Plan, directory: RunDirectory) -> str:

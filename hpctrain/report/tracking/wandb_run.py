@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import make_folder
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event, EventsFile, kept
+from hpctrain.common.run.events import Event, EventsFile, kept, run_id
 from hpctrain.common.run.events.kinds import EndEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.curves import Curves
-from hpctrain.report.tracking.parameters import facts, parameters, run_id, title
+from hpctrain.report.tracking.parameters import facts, parameters, title
 
 _PROJECT = "hpctrain"
 _STEP = "iteration"
@@ -40,7 +40,7 @@ class WandbRun:
     def close(self) -> None:
         import wandb
 
-        plan, identity = read_model(self._directory.plan, Plan), run_id(self._directory)[:_ID_LENGTH]
+        plan, identity = read_model(self._directory.plan, Plan), run_id(self._directory.events)[:_ID_LENGTH]
         make_folder(self._directory.wandb, within=self._directory.path)
         for old in self._directory.wandb.glob(f"offline-run-*-{identity}"):
             shutil.rmtree(old)

@@ -41,6 +41,7 @@ from hpctrain.common.settings import TIMEOUT, TIMEOUT_HINT
 from hpctrain.worker.adapters.guard import Checksums, Guard
 from hpctrain.worker.comm import Communicator
 from hpctrain.worker.comm.base import RanksLostError
+from hpctrain.worker.train.checkpoint_interval import CheckpointInterval
 from hpctrain.worker.train.state import State, StateDivision, Stateful
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class Checkpoints:
         events: where rank 0 records the checkpoints.
         plan: the run's plan, for the manifests.
         scores: the test accuracies known already, by iteration; all ranks use rank 0's.
+        interval: says when a checkpoint is due that no step and no epoch asks for; None for never.
 
     Attributes:
         newest: the iteration of the checkpoint to go back to, 0 for none. After :meth:`wait` and :meth:`abandon` it is
@@ -95,6 +97,7 @@ class Checkpoints:
         plan: Mapping[str, Any] | None = None,
         policy: Policy = Policy(),
         scores: Mapping[int, float] | None = None,
+        interval: CheckpointInterval | None = None,
     ) -> None:
         self._folder = folder
         self._comm = comm
@@ -102,6 +105,7 @@ class Checkpoints:
         self._plan = dict(plan or {})
         self._policy = policy
         self._scores = dict(scores or {})
+        self._interval = interval
         self._share = CheckpointShare()
         self._division = StateDivision(comm)
         self._limit = TIMEOUT.read()
@@ -126,6 +130,11 @@ class Checkpoints:
             with contextlib.suppress(HpctrainError):
                 self._finish()
 
+    @property
+    def due(self) -> bool:
+        """Whether a checkpoint is due by rank 0's clock; False on the other ranks."""
+        return self._interval is not None and self._comm.rank == 0 and self._interval.due
+
     def save(self, progress: SavedProgress, training: Stateful) -> None:
         """Start copying and writing the state; waits for the previous checkpoint. Collective.
 
@@ -149,6 +158,8 @@ class Checkpoints:
         # A daemon, so that the process can end although the disk never answers.
         threading.Thread(target=work, name="checkpoint", daemon=True).start()
         save.blocked_seconds = time.perf_counter() - begin
+        if self._interval:
+            self._interval.saved()
 
     def record_written(self) -> None:
         """Record the checkpoint that was being written, if it is on disk by now.
@@ -299,14 +310,17 @@ class Checkpoints:
             self._record(last, end, read_manifest(checkpoint_path(self._folder, self.newest)))
 
     def _record(self, save: _Save, end: float, manifest: CheckpointManifest) -> None:
+        seconds = end - save.begin
+        chosen = self._interval.measured(save.blocked_seconds, seconds) if self._interval else {}
         self._events.emit(
             CheckpointEvent(
                 iteration=save.progress.iteration,
                 epoch=save.progress.epoch,
-                seconds=end - save.begin,
+                seconds=seconds,
                 blocked_seconds=save.blocked_seconds,
                 bytes=manifest.bytes,
                 path=checkpoint_path(self._folder, save.progress.iteration).name,
+                **chosen,
             )
         )
 

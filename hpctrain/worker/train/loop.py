@@ -92,7 +92,7 @@ class Loop:
         self._local = LocalSteps(recipe, comm, trainer)
         self._iteration = 0
         self._saved = 0
-        # A checkpoint was lost with a rank, and is to be written after the next step.
+        # A checkpoint is to be written after the next step: one was lost with a rank, or rank 0's clock says so.
         self._due = False
         self._last: SavedProgress | None = None
         self._epoch = 0
@@ -197,7 +197,7 @@ class Loop:
                     return self._asked() or "asked on another rank"
                 self._checkpoints.record_written()
                 every = self._recipe.checkpoints.every_steps
-                due = self._due or (every and self._iteration // every > self._saved // every)
+                due = self._due or (isinstance(every, int) and self._iteration // every > self._saved // every)
                 if due and self._steps_left and self._local.synchronised:
                     self._save()
         return None
@@ -287,14 +287,15 @@ class Loop:
         if not self._local.end(own_loss, last=self._steps_left == 1):
             self._record_step(own_loss)
             return False
-        losses, (stop, due, fault) = self._local.average(
-            [self._asked() is not None, self._energy.due, self._watch.found]
+        losses, (stop, due, fault, save) = self._local.average(
+            [self._asked() is not None, self._energy.due, self._watch.found, self._checkpoints.due]
         )
         self._record_step(losses[-1])
         self._losses[-len(losses) :] = losses
         self._watch.apply_rule(elsewhere=fault > 0)
         if due > 0:
             self._energy.record(self._iteration)
+        self._due = self._due or save > 0
         return bool(stop > 0)
 
     def _completed(self, stream: Iterator[Samples], parts: Sequence[MixedSamples], own: int) -> Iterator[Samples]:

@@ -59,6 +59,7 @@ from hpctrain.worker.train.program_end import (
     show,
     was_interrupted,
 )
+from hpctrain.worker.train.script_variables import keep_dumps, set_variables
 from hpctrain.worker.verify.recorder import record_steps
 
 _ENDED_AFTER_STOP = (
@@ -213,6 +214,7 @@ def _attempt(
         plan = read_model(directory.plan, Plan)
         bind_rank(plan, rank)
         record_steps(plan, directory, rank)
+        keep_dumps(directory)
         script = plan.script
         if script:
             if rank == 0:
@@ -221,6 +223,7 @@ def _attempt(
                 comm.watch()
                 serve_torchrun_scripts(plan, rank, port_of(directory.path))
                 serve_tensorflow_scripts(plan)
+                set_variables(directory, rank)
                 keep_loader_workers()
                 if plan.processes > 1:
                     save_whole_files()

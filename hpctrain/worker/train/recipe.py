@@ -21,6 +21,7 @@ from hpctrain.worker.comm.stalls import reports
 from hpctrain.worker.data import open_sources, with_head
 from hpctrain.worker.energy_meter import RunEnergy
 from hpctrain.worker.train.asynchronous import AsynchronousLoop
+from hpctrain.worker.train.checkpoint_interval import CheckpointInterval, failures_seen
 from hpctrain.worker.train.checkpoint_saving import Checkpoints
 from hpctrain.worker.train.loop import Loop
 from hpctrain.worker.train.recovery import Recovery, require_fault_tolerance
@@ -86,13 +87,17 @@ def train_recipe(plan: Plan, directory: RunDirectory, joined: Callable[[], None]
 def _checkpoints(plan: Plan, directory: RunDirectory, comm: Communicator, events: EventWriter) -> Checkpoints:
     assert plan.recipe is not None
     asked = plan.recipe.checkpoints
+    # All ranks use rank 0's scores and interval.
+    past = [*EventsFile(directory.events).outline()] if comm.rank == 0 else []
+    mtbf = asked.mtbf_hours and 3600 * asked.mtbf_hours
     return Checkpoints(
         directory.checkpoints,
         comm,
         events,
         plan=plan.model_dump(mode="json"),
         policy=Policy(last=asked.keep_last, best=asked.keep_best, every_epochs=asked.keep_every_epochs),
-        scores=scores(kept(EventsFile(directory.events).outline())) if comm.rank == 0 else {},
+        scores=scores(kept(past)),
+        interval=CheckpointInterval(mtbf, *failures_seen(past)) if asked.every_steps == "auto" else None,
     )
 
 

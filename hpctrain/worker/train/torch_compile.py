@@ -13,10 +13,7 @@ import importlib.util
 import os
 import shlex
 import shutil
-import stat
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,17 +21,16 @@ import torch
 from torch import nn
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.regular import make_folder
 from hpctrain.common.recipes.compatibility import uncompilable
 from hpctrain.common.recipes.families import network
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker.comm import Communicator
+from hpctrain.worker.train.script_variables import CACHE, code_folder
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OFF = "--set compile=off runs the network as it is"
-# PyTorch names itself where it reads these.
-_CACHE, _THREADS = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"
+# PyTorch names itself where it reads this.
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 _MOST_THREADS = 8
 # The blocks of a ResNet-50 have eight kinds, times the sizes of images that grow, which a batch of another size or an
 # averaged model doubles; PyTorch gives up on a function after eight.
@@ -80,8 +76,8 @@ def compile_network(model: nn.Module, recipe: Recipe, comm: Communicator) -> Non
     Raises:
         HpctrainError: the folder for compiled code cannot be made, or others could write into it.
     """
-    if _CACHE not in os.environ:
-        os.environ[_CACHE] = str(_code_folder())
+    if CACHE not in os.environ:
+        os.environ[CACHE] = str(code_folder())
     # PyTorch would start a process for each core in each rank.
     cores = len(os.sched_getaffinity(0)) // comm.local_size
     os.environ.setdefault(_THREADS, str(max(1, min(cores, _MOST_THREADS))))
@@ -91,31 +87,6 @@ def compile_network(model: nn.Module, recipe: Recipe, comm: Communicator) -> Non
         plain = block.forward
         # Blocks share their code, so that their sizes differ. Kernels for sizes that are known are faster.
         block.forward = functools.partial(_run, block, torch.compile(plain, dynamic=False), plain)
-
-
-def _code_folder() -> Path:
-    """The user's own folder for compiled code in the node's temporary storage, where anybody can make folders.
-
-    Raises:
-        HpctrainError: it cannot be made, is another user's, or can be written by others, whose code ranks would run.
-    """
-    elsewhere = f"{_CACHE}=DIR chooses another"
-    # Some sites set SLURM_TMPDIR in jobs, and not TMPDIR.
-    folder = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"hpctrain-compiled-{os.getuid()}"
-    try:
-        make_folder(folder)
-        status = folder.lstat()
-    except OSError as error:
-        raise disk_error(error, folder, elsewhere) from error
-    foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
-    if foreign or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise HpctrainError(
-            "HT-cache-not-safe",
-            "{folder}, whose files ranks run, is another user's, or others can write into it",
-            f"rm -r {folder}, or {elsewhere}",
-            folder=folder,
-        )
-    return folder.absolute()
 
 
 def _run(block: nn.Module, compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:

@@ -11,7 +11,7 @@ A line has the keys ``time`` and ``event``, the kind, and those of the kind. A n
 """
 
 from hpctrain.common.run.events.kinds import Event
-from hpctrain.common.run.events.reader import EventsFile, attempts, kept, line_of, parse_event, read_events
+from hpctrain.common.run.events.reader import EventsFile, attempts, kept, line_of, parse_event, read_events, run_id
 from hpctrain.common.run.events.writer import EventWriter
 
-__all__ = ["Event", "EventWriter", "EventsFile", "attempts", "kept", "line_of", "parse_event", "read_events"]
+__all__ = ["Event", "EventWriter", "EventsFile", "attempts", "kept", "line_of", "parse_event", "read_events", "run_id"]

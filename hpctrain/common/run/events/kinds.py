@@ -259,6 +259,8 @@ class CheckpointEvent(_OfStep):
     blocked_seconds: Seconds | None = Field(default=None, description="that training waited, on the writing rank")
     bytes: Count | None = Field(default=None, description="of all ranks' shares")
     path: Text | None = Field(default=None, description="its name in checkpoints/")
+    interval_seconds: Seconds | None = Field(default=None, description="until the next, where the run chooses that")
+    mtbf_seconds: Seconds | None = Field(default=None, description="between failures, from which that follows")
 
 
 class EnergyEvent(BaseEvent):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import re
 import reprlib
 from collections import deque
@@ -128,6 +129,16 @@ def read_events(path: Path) -> Iterator[Event]:
     with reading(path), open_regular(path, links=False) as file:
         for number, line in enumerate(_whole_lines(file), start=1):
             yield parse_event(line, f"{path}:{number}")
+
+
+def run_id(path: Path) -> str:
+    """Identifies a run everywhere and in all of its attempts, also when its directory was moved: from its first event.
+
+    Raises:
+        OSError: the run has no event.
+    """
+    with open_regular(path, links=False) as file:
+        return hashlib.sha256(file.readline(LONGEST_LINE)).hexdigest()[:32]
 
 
 def _whole_lines(file: BufferedReader) -> Iterator[bytes]:

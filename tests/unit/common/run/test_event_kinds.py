@@ -157,6 +157,8 @@ LINES = [
     '{"time": 1767225606.0, "event": "broken_images", "epoch": 3, "count": 21, "names": ["n01_7", "n02_1"]}',
     '{"time": 1767225607.0, "event": "checkpoint", "iteration": 69, "epoch": 3, "seconds": 1.5, '
     '"blocked_seconds": 0.25, "bytes": 1048576, "path": "step-00000069"}',
+    '{"time": 1767225607.0, "event": "checkpoint", "iteration": 70, "seconds": 1.5, "blocked_seconds": 0.5, '
+    '"interval_seconds": 60.0, "mtbf_seconds": 3600.0}',
     '{"time": 1767225602.0, "event": "overlap", "iteration": 2, "timeline": [[0.001, "gradient", 0], '
     '[0.002, "launched", 0], [0.004, "finished", 0]]}',
     '{"time": 1767225607.5, "event": "energy", "iteration": 69, "hosts": {"n1": {"began": 1767225600.0, '

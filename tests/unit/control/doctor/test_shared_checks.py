@@ -12,6 +12,7 @@ from hpctrain.control.doctor import host_checks, rank_checks
 from hpctrain.control.doctor.rank_checks import MeasuredAllreduce, World, merge
 from hpctrain.control.horovod.check import AN_MPI
 from support.golden import check_text
+from support.small_disks import small_disk_at
 
 
 def refused(check: Check, found: str, remedy: str) -> None:
@@ -31,7 +32,7 @@ def test_a_folder_that_refuses_and_one_that_is_slow_and_full(tmp_path: Path, mon
     monkeypatch.setattr(host_checks, "_FREE_BYTES", 10**18)
     monkeypatch.setattr(host_checks, "_BYTES_PER_S", 1e15)
     space, write = host_checks.disk(tmp_path)
-    refused(space, f"GB in {tmp_path}", "remove old runs")
+    refused(space, f"free in {tmp_path}", "remove old runs")
     refused(write, f"MB/s with fsync in {tmp_path}", "faster file system")
 
     def refuse(**_: object) -> None:
@@ -40,6 +41,28 @@ def test_a_folder_that_refuses_and_one_that_is_slow_and_full(tmp_path: Path, mon
     # The superuser, as whom tests may run, can write any folder.
     monkeypatch.setattr(host_checks.tempfile, "TemporaryFile", refuse)
     refused(host_checks.disk(tmp_path)[1], "Permission denied", "--run-dir")
+
+
+def test_a_home_that_takes_no_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "you"))
+    assert host_checks.home_folder().status == "ok"
+    with small_disk_at(tmp_path / "you", "2g,nr_inodes=900"):
+        refused(host_checks.home_folder(), f"and 899 files free in {tmp_path}/you (tmpfs)", "HF_HOME")
+
+
+def test_an_import_that_takes_long_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks, "find_spec", lambda name: None)
+    assert host_checks.import_of_torch().status == "not applicable"
+    monkeypatch.setattr(host_checks, "find_spec", lambda name: name)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    package = tmp_path / "torch.py"
+    package.touch()
+    assert host_checks.import_of_torch().status == "ok"
+    package.write_text("raise ImportError('libmkl is missing')")
+    refused(host_checks.import_of_torch(), "ImportError: libmkl is missing", "one archive")
+    package.write_text("import time; time.sleep(9)")
+    monkeypatch.setattr(host_checks, "_IMPORT_LIMIT", 1.0)
+    refused(host_checks.import_of_torch(), "did not", "one archive")
 
 
 def world(size: int = 2, claimed: int | None = 2, host: str = "n1") -> World:

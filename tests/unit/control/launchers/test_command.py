@@ -252,13 +252,17 @@ def test_ranks_that_heal_have_one_launcher() -> None:
 
 def test_settings_of_a_run_are_known_by_their_names() -> None:
     settings = [
+        "HF_HUB_OFFLINE",
         "HPCTRAIN_STALL",
         "HPCTRAIN_TIMEOUT",
         "NCCL_DEBUG",
         "OMPI_MCA_btl",
         "PYTHONPATH",
+        "TORCHINDUCTOR_CACHE_DIR",
         "TORCH_LOGS",
+        "TRITON_CACHE_DIR",
         "UCX_TLS",
+        "WANDB_RUN_ID",
     ]
     others = [
         "CUDA_VISIBLE_DEVICES",
@@ -269,6 +273,7 @@ def test_settings_of_a_run_are_known_by_their_names() -> None:
         "PATH",
         "SLURM_JOB_ID",
         "TF_CONFIG",
+        "WANDB_API_KEY",
     ]
     assert settings_of(dict.fromkeys([*others, *settings])) == tuple(settings)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hpctrain.common.cluster.memory_group import GroupMemory
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.stopping import RESUMABLE
-from hpctrain.control.supervision.failure import Failure, find_failure, with_memory
+from hpctrain.control.supervision.failure import Failure, find_failure, with_memory, with_recordings
 from support.golden import check_text
+from support.report.written_runs import recipe_plan
 from support.script_runs import script_run
 
 OPEN_MPI = """\
@@ -131,6 +133,18 @@ def test_a_rank_for_which_memory_ran_out_is_named(directory: RunDirectory) -> No
         found = with_memory(killed, host, before, after)
         assert (found.code, found.rank, found.exit_code) == (code, 1, RESUMABLE)
         assert counted in str(found) and ("31 GB" in str(found)) == bool(counted)
+
+
+def test_dumps_of_collectives_are_told_with_their_reader(directory: RunDirectory) -> None:
+    record(directory, 0, "failed", "the watchdog's time is over")
+    failure = failure_of(directory, 1, output="", exit_status=1)
+    assert with_recordings(failure, directory) == failure
+    directory.flight_recorder.with_name(f"{directory.flight_recorder.name}0").touch()
+    found = with_recordings(replace(failure, hint="use less"), directory)
+    assert found.hint.splitlines()[0] == "use less" and "torchfrtrace --allow" in found.hint
+    # Of the next attempt there is none yet.
+    directory.begin_attempt(recipe_plan())
+    assert with_recordings(failure, directory) == failure
 
 
 def test_what_srun_kills_behind_an_error_is_not_the_cause(directory: RunDirectory) -> None:

@@ -1,0 +1,148 @@
+"""Sets variables that other libraries read in a rank, where the user has not set them: they follow from its run.
+
+Each rank does so itself: some differ by rank and host, and no launcher has to pass them on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import stat
+import tempfile
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.disk import disk_error
+from hpctrain.common.files.regular import make_folder
+from hpctrain.common.files.whole import write_whole
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import run_id
+from hpctrain.common.stderr import tell
+from hpctrain.worker.comm.after_import import change_after_import
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_MLFLOW_RUN = "MLFLOW_RUN_ID"
+# How PyTorch calls the beginning of a dump's path, the second until 2.8.
+_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_HUB_SECONDS = 2.0
+_PORTS = {"http": 80, "https": 443}
+
+
+def keep_dumps(directory: RunDirectory) -> None:
+    """Have PyTorch write what it records of NCCL's collectives into the run, where its watchdog ends one that hangs.
+
+    It records the last 2,000 unless ``TORCH_FR_BUFFER_SIZE`` says otherwise.
+    """
+    if not any(name in os.environ for name in _DUMPS):
+        os.environ |= dict.fromkeys(_DUMPS, str(directory.flight_recorder.absolute()))
+
+
+def set_variables(directory: RunDirectory, rank: int) -> None:
+    """Set the variables of a rank's process before its script begins."""
+    # The script may change its working directory.
+    directory = RunDirectory(directory.path.absolute())
+    variables = {"WANDB_RESUME": "allow", "WANDB_DIR": str(directory.path)}
+    # Ranks that are started by hand may come before the run's first event.
+    with contextlib.suppress(OSError):
+        # The other half of it is the identity of the run that hpctrain itself tracks. Most scripts track on rank 0.
+        variables["WANDB_RUN_ID"] = run_id(directory.events)[16:] + (f"-{rank}" if rank else "")
+    try:
+        folder = code_folder()
+        variables |= {CACHE: str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    except HpctrainError as error:
+        tell(f"hpctrain: warning: {error}")
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    if rank == 0:
+        _keep_mlflow_run(directory.mlflow_run)
+    change_after_import({"huggingface_hub": lambda _: _stay_offline()})
+
+
+def _keep_mlflow_run(file: Path) -> None:
+    """Have MLflow go on with the run that the script began in an earlier attempt, else note the one that it begins.
+
+    A server makes the identity, so that none can be chosen beforehand.
+    """
+    if file.exists():
+        os.environ.setdefault(_MLFLOW_RUN, file.read_text())
+
+    def note(fluent: ModuleType) -> None:
+        start_run = fluent.start_run
+
+        @functools.wraps(start_run)
+        def started(*arguments: Any, **settings: Any) -> Any:
+            run = start_run(*arguments, **settings)
+            if not file.exists():
+                write_whole(file, run.info.run_id.encode(), private=True)
+            return run
+
+        fluent.start_run = started  # type: ignore[attr-defined]
+
+    change_after_import({"mlflow.tracking.fluent": note})
+
+
+def _stay_offline() -> None:
+    """Have the libraries of Hugging Face take what is in their caches where their Hub is not reached.
+
+    They ask it for each file, and wait for it and repeat that for minutes where packets are dropped. Called once the
+    package is imported, which reads the variable later.
+    """
+    if any(name in os.environ for name in _OFFLINE):
+        return
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    proxy = getproxies().get(hub.scheme)
+    asked = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy and not proxy_bypass(hub.netloc) else hub
+    if asked.hostname and not _answers(asked.hostname, asked.port or _PORTS.get(asked.scheme, 443)):
+        os.environ[_OFFLINE[0]] = "1"
+        tell(
+            f"hpctrain: {asked.hostname} is not reached from {socket.gethostname()} within {_HUB_SECONDS:g} s: "
+            f"{_OFFLINE[0]}=1 has Hugging Face's libraries take what is in their caches; export {_OFFLINE[0]}=0 has "
+            "them ask"
+        )
+
+
+def _answers(host: str, port: int) -> bool:
+    answers = threading.Event()
+
+    def connect() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), _HUB_SECONDS):
+            answers.set()
+
+    # In a thread, because looking up a name has no limit.
+    asking = threading.Thread(target=connect, name="hpctrain-hub", daemon=True)
+    asking.start()
+    asking.join(_HUB_SECONDS)
+    return answers.is_set()
+
+
+def code_folder() -> Path:
+    """The user's own folder for compiled code in the node's temporary storage, where anybody can make folders.
+
+    Raises:
+        HpctrainError: it cannot be made, is another user's, or can be written by others, whose code ranks would run.
+    """
+    elsewhere = f"{CACHE}=DIR chooses another"
+    # Some sites set SLURM_TMPDIR in jobs, and not TMPDIR.
+    folder = Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()) / f"hpctrain-compiled-{os.getuid()}"
+    try:
+        make_folder(folder)
+        status = folder.lstat()
+    except OSError as error:
+        raise disk_error(error, folder, elsewhere) from error
+    foreign = stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid()
+    if foreign or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise HpctrainError(
+            "HT-cache-not-safe",
+            "{folder}, whose files ranks run, is another user's, or others can write into it",
+            f"rm -r {folder}, or {elsewhere}",
+            folder=folder,
+        )
+    return folder.absolute()

@@ -1,0 +1,204 @@
+"""What other libraries of a script are told of its run: read by W&B, MLflow and Hugging Face's own packages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.events import EventWriter, run_id
+from hpctrain.common.run.events.kinds import StartEvent
+from hpctrain.worker.train import script_variables
+from hpctrain.worker.train.script_variables import keep_dumps, set_variables
+from support import needs
+from support.launching import Launch
+
+NAMES = (
+    *("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "MLFLOW_RUN_ID", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    *(
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "HF_ENDPOINT",
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+    ),
+)
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        # Set first, so that what a test sets is taken back too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: None) -> RunDirectory:
+    """A run that has begun, under a name that is relative to the working directory."""
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "node"))
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    directory = RunDirectory(Path("run"))
+    with EventWriter(directory.events) as events:
+        events.emit(StartEvent(attempt=1, iteration=0))
+    return directory
+
+
+def variables() -> dict[str, str]:
+    return {name: os.environ[name] for name in NAMES if name in os.environ}
+
+
+def test_they_follow_from_the_run_the_rank_and_the_node(directory: RunDirectory, tmp_path: Path) -> None:
+    set_variables(directory, 0)
+    keep_dumps(directory)
+    identity = run_id(directory.events)[16:]
+    compiled = f"{tmp_path}/node/hpctrain-compiled-{os.getuid()}"
+    dumps = f"{tmp_path}/run/logs/flight-recorder-rank-"
+    expected = {
+        "WANDB_RUN_ID": identity,
+        "WANDB_RESUME": "allow",
+        "WANDB_DIR": f"{tmp_path}/run",
+        "TORCHINDUCTOR_CACHE_DIR": compiled,
+        "TRITON_CACHE_DIR": f"{compiled}/triton",
+        "TORCH_FR_DUMP_TEMP_FILE": dumps,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dumps,
+    }
+    assert variables() == expected
+    # Scripts that track on each rank have a run of W&B each.
+    del os.environ["WANDB_RUN_ID"]
+    set_variables(directory, 3)
+    assert variables() == {**expected, "WANDB_RUN_ID": f"{identity}-3"}
+
+
+def test_what_the_user_has_set_stays(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.mlflow_run.write_text("of this run")
+    own = {name: "the user's" for name in NAMES if name != "TORCH_FR_DUMP_TEMP_FILE"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    set_variables(directory, 0)
+    keep_dumps(directory)
+    assert variables() == own
+
+
+SCRIPT = """
+import os, signal
+from pathlib import Path
+import mlflow, wandb
+import hpctrain as ht
+
+ht.init()
+again = Path("state").exists()
+tracked = wandb.init(project="p", mode="offline")
+mlflow.start_run()
+for step in range(3, 6) if again else range(3):
+    tracked.log({"loss": step}, step=step)
+    mlflow.log_metric("loss", step, step=step)
+tracked.finish()
+if not again:
+    Path("state").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+mlflow.end_run()
+"""
+
+
+def inspected(file: Path) -> str:
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.long
+@needs.mlflow
+@needs.wandb
+def test_trackers_go_on_after_a_resume(tmp_path: Path, hpctrain: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's own reader and MLflow's own client see one run each, of a script that was killed in between."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    store = f"file://{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    first = hpctrain("run", "script.py", "-np", "1", "--run-dir", "run")
+    assert first.returncode == 4, first.stderr
+    again = hpctrain("run", "--resume", "--run-dir", "run")
+    assert again.returncode == 0, again.stderr
+
+    folders = sorted((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    assert len(folders) == 2 and len({folder.name.rpartition("-")[2] for folder in folders}) == 1
+    files = [next(folder.glob("run-*.wandb")) for folder in folders]
+    records = [json.loads(line) for file in files for line in inspected(file).splitlines()]
+    assert {record["run"]["run_id"] for record in records if record["type"] == "run"} == {
+        run_id(RunDirectory(tmp_path / "run").events)[16:]
+    }
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    assert [item["loss"] for item in items] == [0, 1, 2, 3, 4, 5]
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(store)
+    (run,) = client.search_runs(["0"])
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(step, step) for step in range(6)]
+    assert run.info.status == "FINISHED"
+
+
+@pytest.fixture
+def hub(unset: None, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """A server that Hugging Face's libraries are to ask, which does not listen yet."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+    return server
+
+
+def test_the_hub_is_asked_once_where_the_user_does_not_say(
+    hub: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hub:
+        monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
+        script_variables._stay_offline()
+        monkeypatch.delenv("TRANSFORMERS_OFFLINE")
+        assert "HF_HUB_OFFLINE" not in os.environ
+        script_variables._stay_offline()
+        assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+        assert "127.0.0.1 is not reached" in capfd.readouterr().err
+        # Through a proxy it is the proxy that answers.
+        monkeypatch.setenv("http_proxy", os.environ["HF_ENDPOINT"].removeprefix("http://"))
+        monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+        hub.listen()
+        script_variables._stay_offline()
+        assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_a_name_that_is_looked_up_for_long_is_not_waited_for(unset: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "create_connection", lambda *_: contextlib.nullcontext(ended.wait(60)))
+    monkeypatch.setattr(script_variables, "_HUB_SECONDS", 0.1)
+    begin = time.monotonic()
+    script_variables._stay_offline()
+    ended.set()
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and time.monotonic() - begin < 5
+
+
+def test_hugging_faces_own_package_reads_it(hub: socket.socket) -> None:
+    """Set after the package is imported, and before it reads the variable."""
+    pytest.importorskip("huggingface_hub")
+    text = (
+        "from pathlib import Path; from hpctrain.common.run.directory import RunDirectory; "
+        "from hpctrain.worker.train.script_variables import set_variables; "
+        "set_variables(RunDirectory(Path('.')), 1); "
+        "from huggingface_hub import hf_hub_download, constants; print(constants.HF_HUB_OFFLINE)"
+    )
+    with hub:
+        done = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"
