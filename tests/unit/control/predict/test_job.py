@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.control.predict.compute import Compute
-from hpctrain.control.predict.job import BucketReduction, overlapped_step, slowest
+from hpctrain.control.predict.job import overlapped_step, slowest
 
 _SLICE = 1e-3
 
@@ -23,13 +23,13 @@ def one_step(forward, backward, update, reductions, *, pace, jitter=0.0):
         update=columns(update),
         busy=columns(0),
     )
-    found = overlapped_step(
+    total = overlapped_step(
         compute,
-        [BucketReduction(after=after, seconds=columns(seconds)) for after, seconds in reductions],
+        [(after, columns(seconds)) for after, seconds in reductions],
         pace=columns(pace),
         jitter=columns(jitter),
     )
-    return float(found.total[0]), float(found.exposed[0])
+    return float(total[0]), float(total[0] - compute.total[0])
 
 
 def in_slices(forward, backward, update, reductions, pace):

@@ -9,17 +9,12 @@ from pydantic import ValidationError
 from hpctrain.common.cluster.gpu_models import GpuModel, gpu_reported_as, gpus
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.predict.calibration import Calibration, read_calibration
-from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.image_prediction import predict
-from hpctrain.control.predict.measurements import make_sweep
-from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.node_energy import Machines, Site, energy
-from hpctrain.control.predict.prediction import Node
-from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request
-from hpctrain.control.predict.training import epochs, recipe_training, script_training
-from hpctrain.control.predict.values import Estimate
+from hpctrain.control.predict.measurements import Calibration, make_sweep, read_calibration
+from hpctrain.control.predict.network import Hardware, stated_network
+from hpctrain.control.predict.prediction import Node, Site, energy
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict, predict_request
+from hpctrain.control.predict.training import epochs, recipe_training, script_training, validation_cost
+from hpctrain.control.predict.values import Estimate, constants
 from hpctrain.report.prediction_table import memory_warnings, prediction_notes, prediction_record
 from support.refusals import refused
 from support.report.plain_values import plain
@@ -90,17 +85,18 @@ def test_energy_of_idle_and_of_full_gpus():
     def node_w(busy):
         found = energy(
             values,
-            Machines(gpu="h100-sxm", gpus_per_node=8, nodes=2),
+            Node(gpu="h100-sxm", local=8, engine="nccl"),
+            2,
             busy=np.array([busy]),
             seconds=np.array([3600.0]),
             samples_per_s=np.array([100.0]),
             site=Site(pue=1.5, g_per_kwh=100),
         )
-        assert found.kwh[0] == pytest.approx(2 * found.node_w[0] / 1000)
-        assert found.facility_kwh[0] == pytest.approx(1.5 * found.kwh[0])
-        assert found.kg_co2[0] == pytest.approx(0.1 * found.facility_kwh[0])
-        assert found.joules_per_sample[0] == pytest.approx(2 * found.node_w[0] / 100)
-        return found.node_w[0]
+        assert found["kwh"][0] == pytest.approx(2 * found["node_w"][0] / 1000)
+        assert found["facility_kwh"][0] == pytest.approx(1.5 * found["kwh"][0])
+        assert found["kg_co2"][0] == pytest.approx(0.1 * found["facility_kwh"][0])
+        assert found["joules_per_sample"][0] == pytest.approx(2 * found["node_w"][0] / 100)
+        return found["node_w"][0]
 
     # GPUs at their limit are 70 % of the node.
     assert node_w(1.0) == pytest.approx(8 * 700 / 0.7)
@@ -320,9 +316,8 @@ def test_a_ramp_of_sizes_takes_the_memory_of_the_largest():
     ramp = recipe_training(load_recipe("ffcv-rn50", []))
     assert ramp.largest.sample.shape == (3, 192, 192)
     assert 160 < ramp.workload.sample.shape[1] < 192
-    course = ramp.course(8, plain())
     # It is validated with 256 pixels.
-    assert course.validation_cost == pytest.approx((256 / ramp.workload.sample.shape[1]) ** 2, rel=0.02)
+    assert validation_cost(ramp.recipe) == pytest.approx((256 / ramp.workload.sample.shape[1]) ** 2, rel=0.02)
 
 
 def test_fewer_epochs_than_the_target_takes_are_said():
