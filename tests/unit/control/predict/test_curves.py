@@ -35,12 +35,6 @@ def test_the_rows_of_hpctrains_own_benchmark(tmp_path: Path) -> None:
     assert (curves["mpi"].ranks, curves["mpi"].hosts) == (4, 2)
 
 
-def test_ranks_of_one_host_where_rows_have_no_hosts(tmp_path: Path) -> None:
-    rows = [{"engine": "mpi", "bytes": 4, "ranks": ranks, "median_s": 1e-6 * ranks} for ranks in (2, 4)]
-    found = curves_of(tmp_path, json.dumps({"rows": rows}))
-    assert [(curve.ranks, curve.hosts) for curve in found] == [(2, 1), (4, 1)]
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [

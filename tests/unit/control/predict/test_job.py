@@ -49,18 +49,6 @@ def in_slices(forward, backward, update, reductions, pace):
     return now + update
 
 
-def test_without_reductions_it_is_the_sum():
-    assert one_step(1, [2, 3], 0.5, [], pace=1) == pytest.approx((6.5, 0))
-
-
-def test_a_reduction_of_the_last_gradients_is_exposed_whole():
-    assert one_step(1, [2, 3], 0.5, [(2, 4)], pace=1) == pytest.approx((10.5, 4))
-
-
-def test_a_reduction_is_hidden_behind_what_is_left_to_compute():
-    assert one_step(1, [2, 3], 0.5, [(1, 3)], pace=1) == pytest.approx((6.5, 0))
-
-
 def test_reductions_run_one_after_the_other():
     total, exposed = one_step(0, [1, 1, 1], 0, [(1, 4), (2, 1), (3, 1)], pace=1)
     assert (total, exposed) == pytest.approx((7, 4))

@@ -79,12 +79,6 @@ def test_a_stated_network_gives_the_bound_of_large_buffers(hosts: int, adapters:
     assert bound * (1 - 1e-9) <= tree_seconds(found, 1e9) <= bound * hosts / max(1, hosts - 1) + 1e-12
 
 
-def test_a_single_host_sends_nothing(one_uplink: Fabric) -> None:
-    found = network(one_uplink, [3])
-    assert ring_seconds(found, 1e9) == tree_seconds(found, 1e9) == 0
-    assert found.ring_share == 1.0
-
-
 def test_rails_on_two_subnets(tmp_path: Path) -> None:
     files = [tmp_path / "rail0", tmp_path / "rail1"]
     listing = fat_tree(hosts=8, leaf_down=4, leaf_up=1)
@@ -109,11 +103,6 @@ def test_a_tree_without_cables_shares_nothing_and_says_so(tmp_path: Path) -> Non
     assert found.ring_share == found.tree_share == 1.0
     assert found.rail_bytes_per_s == 25e9
     assert any("assumption" in warning for warning in found.warnings)
-
-
-def test_more_nodes_than_the_fabric_has(one_uplink: Fabric) -> None:
-    with refused("HT-hosts-too-few", nodes=9, hosts=8):
-        networks(one_uplink, [4, 9])
 
 
 @pytest.mark.parametrize(

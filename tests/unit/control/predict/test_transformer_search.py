@@ -10,7 +10,6 @@ import pytest
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import AXES, Mesh
-from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.network import Hardware, stated_network
 from hpctrain.control.predict.prediction import Node
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict, predict_request, training_of
@@ -26,7 +25,6 @@ from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.search import Search
 from hpctrain.control.predict.transformers.step import Setup
-from hpctrain.report.prediction_table import memory_warnings
 from support.refusals import refused
 
 SMALL = parse("layers=8,width=512,heads=8,vocabulary=32000,context=1024")
@@ -90,13 +88,6 @@ def test_what_is_given_is_kept():
     assert {each.layout.schedule for each in found} == {"1f1b"}
 
 
-def test_less_memory_means_more_recomputation_or_more_division():
-    rich = search(named("llama3-8b"), 8, 64, memory_bytes=141e9)[0]
-    poor = search(named("llama3-8b"), 8, 64, memory_bytes=40e9)[0]
-    assert poor.memory.used < 40e9 < rich.memory.used
-    assert poor.step.seconds > rich.step.seconds
-
-
 def test_nothing_fits_or_keys_exclude_each_other():
     with refused("HT-memory-exceeded", ranks=8, gpu="h100-sxm"):
         search(named("llama3.1-405b"), 8, 64)
@@ -104,11 +95,6 @@ def test_nothing_fits_or_keys_exclude_each_other():
         search(parse("layers=7,width=512,heads=4,vocabulary=1000,context=64"), 11, 64)
     with refused("HT-keys-not-together"):
         search(SMALL, 8, 64, deepspeed_pipeline=True, zero=3)
-
-
-def test_a_thousand_candidates_on_4096_gpus():
-    found = search(named("llama3.1-405b"), 4096, 4096)
-    assert len(found) > 100
 
 
 def llama(mesh, **more):
@@ -138,14 +124,6 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not():
     most = row.largest_batch
     held = [memory(named("llama3-8b"), replace(layout, micro_batch=size)) for size in (most, most + 1)]
     assert [each.fits(gpu("h100-sxm").memory_bytes) for each in held] == [True, False]
-
-
-def test_a_small_network_has_no_bound_of_the_search_itself():
-    network = Transformer(layers=1, width=8, heads=1, kv_heads=1, mlp=32, vocabulary=10, context=4)
-    settings = {"micro_batch": 2**17, "batch": 2**20}
-    training = LanguageTraining(name="small", network=network, settings=settings, mesh=Mesh(dp_shard=-1))
-    found = predict(training, NODE, networks(1))
-    assert found.rows[0].largest_batch > 2**17 and memory_warnings(found) == []
 
 
 def test_a_mesh_larger_than_a_node_is_measured_against_the_fewest_nodes():
