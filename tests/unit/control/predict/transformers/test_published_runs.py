@@ -48,10 +48,7 @@ ROW = {
 }
 
 
-DEEPSPEED = {"framework": "Megatron-DeepSpeed", "gpu_type": "A100-80GB", "dtype": "bf16", "vp": "1"}
-
 # Its embedding has a fifth of its parameters, or more where the head has weights of its own.
-GEMMA = {"layers": "18", "heads": "8", "kv_heads": "1", "ffn": "16384", "vocab": "256128", "mlp": "geglu"}
 
 
 def table(tmp_path: Path, rows: Iterable[Mapping[str, str]]) -> transformer_runs.Table:
