@@ -48,9 +48,6 @@ ROW = {
 }
 
 
-# Its embedding has a fifth of its parameters, or more where the head has weights of its own.
-
-
 def table(tmp_path: Path, rows: Iterable[Mapping[str, str]]) -> transformer_runs.Table:
     """The table of a file of these rows."""
     path = tmp_path / "runs.csv"
