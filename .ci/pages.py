@@ -26,8 +26,8 @@ from hpctrain.common.cluster.gpu_models import buses, gpus
 from hpctrain.common.files.checked_yaml import subsection
 from hpctrain.common.recipes.keys import kinds_of
 from hpctrain.common.recipes.schema import Recipe
-from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.transformers.rates import step_constants, step_file
+from hpctrain.control.predict.values import Constant, constants
 
 REFERENCE = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
 

@@ -25,9 +25,9 @@ from torch.utils.checkpoint import checkpoint
 from hpctrain.common.cluster.gpu_models import gpu_reported_as, matmul_flops
 from hpctrain.common.recipes.gpt import GptSettings
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.predict.image_prediction import predict
 from hpctrain.control.predict.network import stated_network
 from hpctrain.control.predict.prediction import Node, Row
+from hpctrain.control.predict.prediction_request import predict
 from hpctrain.control.predict.training import script_training
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.rank_memory import memory

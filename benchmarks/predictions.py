@@ -37,17 +37,16 @@ import mlperf
 import numpy as np
 import published
 import transformer_fit
+from constant_fit import Fit, drawn_after, fit
 from mlperf import Run
 from published import Published
 
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.predict.calibration import Fit, fit
 from hpctrain.control.predict.compute import Device
-from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.job import Job, times
 from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.node_energy import Machines, Site, energy
-from hpctrain.control.predict.values import DRAWS, Estimate, Values, drawn, estimate
+from hpctrain.control.predict.prediction import Node, energy
+from hpctrain.control.predict.values import DRAWS, Constant, Estimate, Values, constants, drawn, estimate
 from hpctrain.control.topology.fabric import Floats
 
 # What all systems have in common.
@@ -168,7 +167,7 @@ def predict_left_out(runs: Sequence[Run], *, own: bool) -> list[Case]:
         if not rest:
             continue
         others = [run for run in runs if run.system != system]
-        values = drawn(free, fitted=fitted(others, known, free, gpus).columns(DRAWS))
+        values = drawn_after(free, fitted(others, known, free, gpus))
         family = known if own else _family(others, system[0])
         for run in rest:
             columns = step_s(run, values, own=True) * np.exp(_WITHIN_SYSTEM * noise)
@@ -266,7 +265,7 @@ def calibrated(family: Published, others: Sequence[Published], free: Mapping[str
         free,
         names,
     )
-    return drawn(free, fitted=found.columns(DRAWS))
+    return drawn_after(free, found)
 
 
 def print_published() -> None:
@@ -315,14 +314,13 @@ def print_energy() -> None:
         seconds = minutes * 60 * step.total / step.total[0]
         found = energy(
             values,
-            Machines(gpu="h100-sxm", gpus_per_node=8, nodes=nodes),
+            Node(gpu="h100-sxm", local=8, engine="nccl"),
+            nodes,
             busy=step.busy / step.total,
             seconds=seconds,
             samples_per_s=batch * job.count / step.total,
-            site=Site(),
         )
-        assert found.kwh is not None
-        figures = [estimate(found.node_w), estimate(found.kwh)]
+        figures = [estimate(found["node_w"]), estimate(found["kwh"])]
         cells = [
             f"{low:,g} to {high:,g} | {each.value:,.4g} [{each.low:,.4g}, {each.high:,.4g}]"
             + ("" if each.low <= low and high <= each.high else " *")

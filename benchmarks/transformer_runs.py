@@ -61,9 +61,8 @@ _STATES = {"nemo": "megatron_bf16_gradients", "megatron-lm": "megatron", "intern
 # In small letters, without what is between words.
 _SCHEDULES = {
     "": "1f1b", "1f1b": "1f1b", "gpipe": "gpipe", "afab": "gpipe", "interleaved": "interleaved_1f1b",
-    "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "zbv": "zbv", "zbvzerobubble": "zbv",
-    "interleavedzerobubble": "interleaved_zero_bubble", "loopedbfs": "looped_bfs", "bfs": "looped_bfs",
-    "noninterleaved": "1f1b", "pipedreamflush": "1f1b",
+    "interleaved1f1b": "interleaved_1f1b", "1f1binterleaved": "interleaved_1f1b", "noninterleaved": "1f1b",
+    "pipedreamflush": "1f1b",
 }  # fmt: skip
 # By the first word; JAX's policies are named by what they save.
 _RECOMPUTATION = {
@@ -144,7 +143,8 @@ class Run:
 
     def tokens_per_s(self, constants: Mapping[str, float] | None = None) -> float:
         """Predicted tokens a second and GPU."""
-        return self.setup.predicted(constants).tokens_per_s / self.layout.ranks
+        step = self.setup.step if constants is None else self.setup.predicted(constants)
+        return step.tokens_per_s / self.layout.ranks
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -642,8 +642,6 @@ class _Reader:
         schedule = _SCHEDULES.get(text, "1f1b")
         if pp == 1:
             yield "1f1b", 1
-        elif schedule == "zbv":
-            yield schedule, 2
         elif turns > 1:
             yield schedule if schedule not in ("1f1b", "gpipe") else "interleaved_1f1b", turns
         elif schedule not in ("1f1b", "gpipe"):

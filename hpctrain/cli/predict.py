@@ -18,8 +18,8 @@ from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.mesh import Mesh, parse_mesh
 from hpctrain.common.run.request import FRAMEWORKS
 from hpctrain.common.workloads.workload import read_workload
-from hpctrain.control.predict.hardware import Hardware
-from hpctrain.control.predict.node_energy import Site
+from hpctrain.control.predict.network import Hardware
+from hpctrain.control.predict.prediction import Site
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.predict.training import Training, require_data_parallel, require_known, script_training
 from hpctrain.control.predict.transformers.language_training import (

@@ -8,16 +8,15 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.common.recipes.mesh import AXES
-from hpctrain.control.predict.causes import best_measurement
 from hpctrain.control.predict.prediction import nodes_text
+from hpctrain.control.predict.values import best_measurement
 from hpctrain.report.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpctrain.control.predict.causes import Cause
     from hpctrain.control.predict.prediction import Prediction, Row
-    from hpctrain.control.predict.values import Estimate
+    from hpctrain.control.predict.values import Cause, Estimate
 
 # ``--explain`` lists this many constants, as far as each causes at least this share of the variance.
 _EXPLAINED, _LEAST_SHARE = 8, 0.001

@@ -11,7 +11,7 @@ import pages
 import pytest
 
 from hpctrain.common.cluster.gpu_models import buses, gpus
-from hpctrain.control.predict.constants import constants
+from hpctrain.control.predict.values import constants
 from support.pages import ROOT, files, is_there, scripts
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -25,6 +25,7 @@ Kind = Literal["conv", "matmul", "other"]
 
 _FLOAT_BYTES = 4
 _SUFFIX = ".json"
+_RESIDUAL = "resnet"
 _SHIPPED = resources.files("hpctrain.common.workloads")
 
 
@@ -38,21 +39,17 @@ class Layer(_Frozen):
 
     FLOPs (a multiply-add is 2) and elements are per sample where nothing else is said. A step with b samples moves
     ``b * elements + fixed_elements`` elements forward. Elements are of the type of the computation (4 bytes in
-    float32); an int64 index counts as 2, a boolean as 1/4.
+    float32); an int64 index counts as 2, a boolean as 1/4. What begins with ``backward_`` is of the backward pass.
 
     Attributes:
         name: module and operator, as ``layer1.0.conv1:convolution``.
         kind: what multiplies matrices on a GPU's matrix units: convolutions, and matrix products with attention.
-        flops: those of the forward pass, of convolutions and matrix products alone.
-        backward_flops: those of the backward pass, likewise.
+        flops: of convolutions and matrix products alone.
         elements: read and written by all operators of the layer, each operator's inputs and outputs once.
-        backward_elements: the same of the backward pass.
         fused_elements: the same where chains of elementwise operators are one with the operator before them: a tensor
             within a chain is written only where something outside reads it, or the backward pass needs it.
-        fused_backward_elements: the same of the backward pass.
-        fixed_elements: moved forward whatever the batch: weights, statistics.
-        fixed_backward_elements: the same of the backward pass: weights, and their gradients.
-        operators: the number of operators of the forward pass, each at least one kernel.
+        fixed_elements: moved whatever the batch: weights and their gradients, statistics.
+        operators: their number, each at least one kernel.
         parameters: elements of each parameter whose gradient is complete after this layer's backward pass.
         places: the numbers of these parameters in the order of registration.
         saved_elements: floating point, kept for the backward pass from here on until after that of this layer; a tensor
@@ -60,10 +57,9 @@ class Layer(_Frozen):
         saved_bytes: bytes of other types (max pooling's indices), likewise.
         mixed_saved_bytes: what ``saved_elements`` take under bf16 autocast.
         narrow: under bf16 autocast its output has 2 bytes an element.
-        transient_elements: floating point, in memory while the forward pass is here, without what is saved here or
-            before, and without weights and inputs of the network.
-        transient_backward_elements: the same while the backward pass is here: gradients of activations.
-        fixed_transient_elements: the same as ``transient_backward_elements``, whatever the batch.
+        transient_elements: floating point, in memory while the pass is here, without what is saved here or before, and
+            without weights and inputs of the network; in the backward pass gradients of activations.
+        fixed_transient_elements: those of the backward pass whatever the batch.
     """
 
     name: str
@@ -89,20 +85,10 @@ class Layer(_Frozen):
     fixed_transient_elements: Count = 0
 
 
-# The quantities of a layer that depend on the size of an image.
-SCALED = (
-    "flops",
-    "backward_flops",
-    "elements",
-    "backward_elements",
-    "fused_elements",
-    "fused_backward_elements",
-    "saved_elements",
-    "saved_bytes",
-    "mixed_saved_bytes",
-    "transient_elements",
-    "transient_backward_elements",
-)
+_FIXED = ("fixed_elements", "fixed_backward_elements", "fixed_transient_elements", "operators", "backward_operators")
+_QUANTITIES = [key for key, field in Layer.model_fields.items() if field.annotation is int]
+SCALED = [key for key in _QUANTITIES if key not in _FIXED]
+"""The quantities of a layer that depend on the size of an image."""
 
 
 class Sample(_Frozen):
@@ -112,11 +98,11 @@ class Sample(_Frozen):
     dtype: str
 
 
-class Workload(_Frozen):
-    """One training step of a network.
+class _Network(_Frozen):
+    """A network by its layers.
 
     Attributes:
-        sample: shape and type of one input, without the batch.
+        sample: one input.
         layers: in forward order; gradients become ready in the reverse order.
         buffers: elements of running statistics and the like.
         outputs: elements per sample of what comes out.
@@ -130,6 +116,10 @@ class Workload(_Frozen):
     outputs: Count
     source: str
 
+
+class Workload(_Network):
+    """One training step of a network."""
+
     @model_validator(mode="after")
     def _consistent(self) -> Workload:
         places = sorted(place for layer in self.layers for place in layer.places)
@@ -142,12 +132,12 @@ class Workload(_Frozen):
         """The number of elements of all parameters."""
         return sum(sum(layer.parameters) for layer in self.layers)
 
-    @cached_property
+    @property
     def flops(self) -> int:
         """FLOPs of a sample's forward pass."""
         return sum(layer.flops for layer in self.layers)
 
-    @cached_property
+    @property
     def backward_flops(self) -> int:
         """FLOPs of a sample's backward pass."""
         return sum(layer.backward_flops for layer in self.layers)
@@ -165,48 +155,32 @@ class Workload(_Frozen):
     @cached_property
     def columns(self) -> dict[str, list[float]]:
         """Each numeric quantity of the layers, in forward order."""
-        keys = [key for key, field in Layer.model_fields.items() if field.annotation is int]
-        return {key: [float(getattr(layer, key)) for layer in self.layers] for key in keys}
+        return {key: [float(getattr(layer, key)) for layer in self.layers] for key in _QUANTITIES}
 
     def write(self, path: Path) -> None:
-        """Write it where :func:`read_workload` reads it.
-
-        Raises:
-            HpctrainError: the disk refuses.
-        """
+        """Write it where :func:`read_workload` reads it."""
         write_whole(path, (self.model_dump_json(exclude_defaults=True) + "\n").encode())
 
 
-class ImageNetwork(_Frozen):
+class ImageNetwork(_Network):
     """A shipped network for images of any size: each quantity as a sum over the sizes of its feature maps.
 
     Residual networks halve their feature maps, rounding up: a map of level k has ceil(size / 2^k)^2 pixels. Everything
-    that is per sample is a sum of multiples of such areas, and of a constant.
+    that is per sample is a sum of multiples of such areas, and of a constant. Its layers are without the quantities of
+    :data:`SCALED`.
 
     Attributes:
-        layers: a workload's layers without the quantities of :data:`SCALED`.
         areas: for each layer, by quantity of :data:`SCALED`, (level, multiple); level -1 is the constant.
         per_class: how much each quantity of the last layers grows with each class.
-        outputs: the number of classes of the other quantities.
-        traced: the image size that the workload has where none is asked for.
+        traced: the image size that the workload has where none is given.
     """
 
-    name: str
-    sample: Sample
-    layers: tuple[Layer, ...]
     areas: tuple[dict[str, tuple[tuple[int, int], ...]], ...]
     per_class: tuple[Layer, ...]
-    buffers: Count
-    outputs: Count
-    source: str
     traced: Count
 
     def at(self, image_size: int, classes: int | None = None) -> Workload:
-        """The workload for images with so many pixels a side, and a last layer for so many classes.
-
-        Raises:
-            HpctrainError: a size below 32.
-        """
+        """The workload for images with so many pixels a side, and a last layer for so many classes."""
         if image_size < 32:
             raise HpctrainError(
                 "HT-option-bad-value",
@@ -216,17 +190,20 @@ class ImageNetwork(_Frozen):
                 name=self.name,
             )
         layers = [
-            layer.model_copy(update={key: _at(terms, image_size) for key, terms in areas.items()})
+            layer.model_copy(
+                update={
+                    key: sum(multiple * area(image_size, level) for level, multiple in terms)
+                    for key, terms in areas.items()
+                }
+            )
             for layer, areas in zip(self.layers, self.areas, strict=True)
         ]
         classes = self.outputs if classes is None else classes
-        last = range(len(layers) - len(self.per_class), len(layers))
-        for index, growth in zip(last, self.per_class, strict=True):
+        for index, growth in enumerate(self.per_class, len(layers) - len(self.per_class)):
             layers[index] = _grown(layers[index], growth, classes - self.outputs)
-        sample = Sample(shape=(*self.sample.shape[:-2], image_size, image_size), dtype=self.sample.dtype)
         return Workload(
             name=self.name,
-            sample=sample,
+            sample=Sample(shape=(*self.sample.shape[:-2], image_size, image_size), dtype=self.sample.dtype),
             layers=tuple(layers),
             buffers=self.buffers,
             outputs=classes,
@@ -239,14 +216,9 @@ def area(image_size: int, level: int) -> int:
     return 1 if level < 0 else (-(-image_size // 2**level)) ** 2
 
 
-def _at(terms: tuple[tuple[int, int], ...], image_size: int) -> int:
-    return sum(multiple * area(image_size, level) for level, multiple in terms)
-
-
 def _grown(layer: Layer, growth: Layer, classes: int) -> Layer:
     """A layer with so many classes more."""
-    numbers = [key for key, field in Layer.model_fields.items() if field.annotation is int]
-    changes: dict[str, object] = {key: getattr(layer, key) + classes * getattr(growth, key) for key in numbers}
+    changes: dict[str, object] = {key: getattr(layer, key) + classes * getattr(growth, key) for key in _QUANTITIES}
     both = zip(layer.parameters, growth.parameters, strict=True)
     return layer.model_copy(update=changes | {"parameters": tuple(own + classes * more for own, more in both)})
 
@@ -256,10 +228,6 @@ def workload_names() -> list[str]:
     return sorted(file.name.removesuffix(_SUFFIX) for file in _SHIPPED.iterdir() if file.name.endswith(_SUFFIX))
 
 
-def _image_networks() -> list[str]:
-    return [name for name in workload_names() if name.startswith("resnet")]
-
-
 def load_workload(name: str, *, image_size: int | None = None, classes: int | None = None) -> Workload:
     """A shipped workload.
 
@@ -267,19 +235,14 @@ def load_workload(name: str, *, image_size: int | None = None, classes: int | No
         name: a network of a recipe or of ``hpctrain bench step``, such as ``transformer`` or ``convnet``.
         image_size: pixels a side, of residual networks; 224 by default.
         classes: outputs of a residual network's last layer; 1,000 by default.
-
-    Raises:
-        HpctrainError: an unknown name, or a size that the network does not take.
     """
-    if name not in workload_names():
+    names = workload_names()
+    if name not in names:
         raise HpctrainError(
-            "HT-choice-unknown",
-            "there is no workload of a network {name!r}",
-            nearest(name, workload_names()),
-            name=name,
+            "HT-choice-unknown", "there is no workload of a network {name!r}", nearest(name, names), name=name
         )
     text = (_SHIPPED / f"{name}{_SUFFIX}").read_text()
-    if name in _image_networks():
+    if name.startswith(_RESIDUAL):
         network = ImageNetwork.model_validate_json(text)
         return network.at(image_size or network.traced, classes)
     found = Workload.model_validate_json(text)
@@ -287,7 +250,7 @@ def load_workload(name: str, *, image_size: int | None = None, classes: int | No
         raise HpctrainError(
             "HT-workload-not-of-images",
             "the workload {name!r} is for samples of {sample}, not for images of {image_size} pixels a side",
-            f"{', '.join(_image_networks())} take any size",
+            f"{', '.join(each for each in names if each.startswith(_RESIDUAL))} take any size",
             name=name,
             sample=" x ".join(map(str, found.sample.shape)) or "one number",
             image_size=image_size,
@@ -300,26 +263,19 @@ _MOST_BYTES = 2**26
 
 
 def read_workload(path: Path) -> Workload:
-    """A workload that a trace wrote.
-
-    Raises:
-        HpctrainError: it cannot be read, is no JSON or cut off, or no workload.
-    """
+    """A workload that a trace wrote."""
     remedy = "trace the network again: hpctrain.trace(model, batch, loss).write(path)"
     text = read_text(path, "workload", remedy, limit=_MOST_BYTES)
     try:
         return Workload.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":
-            raise HpctrainError(
-                "HT-file-not-json",
-                "{path} is not a complete JSON file: {problem}",
-                remedy,
-                path=path,
-                problem=first["ctx"]["error"],
-            ) from error
         where = dotted(first["loc"])
+        if first["type"] == "json_invalid":
+            problem = first["ctx"]["error"]
+            raise HpctrainError(
+                "HT-file-not-json", "{path} is not a complete JSON file: {problem}", remedy, path=path, problem=problem
+            ) from error
         problem = ": ".join(filter(None, [where, first["msg"]]))
         raise HpctrainError(
             "HT-workload-invalid", "{path} is not a workload: {problem}", remedy, path=path, key=where, problem=problem
@@ -344,11 +300,7 @@ class GradientBucket:
 
 
 def buckets(
-    workload: Workload,
-    bucket_bytes: float = BUCKET_BYTES,
-    *,
-    in_place: bool,
-    compressed: bool = False,
+    workload: Workload, bucket_bytes: float = BUCKET_BYTES, *, in_place: bool, compressed: bool = False
 ) -> list[GradientBucket]:
     """The gradient buckets that ``ht.distribute`` makes for this network, in the order of their reductions.
 
@@ -359,14 +311,9 @@ def buckets(
     """
     members = [BucketMember(nbytes=elements * _FLOAT_BYTES) for elements, _ in workload.registered]
     found: list[GradientBucket] = []
-    for each in group(members, bucket_bytes, in_place=in_place, compressed=compressed):
-        layer = min(workload.registered[number][1] for number in each.members)
-        found.append(
-            GradientBucket(
-                nbytes=sum(members[number].nbytes for number in each.members) + each.flags * _FLOAT_BYTES,
-                launched=min(layer, found[-1].launched) if found else layer,
-                in_place=each.in_place,
-                members=each.members,
-            )
-        )
+    launched = len(workload.layers)
+    for bucket in group(members, bucket_bytes, in_place=in_place, compressed=compressed):
+        launched = min(launched, *(workload.registered[number][1] for number in bucket.members))
+        nbytes = sum(members[number].nbytes for number in bucket.members) + bucket.flags * _FLOAT_BYTES
+        found.append(GradientBucket(nbytes=nbytes, launched=launched, in_place=bucket.in_place, members=bucket.members))
     return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpctrain.common.cluster.gpu_models import buses, gpu
+from hpctrain.common.errors import HpctrainError
 from hpctrain.control.predict.compute import CPU, Device
 from hpctrain.control.predict.measurements import Curve, interpolated
 from hpctrain.control.predict.network import stated_network
@@ -26,10 +27,11 @@ _MPI_RAILS = 2
 # with a copy at each end (Gloo), or through shared memory with Horovod's fusion buffer before and after (Horovod).
 _VOLUMES: dict[str, tuple[float, float]] = {"mpi": (2.0, 1.0), "gloo": (6.0, -6.0), "horovod": (4.0, -2.0)}
 
-Algorithm = Literal["ring", "tree"]
-
 # Copies of a byte that is sent: read from the buffer and written to a socket or device, and the same at the other end.
 _WIRE_COPIES = 4
+# No algorithm moves an all-reduce between hosts in less time than each needs to send its buffer once. The margin is for
+# rates that are rounded up, and for times that are means over ranks.
+_FASTER = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,6 @@ class Ranks:
     """The ranks of an all-reduce, and how they reduce.
 
     Attributes:
-        device: of each rank.
         engine: ``nccl``, ``horovod``, ``mpi`` or ``gloo``.
         rdma: the adapters write into the other node's memory by themselves; else NCCL uses sockets.
         trees: whether NCCL has trees, as since 2.4; before, it has rings alone.
@@ -84,22 +85,26 @@ def allreduce(nbytes: float, ranks: Ranks, values: Values, curves: Sequence[Curv
     last one counts.
 
     Args:
-        nbytes: the size of each rank's buffer.
         curves: that were measured; the one of the most similar ranks counts.
     """
     ranks = over_nvlink(ranks)
     if ranks.count == 1:
         return np.zeros(values.columns)
     inside = _nearest(ranks, [curve for curve in curves if curve.hosts == 1])
-    if ranks.network.hosts == 1:
-        return _within(nbytes, ranks, values) * _correction(nbytes, ranks, values, inside)
     between = _nearest(ranks, [curve for curve in curves if curve.hosts > 1])
-    within, wire = _within(nbytes, ranks, values), _between(nbytes, ranks, values)
-    if between is None or (ranks.by_nccl and between.local == 1):
-        # This curve does not include the part within hosts.
-        within = within * _correction(nbytes, ranks, values, inside)
-        return _together(within, wire * _correction(nbytes, ranks, values, between), ranks)
-    return _together(within, wire, ranks) * _correction(nbytes, ranks, values, between)
+    if ranks.network.hosts > 1 and between is not None and not (ranks.by_nccl and between.local == 1):
+        return _modelled(nbytes, ranks, values) * _correction(nbytes, ranks, values, between)
+    # A curve of one rank of each host does not include the part within hosts.
+    within = _within(nbytes, ranks, values) * _correction(nbytes, ranks, values, inside)
+    if ranks.network.hosts == 1:
+        return within
+    wire = _between(nbytes, ranks, values) * _correction(nbytes, ranks, values, between)
+    return _together(within, wire, ranks)
+
+
+def _modelled(nbytes: float, ranks: Ranks, values: Values) -> Floats:
+    within = _within(nbytes, ranks, values)
+    return within if ranks.network.hosts == 1 else _together(within, _between(nbytes, ranks, values), ranks)
 
 
 def _together(within: Floats, between: Floats, ranks: Ranks) -> Floats:
@@ -109,42 +114,28 @@ def _together(within: Floats, between: Floats, ranks: Ranks) -> Floats:
 
 
 def _nearest(ranks: Ranks, curves: Sequence[Curve]) -> Curve | None:
+    def distance(curve: Curve) -> tuple[float, float]:
+        return abs(math.log(curve.local / ranks.local)), abs(math.log(curve.hosts / ranks.network.hosts))
+
     return min(
-        (curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1),
-        key=lambda curve: (
-            abs(math.log(curve.local / ranks.local)),
-            abs(math.log(curve.hosts / ranks.network.hosts)),
-        ),
-        default=None,
+        (each for each in curves if each.engine == ranks.measured_as and each.ranks > 1), key=distance, default=None
     )
 
 
 def _correction(nbytes: float, ranks: Ranks, values: Values, curve: Curve | None) -> Floats:
-    """The factor by which a curve exceeds the model at this size, (columns,).
+    """The factor by which a curve exceeds the model at this size, by ``ranks``' adapters, (columns,).
 
     It is assumed that no other job used the network while the curve was measured.
     """
     if curve is None:
         return np.ones(values.columns)
     size = min(max(nbytes, curve.points[0][0]), curve.points[-1][0])
-    said = modelled_seconds(size, ranks, values, curve)
-    found: Floats = curve.at(size) / said * np.exp(values.log_factor("curve_residual"))
-    return found
-
-
-def modelled_seconds(nbytes: float, ranks: Ranks, values: Values, curve: Curve) -> Floats:
-    """Seconds that the model predicts for an all-reduce as a curve measured it, (columns,)."""
-    network = stated_network(curve.hosts, **_adapters_of(curve, ranks))
-    measured = replace(ranks, network=network, local=curve.local, wire=1.0)
-    said = _within(nbytes, measured, values)
-    return _together(said, _between(nbytes, measured, values), measured) if curve.hosts > 1 else said
-
-
-def _adapters_of(curve: Curve, ranks: Ranks) -> dict[str, Any]:
-    """Number and rate of the adapters that a curve had of each host, by ``ranks``' network."""
     rate = curve_rate(curve, ranks)
     adapters = max(1, math.floor(rate / ranks.network.rail_bytes_per_s + 1e-9))
-    return {"adapters": adapters, "bytes_per_s": rate / adapters}
+    network = stated_network(curve.hosts, adapters=adapters, bytes_per_s=rate / adapters)
+    modelled = _modelled(size, replace(ranks, network=network, local=curve.local, wire=1.0), values)
+    found: Floats = curve.at(size) / modelled * np.exp(values.log_factor("curve_residual"))
+    return found
 
 
 def curve_rate(curve: Curve, ranks: Ranks) -> float:
@@ -176,31 +167,22 @@ def _nccl_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     know the fabric.
     """
     network = ranks.network
-    reached = values["wire_efficiency" if ranks.rdma else "tcp.wire_efficiency"]
-    alone = reached[0] * network.rails * network.rail_bytes_per_s
+    rate = values["wire_efficiency" if ranks.rdma else "tcp.wire_efficiency"] * network.rails * network.rail_bytes_per_s
     step_s = values["nccl_step_s"]
-
-    def unshared(algorithm: Algorithm) -> float:
-        # The tuner counts two buffers in the trees of any number of nodes, also of two, which send each other one.
-        volume = 2.0 if algorithm == "tree" else _volume(ranks, algorithm)
-        return float(_steps(ranks, algorithm) * step_s[0] + volume * nbytes / alone)
-
-    algorithm: Algorithm = min(("ring", "tree"), key=unshared) if ranks.trees else "ring"
-    share = network.ring_share if algorithm == "ring" else network.tree_share
-    rate = reached * network.rails * network.rail_bytes_per_s * share
-    seconds: Floats = _steps(ranks, algorithm) * step_s + _volume(ranks, algorithm) * nbytes / rate
+    # Messages that follow each other, and buffers that a node's adapters send: rings pass all GPUs of a node before
+    # they leave it.
+    ring_steps, tree_steps = 2 * (network.hosts - 1), 2 * (network.hosts - 1).bit_length()
+    ring_volume = 2 * (ranks.count - 1) / ranks.count
+    # The tuner counts two buffers in the trees of any number of nodes, also of two, which send each other one.
+    ring, tree = (
+        steps * step_s[0] + volume * nbytes / rate[0] for steps, volume in ((ring_steps, ring_volume), (tree_steps, 2))
+    )
+    seconds: Floats
+    if ranks.trees and tree < ring:
+        seconds = tree_steps * step_s + network.tree_volume * nbytes / (rate * network.tree_share)
+    else:
+        seconds = ring_steps * step_s + ring_volume * nbytes / (rate * network.ring_share)
     return seconds
-
-
-def _steps(ranks: Ranks, algorithm: Algorithm) -> float:
-    """How many messages between nodes follow each other."""
-    hosts = ranks.network.hosts
-    return 2 * (hosts - 1) if algorithm == "ring" else 2 * (hosts - 1).bit_length()
-
-
-def _volume(ranks: Ranks, algorithm: Algorithm) -> float:
-    """Buffers that a node's adapters send. Rings pass all GPUs of a node before they leave it."""
-    return 2 * (ranks.count - 1) / ranks.count if algorithm == "ring" else ranks.network.tree_volume
 
 
 def _over_bus(nbytes: float, ranks: Ranks, values: Values) -> Floats:
@@ -219,9 +201,8 @@ def _over_bus(nbytes: float, ranks: Ranks, values: Values) -> Floats:
 def _hosts_between(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     """Seconds between hosts of engines that reduce in host memory, (columns,).
 
-    hpctrain's own engine reduces between nodes alone, the others between all ranks.
-
-    What a host sends and receives also passes through its memory, which counts where links are fast.
+    hpctrain's own engine reduces between nodes alone, the others between all ranks. What a host sends and receives also
+    passes through its memory, which counts where links are fast.
     """
     network = ranks.network
     rails = min(network.rails, _MPI_RAILS) if ranks.engine == "mpi" else 1
@@ -250,3 +231,45 @@ def _through_memory(nbytes: float, ranks: Ranks, values: Values) -> Floats:
     reduced = values[f"{ranks.engine}.local_s"] * ranks.local + volume * nbytes / values["host_memory_bytes_per_s"]
     seconds: Floats = copied + reduced
     return seconds
+
+
+def check_curves(curves: Sequence[Curve], ranks: Ranks, *, stated: bool) -> list[str]:
+    """Refuse curves that contradict the nodes of a prediction, and say what is doubtful about the others.
+
+    Args:
+        ranks: of the prediction, on as many nodes as any; only curves of their engine count.
+        stated: whether adapters and their rate were stated. A contradiction to assumed ones is a warning.
+    """
+    used = [curve for curve in curves if curve.engine == ranks.measured_as and curve.ranks > 1]
+    faults = [fault for curve in used if curve.hosts > 1 and (fault := _fault_of_links(curve, ranks))]
+    if faults and stated:
+        raise faults[0]
+    warnings = [f"{fault.message}, as is assumed: {fault.hint}" for fault in faults]
+    local, wanted = sorted({curve.local for curve in used}), over_nvlink(ranks).local
+    if local and wanted not in local:
+        measured = " and ".join(map(str, local)) + (" rank" if local == [1] else " ranks")
+        warnings.append(f"all-reduces were measured with {measured} of a node, and {wanted} are predicted")
+    return warnings
+
+
+def _fault_of_links(curve: Curve, ranks: Ranks) -> HpctrainError | None:
+    """Why the links cannot have carried a curve."""
+    size, seconds = min(curve.points, key=lambda point: point[1] / point[0])
+    sent, links = size / seconds, curve_rate(curve, ranks)
+    if ranks.by_nccl:
+        # The hosts of a rack share what leaves it.
+        sent /= max(1, gpu(ranks.device.name).rack // curve.local)
+    if sent <= _FASTER * links:
+        return None
+    return HpctrainError(
+        "HT-calibration-implausible",
+        "--calibration {source}: each of {hosts} hosts sent at least {rate}, and the adapters that {ranks} use carry "
+        "{links}",
+        "state the adapters and links that were measured (--adapters-per-node, --link); or its hosts are one machine "
+        "under several names, or not all of the ranks are listed",
+        source=curve.source,
+        hosts=curve.hosts,
+        rate=f"{sent / 1e9:.3g} GB/s",
+        ranks=f"{curve.local} of {ranks.local} ranks of a node" if curve.local < ranks.local else "a node's ranks",
+        links=f"{links / 1e9:.3g} GB/s",
+    )

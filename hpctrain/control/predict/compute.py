@@ -28,7 +28,6 @@ class Device:
 
     Attributes:
         ranks: the number of ranks that share it.
-        precision: of the forward and backward pass.
         crowded: how often the ranks that share it are twice as many as those that a sweep was measured with.
         polled: whether each rank has a thread of its engine that polls, which takes time from the cores.
         fused: whether chains of elementwise operators are one kernel with what makes their input, as a compiler does.
@@ -71,14 +70,10 @@ class Compute:
 
 
 def compute(workload: Workload, batch: float, device: Device, values: Values, *, state: int = 1) -> Compute:
-    """The times of one step.
+    """The times of one step with so many samples at once, by an optimizer that keeps ``state`` numbers a parameter.
 
     Each pass of each layer takes as long as its arithmetic or its traffic with the memory, whichever is longer, and
     the time in which a kernel begins and ends (Williams et al. 2009, https://doi.org/10.1145/1498765.1498785).
-
-    Args:
-        batch: samples of the rank that are computed at once.
-        state: numbers that the optimizer keeps of each parameter.
     """
     forward = _passes(workload, batch, device, values, back=False)
     backward = _passes(workload, batch, device, values, back=True)[::-1]
@@ -100,12 +95,11 @@ def compute(workload: Workload, batch: float, device: Device, values: Values, *,
         update=update + gap,
         busy=(forward.sum(axis=0) + backward.sum(axis=0)) * pace + update,
     )
-    return _started(found, launched + sum(backward_launched), values) if device.software == "eager" else found
-
-
-def _started(found: Compute, operators: int, values: Values) -> Compute:
-    """The same where Python starts each operator, which for small batches takes longer than the GPU does."""
-    slower = np.maximum(1.0, operators * values["torch.operator_s"] / found.total)
+    if device.software != "eager":
+        return found
+    # Python starts each operator, which for small batches takes longer than the GPU does.
+    starting = (launched + sum(backward_launched)) * values["torch.operator_s"]
+    slower = np.maximum(1.0, starting / found.total)
     return replace(
         found, forward=found.forward * slower, backward=found.backward * slower, update=found.update * slower
     )
@@ -130,10 +124,10 @@ def _passes(workload: Workload, batch: float, device: Device, values: Values, *,
 
 def _rate(kind: str, device: Device, values: Values) -> Floats:
     """FLOP/s of a kind of layer, (columns,)."""
-    float32 = {"conv": "conv32_flops", "matmul": "vector_flops"}[kind]
     narrow = device.precision != "float32"
     if device.precision == "bf16" and device.name != CPU:
         narrow = gpu(device.name).bfloat16
+    float32 = "conv32_flops" if kind == "conv" else "vector_flops"
     peak = values[f"{device.name}.{'half_flops' if narrow else float32}"]
     rate: Floats = peak * values[f"{kind}_efficiency"]
     return rate

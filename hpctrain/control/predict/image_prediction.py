@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,13 @@ import numpy as np
 
 from hpctrain.common.bucket_groups import BUCKET_BYTES, mpi_bucket_bytes
 from hpctrain.common.cluster.gpu_models import gpu
-from hpctrain.control.predict.calibration import Calibration
-from hpctrain.control.predict.causes import causes_of
 from hpctrain.control.predict.compute import CPU, Device
-from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.job import Job, Times, times
-from hpctrain.control.predict.layer_memory import MemorySettings, memory
-from hpctrain.control.predict.memory import fewer, most_samples
-from hpctrain.control.predict.node_energy import Site
-from hpctrain.control.predict.prediction import Length, Node, Prediction, Run, idle_warnings, nodes_text, worthwhile
-from hpctrain.control.predict.training import Course, Training
-from hpctrain.control.predict.values import Estimate, Values
+from hpctrain.control.predict.measurements import Calibration
+from hpctrain.control.predict.memory import MemorySettings, fewer, memory, most_samples
+from hpctrain.control.predict.prediction import Node, Run, nodes_text
+from hpctrain.control.predict.training import Training
+from hpctrain.control.predict.values import Cause, Estimate, Values, causes_of
 from hpctrain.control.topology.fabric import Floats
 
 if TYPE_CHECKING:
@@ -30,121 +26,79 @@ if TYPE_CHECKING:
 _WIRE = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
 
 
-def predict(
-    training: Training,
-    node: Node,
-    networks: Sequence[Network],
-    *,
-    calibration: Calibration = Calibration(),
-    site: Site = Site(),
-) -> Prediction:
-    """Predict a training on each number of nodes.
-
-    Args:
-        networks: one for each number of nodes, which rises.
-
-    Raises:
-        HpctrainError: an unknown GPU, a calibration for another network or device, or a number of ranks that the
-            recipe cannot have.
-    """
-    if node.gpu != CPU:
-        gpu(node.gpu)
-    device = _device(training, node, calibration)
-    calibration.require_fits(training.workload.name, device.name, device.precision)
-    values = calibration.values(constants())
-    predictor = _Predictor(training=training, node=node, device=device, values=values, calibration=calibration)
-    alone, *steps = (predictor.step(network) for network in (replace(networks[0], hosts=1), *networks))
-    reference: Floats = alone.batch / alone.times.total
-    runs = [predictor.run(step) for step in steps]
-    rates = [(1, float(reference[0])), *((run.network.hosts, float(run.samples_per_s[0])) for run in runs)]
-    return Prediction(
-        name=training.name,
-        node=node,
-        rows=tuple(run.row(reference, values, site) for run in runs),
-        worthwhile=worthwhile(rates[rates[1][0] == 1 :]),
-        constants={name: values.constants[name] for name in sorted(values.used)},
-        causes=causes_of(values, runs[-1].total),
-        warnings=_warnings(steps, training, calibration),
-    )
-
-
-def _device(training: Training, node: Node, calibration: Calibration) -> Device:
-    """The device on which each rank computes."""
-    if node.gpu != CPU:
-        return Device(name=node.gpu, precision=training.precision, software=training.software)
-    measured = max((sweep.ranks for sweep in calibration.sweeps), default=node.local)
-    return Device(
-        name=CPU,
-        ranks=node.local,
-        precision=training.precision,
-        crowded=max(0.0, math.log2(node.local / measured)),
-        polled=node.engine == "horovod",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Step:
-    """A step on one number of nodes.
+class ImageRun(Run):
+    """A run with the events of its step."""
 
-    Attributes:
-        batch: samples of all ranks.
-    """
-
-    batch: int
     job: Job
     times: Times
 
-    @property
-    def nodes(self) -> int:
-        """The number of nodes."""
-        return self.job.network.hosts
 
+@dataclass(frozen=True)
+class ImagePredictor:
+    """One training on one number of nodes, by the constants after a calibration."""
 
-@dataclass(frozen=True, kw_only=True)
-class _Predictor:
     training: Training
     node: Node
-    device: Device
+    network: Network
     values: Values
-    calibration: Calibration
+    calibration: Calibration = Calibration()
 
-    def step(self, network: Network) -> _Step:
-        """A step on these nodes."""
-        ranks = network.hosts * self.node.local
-        batch = self.training.batch(ranks)
-        job = Job(
-            workload=self.training.workload,
-            network=network,
-            local=self.node.local,
-            device=self.device,
-            engine=self.node.engine,
-            # The rank with the most samples is the slowest one.
-            batch=-(-batch // ranks),
-            parts=self.training.parts(ranks),
-            bucket_bytes=self._bucket_bytes(network.hosts),
-            # Bytes sent for each byte of gradients.
-            wire=_WIRE[self.training.communication.compression],
-            state=self.training.state,
-            rdma=self.node.rdma,
-            samples_per_s=self._loaded(),
-        )
-        return _Step(batch=batch, job=job, times=self._times(job))
-
-    def run(self, step: _Step) -> Run:
-        """The training by such steps."""
-        job, total = step.job, step.times.total
-        course = self.training.course(job.count, self.values)
-        return Run(
+    def runs(self, most: int) -> list[ImageRun]:
+        """The training, in the only layout that it has."""
+        job = self._job()
+        step = times(job, self.values, self.calibration)
+        # The error of the roofline itself, which no fit of constants reduces.
+        total = step.total * np.exp(self.values.log_factor("step_residual"))
+        run = ImageRun(
             node=self.node,
             network=job.network,
-            batch=step.batch,
+            batch=self.training.batch(job.count),
+            data_ranks=job.count,
             batch_per_gpu=job.batch,
             at_once=job.at_once,
             total=total,
-            waits=np.clip(step.times.exposed / total, 0, 1),
-            busy=np.clip(step.times.busy / total, 0, 1),
-            length=None if course is None else self._length(step, course),
+            waits=np.clip(step.exposed / total, 0, 1),
+            busy=np.clip(step.busy / total, 0, 1),
+            length=self.training.length(job.count, job.at_once, step.compute.forward, total, self.values),
             figures=memory_figures(self.training, job),
+            job=job,
+            times=step,
+        )
+        return [run]
+
+    def alone(self, run: Run) -> Run:
+        """The training on one node, which efficiency is against."""
+        return replace(self, network=replace(self.network, hosts=1)).runs(1)[0]
+
+    def _job(self) -> Job:
+        training, node, hosts = self.training, self.node, self.network.hosts
+        ranks, bucket_bytes = hosts * node.local, BUCKET_BYTES
+        device = Device(name=node.gpu, precision=training.precision, software=training.software)
+        if node.gpu == CPU:
+            measured = max((sweep.ranks for sweep in self.calibration.sweeps), default=node.local)
+            crowded = max(0.0, math.log2(node.local / measured))
+            polled = node.engine == "horovod"
+            device = replace(device, ranks=node.local, crowded=crowded, polled=polled, software=None)
+        if training.communication.bucket_mb is not None:
+            bucket_bytes = training.communication.bucket_mb * 1e6
+        elif node.engine == "mpi":
+            bucket_bytes = mpi_bucket_bytes(hosts=hosts, local=node.local, rdma=node.rdma)
+        return Job(
+            workload=training.workload,
+            network=self.network,
+            local=node.local,
+            device=device,
+            engine=node.engine,
+            # The rank with the most samples is the slowest one.
+            batch=-(-training.batch(ranks) // ranks),
+            parts=training.parts(ranks),
+            bucket_bytes=bucket_bytes,
+            # Bytes sent for each byte of gradients.
+            wire=_WIRE[training.communication.compression],
+            state=training.state,
+            rdma=node.rdma,
+            samples_per_s=self._loaded(),
         )
 
     def _loaded(self) -> Floats | None:
@@ -159,32 +113,27 @@ class _Predictor:
         made: Floats = self.values["loader.images_per_s"] * max(workers, 1) ** self.values["loader.scaling"]
         return made
 
-    def _bucket_bytes(self, hosts: int) -> float:
-        if self.training.communication.bucket_mb is not None:
-            return self.training.communication.bucket_mb * 1e6
-        if self.node.engine != "mpi":
-            return BUCKET_BYTES
-        return mpi_bucket_bytes(hosts=hosts, local=self.node.local, rdma=self.node.rdma)
+    def causes(self, run: Run) -> tuple[Cause, ...]:
+        """What makes the range of a step as wide as it is."""
+        return causes_of(self.values, run.total)
 
-    def _times(self, job: Job) -> Times:
-        found = times(job, self.values, self.calibration.curves)
-        # The error of the roofline itself, which no fit of constants reduces.
-        off = np.exp(self.values.log_factor("step_residual"))
-        return replace(found, total=found.total * off)
-
-    def _length(self, step: _Step, course: Course) -> Length:
-        """The steps of all epochs, the validation after each, and its checkpoints."""
-        job = step.job
-        forward = step.times.compute.forward * course.validation_cost
-        validated = forward * math.ceil(course.validated / job.count / job.at_once)
-        training: Floats = course.steps * step.times.total
-        # Ranks copy their share of the state, and write it during the following steps.
-        share = 4 * (1 + job.state) * self.training.workload.parameters / job.count
-        written = share / self.values["checkpoint_bytes_per_s"]
-        copied = share / self.values["host_copy_bytes_per_s"]
-        waits = copied + np.maximum(0, written - training / course.checkpoints)
-        epoch = training + validated + course.checkpoints * waits
-        return Length(epochs=course.epochs, source=course.source, seconds=course.epochs * epoch)
+    def warnings(self, runs: Sequence[Run]) -> Iterator[str]:
+        """What is assumed about all runs, of which this predictor made the last."""
+        training, node, measured = self.training, self.node, self.calibration
+        for run in runs:
+            yield from run.network.warnings
+        yield from training.assumptions
+        fed = [run for run in runs if isinstance(run, ImageRun) and run.job.samples_per_s is not None]
+        if fed and training.workers(node.gpu) not in measured.loaded:
+            yield _decoding(fed, training)
+        if node.gpu == CPU and not measured.sweeps:
+            yield "the speed of the cores is assumed: hpctrain bench step --sweep --json measures it"
+        if node.gpu != CPU and node.engine in ("mpi", "gloo"):
+            copies = "the time of copies between GPUs and hosts; it was measured on CPUs only"
+            yield f"assumed about {node.engine}: {copies}"
+        engines = {curve.engine for curve in measured.curves}
+        if engines and self._job().measured_as not in engines:
+            yield f"no all-reduce of {node.engine} was measured, only of {', '.join(sorted(engines))}"
 
 
 def memory_figures(training: Training, job: Job) -> dict[str, Any]:
@@ -207,45 +156,25 @@ def memory_figures(training: Training, job: Job) -> dict[str, Any]:
         return needed(batch, settings).value <= gpu(job.device.name).memory_bytes
 
     taken = needed(job.at_once, settings)
-    choices = {
-        "half the samples at once": needed(-(-job.at_once // 2), replace(settings, parts=2 * settings.parts)).value,
-        "bf16": needed(job.at_once, replace(settings, precision="bf16")).value,
-    }
+    halves = needed(-(-job.at_once // 2), replace(settings, parts=2 * settings.parts)).value
+    narrow = needed(job.at_once, replace(settings, precision="bf16")).value
     return {
         "memory_bytes": taken,
         "largest_batch": most_samples(fits) if on_gpu else None,
-        "memory_choices": fewer(taken.value, choices),
+        "memory_choices": fewer(taken.value, {"half the samples at once": halves, "bf16": narrow}),
     }
 
 
-def _warnings(steps: Sequence[_Step], training: Training, calibration: Calibration) -> tuple[str, ...]:
-    job = steps[-1].job
-    found = [warning for step in steps for warning in step.job.network.warnings]
-    found.extend(idle_warnings([step.nodes for step in steps if step.job.count > step.batch]))
-    found.extend(training.assumptions)
-    if job.samples_per_s is not None and training.workers(job.device.name) not in calibration.loaded:
-        found.append(_decoding(steps, training))
-    if job.device.name == CPU and not calibration.sweeps:
-        found.append("the speed of the cores is assumed: hpctrain bench step --sweep --json measures it")
-    if job.device.name != CPU and job.engine in ("mpi", "gloo"):
-        found.append(
-            f"assumed about {job.engine}: the time of copies between GPUs and hosts; it was measured on CPUs only"
-        )
-    engines = {curve.engine for curve in calibration.curves}
-    if engines and job.measured_as not in engines:
-        found.append(f"no all-reduce of {job.engine} was measured, only of {', '.join(sorted(engines))}")
-    return tuple(dict.fromkeys(found))
-
-
-def _decoding(steps: Sequence[_Step], training: Training) -> str:
+def _decoding(runs: Sequence[ImageRun], training: Training) -> str:
     """What is assumed about the input, and where it bounds the step."""
-    rates = [(step, step.job.samples_per_s) for step in steps if step.job.samples_per_s is not None]
-    needed = {step.nodes: step.job.batch / float(step.times.unfed[0]) for step, _ in rates}
-    bound = [step.nodes for step, made in rates if made[0] < needed[step.nodes]]
+    made = runs[-1].job.samples_per_s
+    assert made is not None
+    needed = {run.network.hosts: run.job.batch / float(run.times.unfed[0]) for run in runs}
+    bound = [nodes for nodes, taken in needed.items() if made[0] < taken]
     said = f", which bounds the step on {nodes_text(bound)}" if bound else ""
-    workers = training.workers(steps[-1].job.device.name)
+    workers = training.workers(runs[-1].node.gpu)
     how = "the GPU decodes" if training.decodes_on_gpu else f"{workers} workers a rank decode"
     return (
-        f"{how} about {rates[-1][1][0]:.0f} images/s, and up to "
-        f"{max(needed.values()):.0f} are taken{said} (--set data.workers=N; bench loader --json measures it)"
+        f"{how} about {made[0]:.0f} images/s, and up to {max(needed.values()):.0f} are taken{said} "
+        "(--set data.workers=N; bench loader --json measures it)"
     )

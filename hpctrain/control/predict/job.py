@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +13,9 @@ from hpctrain.common.bucket_groups import BUCKET_BYTES
 from hpctrain.common.workloads.workload import Workload, buckets
 from hpctrain.control.predict.allreduce_time import Ranks, allreduce
 from hpctrain.control.predict.compute import CPU, Compute, compute
+from hpctrain.control.predict.measurements import Calibration, Curve
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
-
-if TYPE_CHECKING:
-    from hpctrain.control.predict.measurements import Curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +23,7 @@ class Job(Ranks):
     """A training by some ranks, as far as the time of a step depends on it.
 
     Attributes:
-        engine: that reduces; ``single`` where there is one rank.
-        batch: samples of a rank in a step.
-        parts: in which it computes them one after the other.
+        batch: samples of a rank in a step, and ``parts``: in which it computes them one after the other.
         state: numbers that the optimizer keeps of each parameter.
         samples_per_s: that the input pipeline of a rank makes, (columns,); None for as many as are wanted.
     """
@@ -53,13 +48,11 @@ class Job(Ranks):
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of one step, (columns,) each.
+    """Seconds of one step, (columns,) each, and those of one part of its batch.
 
     Attributes:
-        compute: the time of one part of the batch.
+        unfed: of the step if its samples were always there, and ``busy``: in which the device is full.
         exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
-        busy: the time in which the device is full.
-        unfed: the time of the step if its samples were always there.
     """
 
     compute: Compute
@@ -69,71 +62,38 @@ class Times:
     busy: Floats
 
 
-def times(job: Job, values: Values, curves: Sequence[Curve] = ()) -> Times:
-    """The times of one step."""
+def times(job: Job, values: Values, measured: Calibration = Calibration()) -> Times:
+    """The times of one step, as far as measurements correct them."""
     one = compute(job.workload, job.at_once, job.device, values, state=job.state)
+    one = measured.corrected(one, job.at_once, values)
     jitter = values["cpu.jitter" if job.device.name == CPU else "jitter"] * slowest(job.count)
-    last = _step(job, one, jitter, values, curves)
+    last = one.total
+    if job.count > 1:
+        pace = np.minimum(values[f"{job.engine}.overlap"], 1.0)
+        last = overlapped_step(one, _reductions(job, values, measured.curves), pace=pace, jitter=jitter)
     # Gradients are reduced in the last part only.
-    earlier = (job.parts - 1) * (one.total - one.update) * (1 + jitter)
-    unfed = earlier + last.total
+    unfed = (job.parts - 1) * (one.total - one.update) * (1 + jitter) + last
     total = unfed if job.samples_per_s is None else np.maximum(unfed, job.batch / job.samples_per_s)
-    return Times(compute=one, total=total, unfed=unfed, exposed=last.exposed, busy=one.busy * job.parts)
+    return Times(compute=one, total=total, unfed=unfed, exposed=last - one.total, busy=one.busy * job.parts)
 
 
-def _step(job: Job, one: Compute, jitter: Floats, values: Values, curves: Sequence[Curve]) -> Step:
-    if job.count == 1:
-        return Step(total=one.total, exposed=np.zeros(values.columns))
-    layers = len(job.workload.layers)
+def _reductions(job: Job, values: Values, curves: Sequence[Curve]) -> list[tuple[int, Floats]]:
+    """For each bucket the layers whose backward pass is done when its reduction can begin, and the seconds of it."""
     made = buckets(job.workload, job.bucket_bytes, in_place=job.in_place, compressed=job.wire < 1)
-    reductions = [
-        BucketReduction(
-            after=layers - bucket.launched,
-            seconds=allreduce(bucket.nbytes, job, values, curves) + _negotiation(job, values),
-        )
-        for bucket in made
-    ]
-    pace = np.minimum(values[f"{job.engine}.overlap"], 1.0)
-    return overlapped_step(one, reductions, pace=pace, jitter=jitter)
+    # Before Horovod reduces pass half a cycle on average, and the ranks' agreement.
+    agreed = values["horovod.cycle_s"] / 2 + values["horovod.negotiation_s"] if job.engine == "horovod" else 0.0
+    layers = len(job.workload.layers)
+    return [(layers - bucket.launched, allreduce(bucket.nbytes, job, values, curves) + agreed) for bucket in made]
 
 
-def _negotiation(job: Job, values: Values) -> Floats:
-    """Seconds before Horovod reduces, (columns,): half a cycle on average, and the ranks' agreement."""
-    if job.engine != "horovod":
-        return np.zeros(values.columns)
-    return values["horovod.cycle_s"] / 2 + values["horovod.negotiation_s"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BucketReduction:
-    """The reduction of one bucket.
-
-    Attributes:
-        after: the number of layers whose backward pass is done when it can begin.
-        seconds: the time of its all-reduce, (columns,).
-    """
-
-    after: int
-    seconds: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """Seconds of one step, (columns,) each.
-
-    Attributes:
-        exposed: how much longer it is for its reductions, in which ranks also wait for the slowest one.
-    """
-
-    total: Floats
-    exposed: Floats
-
-
-def overlapped_step(compute: Compute, reductions: Sequence[BucketReduction], *, pace: Floats, jitter: Floats) -> Step:
-    """One step of all ranks.
+def overlapped_step(
+    compute: Compute, reductions: Sequence[tuple[int, Floats]], *, pace: Floats, jitter: Floats
+) -> Floats:
+    """Seconds of one step of all ranks, (columns,).
 
     Args:
-        reductions: in the order in which they are started; one runs at a time.
+        reductions: in the order in which they are started, of which one runs at a time: the number of layers whose
+            backward pass is done when it can begin, and the seconds of its all-reduce, (columns,).
         pace: how fast computing goes on while a reduction runs, 1 for undisturbed and 0 for not at all.
         jitter: what the slowest rank takes longer, as a share of the computing.
     """
@@ -141,14 +101,14 @@ def overlapped_step(compute: Compute, reductions: Sequence[BucketReduction], *, 
     ready = np.cumsum(compute.backward, axis=0)
     now = compute.forward * slower
     done, free = np.zeros_like(now), np.zeros_like(now)
-    for reduction in reductions:
-        until = ready[reduction.after - 1]
+    for after, seconds in reductions:
+        until = ready[after - 1]
         now = _advance(now, (until - done) * slower, free, pace)
         done = until
-        free = np.maximum(now, free) + reduction.seconds
+        free = np.maximum(now, free) + seconds
     now = _advance(now, (ready[-1] - done) * slower, free, pace)
-    total = np.maximum(now, free) + compute.update
-    return Step(total=total, exposed=total - compute.total)
+    total: Floats = np.maximum(now, free) + compute.update
+    return total
 
 
 def _advance(now: Floats, work: Floats, free: Floats, pace: Floats) -> Floats:
@@ -162,8 +122,5 @@ def _advance(now: Floats, work: Floats, free: Floats, pace: Floats) -> Floats:
 
 
 def slowest(ranks: int) -> float:
-    """By how many standard deviations the slowest of so many ranks is late on average.
-
-    Source: Blom 1958, expected values of normal order statistics.
-    """
+    """By how many standard deviations the slowest of so many ranks is late on average (Blom 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0

@@ -6,10 +6,9 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.requirements import require_parts
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan
-from hpctrain.control.predict.layer_memory import MemorySettings, memory
-from hpctrain.control.predict.training import Training, recipe_training
-from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.layout_checks import divisors
+from hpctrain.control.predict.memory import MemorySettings, memory
+from hpctrain.control.predict.training import recipe_training
+from hpctrain.control.predict.transformers.layout import Layout, divisors
 from hpctrain.control.predict.transformers.rank_memory import memory as transformer_memory
 
 SHARE = 0.9
@@ -17,10 +16,7 @@ SHARE = 0.9
 
 
 def fitting(recipe: Recipe, ranks: int, room: float) -> int:
-    """The largest micro-batch that cuts a rank's share of a step into equal parts and whose memory has room.
-
-    Args:
-        room: the bytes that a rank has.
+    """The largest micro-batch that cuts a rank's share of a step into equal parts and fits into ``room`` bytes.
 
     Raises:
         HpctrainError: the memory of the recipe's network cannot be predicted on its mesh, not even the smallest
@@ -59,37 +55,21 @@ def fitting(recipe: Recipe, ranks: int, room: float) -> int:
 
 
 def rank_bytes(recipe: Recipe, ranks: int) -> float:
-    """The predicted memory of a rank, for a recipe whose micro-batch is known.
-
-    Raises:
-        HpctrainError: it cannot be predicted.
-    """
+    """The predicted memory of a rank, for a recipe whose micro-batch is known."""
     if recipe.model.family.predicts_tokens:
         return transformer_memory(recipe.model.transformer, Layout.of_recipe(recipe, ranks)).used
     training = recipe_training(recipe)
-    settings = memory_settings(training, ranks)
-    return memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).used
-
-
-def memory_settings(training: Training, ranks: int) -> MemorySettings:
-    """How a network of images is trained, as far as its memory depends on it."""
-    return MemorySettings(
+    settings = MemorySettings(
         optimizer=training.optimizer,
         precision=training.precision,
         compressed=training.communication.compression != "none",
         parts=training.parts(ranks),
     )
+    return memory(training.largest, batch=recipe.batch.at_once(ranks), settings=settings).used
 
 
 def shared_memory_warning(plan: Plan, device_bytes: int, gpus: int) -> str | None:
-    """A sentence if the ranks that share a GPU have no room in it together.
-
-    None where they have, and where the memory of a rank cannot be predicted or is still to be divided.
-
-    Args:
-        device_bytes: the memory of one GPU.
-        gpus: the host's, which its ranks share.
-    """
+    """A sentence if ranks that share a host's GPUs, of so many bytes each, have no room, as far as that is known."""
     if plan.recipe is None or plan.recipe.batch.micro_batch == "auto":
         return None
     try:

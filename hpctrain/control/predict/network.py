@@ -1,28 +1,31 @@
-"""The rates that a collective between hosts gets from the links of a fabric."""
+"""The nodes of a prediction as the user states them, and the rates that a collective gets from their network."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.control.predict.compute import CPU
+from hpctrain.control.topology.records import LANE_GBIT
 
 if TYPE_CHECKING:
+    from hpctrain.common.cluster.node_map import NodeMap
+    from hpctrain.control.schedulers.profile import NodeProfile
     from hpctrain.control.topology.fabric import Fabric, Ints
     from hpctrain.control.topology.routes import Phase, Routes
+
+_DEFAULT_RATE = 4 * LANE_GBIT["HDR"] * 1e9 / 8
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Hosts of a fabric in the order of a job's rings.
-
-    Attributes:
-        adapters: of each host, those that take part, (hosts, rails).
-    """
+    """Hosts of a fabric in the order of a job's rings, with the adapters that take part, (hosts, rails)."""
 
     routes: Routes
     hosts: tuple[int, ...]
@@ -52,41 +55,109 @@ class Network:
     warnings: tuple[str, ...] = ()
     placed: Placed | None = field(default=None, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
-        assert self.hosts >= 1 and self.rails >= 1 and self.rail_bytes_per_s > 0
-        assert 0 < self.ring_share <= 1 and 0 < self.tree_share <= 1
 
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What the user states about the nodes; None for what is not stated.
 
-def stated_network(
-    hosts: int,
-    *,
-    adapters: int,
-    bytes_per_s: float,
-) -> Network:
-    """The network of hosts of which only the adapters are known: nothing between them is shared.
-
-    Args:
-        bytes_per_s: the rate of one adapter, in one direction.
-
-    Raises:
-        HpctrainError: a number out of its range.
+    Attributes:
+        gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
+        adapters: network adapters of a node that the ranks use, and ``link_bytes_per_s``: the rate of one, in one
+            direction.
     """
-    for name, value in {"hosts": hosts, "adapters": adapters, "bytes_per_s": bytes_per_s}.items():
-        if not value > 0 or value == float("inf"):
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "a network with {name}={value}",
-                f"{name} must be greater than 0, such as 25e9 bytes/s",
-                name=name,
-                value=value,
-            )
+
+    gpu: str | None = None
+    gpus_per_node: int | None = None
+    adapters: int | None = None
+    link_bytes_per_s: float | None = None
+    fabric: Path | None = None
+    routes: Path | None = None
+    rdma: bool = True
+
+    def like(self, node: NodeMap) -> Hardware:
+        """The same with the GPUs and adapters of a node map, and their mean speed, in place of what was not stated."""
+        adapters = node.training_adapters
+        speeds = [adapter.gbit for adapter in adapters if adapter.gbit is not None]
+        known = speeds and len(speeds) == len(adapters)
+        return self._completed(None, len(node.gpus), len(adapters), sum(speeds) / len(speeds) if known else None)
+
+    def completed(self, profile: NodeProfile) -> Hardware:
+        """The same with what a cluster's profile knows of a node in place of what was not stated."""
+        return self._completed(profile.gpu, profile.gpus, profile.adapters, profile.link_gbit)
+
+    def _completed(self, gpu: str | None, gpus: int | None, adapters: int | None, link_gbit: float | None) -> Hardware:
+        return replace(
+            self,
+            gpu=self.gpu or gpu,
+            gpus_per_node=self.gpus_per_node or gpus or None,
+            adapters=self.adapters or adapters or None,
+            link_bytes_per_s=self.link_bytes_per_s or (link_gbit * 1e9 / 8 if link_gbit else None),
+        )
+
+    @property
+    def named_gpu(self) -> str:
+        """The GPU, which has to be stated."""
+        if self.gpu is not None:
+            return self.gpu
+        remedy = "--gpu NAME, or --cluster PROFILE of one that names them"
+        raise HpctrainError("HT-argument-missing", "which GPUs is the prediction for?", remedy)
+
+    @property
+    def local(self) -> int:
+        """Ranks of a node, which have to be stated."""
+        if self.gpus_per_node is not None:
+            return self.gpus_per_node
+        remedy = "--gpus-per-node N"
+        raise HpctrainError(
+            "HT-argument-missing", "how many GPUs has a node, or on cpu, how many ranks share its cores?", remedy
+        )
+
+    @property
+    def states_links(self) -> bool:
+        """Whether adapters and their rate are stated, rather than assumed."""
+        return self.fabric is not None or (self.adapters is not None and self.link_bytes_per_s is not None)
+
+    def networks(self, counts: Sequence[int]) -> tuple[list[Network], tuple[str, ...]]:
+        """The network of each number of nodes, and what had to be assumed."""
+        if self.fabric is None and self.routes is not None:
+            raise HpctrainError("HT-option-needs-another", "--routes is of a fabric's file", "add --fabric FILE")
+        # One adapter for each GPU, as in nodes that are built for training; one for a node without GPUs.
+        adapters = self.adapters or (1 if self.gpu == CPU else self.local)
+        rate = self.link_bytes_per_s or _DEFAULT_RATE
+
+        def stated() -> list[Network]:
+            return [stated_network(count, adapters=adapters, bytes_per_s=rate) for count in counts]
+
+        if self.fabric is None:
+            shared = "that no link is shared (--fabric)"
+            return stated(), self._assumed(adapters, rate, shared) if max(counts) > 1 else ()
+        from hpctrain.control.topology.build import read_fabric
+
+        fabric = read_fabric(self.fabric, self.routes)
+        if has_cables(fabric):
+            return networks(fabric, counts, self.adapters, self.link_bytes_per_s), fabric.warnings
+        _require_hosts(counts, len(fabric.hosts))
+        without = f"that no link is shared, as {self.fabric} has no cables"
+        return stated(), (*fabric.warnings, *self._assumed(adapters, rate, without))
+
+    def _assumed(self, adapters: int, rate: float, shared: str) -> tuple[str, ...]:
+        parts = []
+        if self.adapters is None:
+            parts.append(f"{adapters} adapters per node (--adapters-per-node)")
+        if self.link_bytes_per_s is None:
+            parts.append(f"{rate * 8 / 1e9:g} Gbit/s each (--link)")
+        return (f"assumed about the network: {', '.join([*parts, shared])}",)
+
+
+def stated_network(hosts: int, *, adapters: int, bytes_per_s: float) -> Network:
+    """The network of hosts of which only the adapters and their rate are known: nothing between them is shared."""
+    _require_positive(hosts=hosts, adapters=adapters, bytes_per_s=bytes_per_s)
     return Network(hosts=hosts, rails=adapters, rail_bytes_per_s=bytes_per_s, tree_volume=_tree_volume(hosts))
 
 
 def network_of(
     routes: Routes,
     hosts_in_order: Sequence[int],
-    *,
     adapters_per_host: int | None = None,
     bytes_per_s: float | None = None,
 ) -> Network:
@@ -97,9 +168,6 @@ def network_of(
         hosts_in_order: host numbers in the order of the rings, such as ``Placement.order``.
         adapters_per_host: rails used, the first ones; all that the hosts have in common where None.
         bytes_per_s: of one adapter, where the fabric has no speeds; else the fabric's own count.
-
-    Raises:
-        HpctrainError: no hosts, fewer adapters than wanted, no speeds, or two hosts that no route joins.
     """
     from hpctrain.control.topology.routes import double_tree, rail_rings
 
@@ -130,20 +198,8 @@ def _adapters(fabric: Fabric, hosts: Sequence[int], wanted: int | None) -> Ints:
     """The adapters of hosts that take part, (hosts, rails)."""
     from hpctrain.control.topology.placement import rail_adapters
 
-    if not hosts:
-        raise HpctrainError("HT-hosts-not-named", "a network of no hosts", "name at least one host of the fabric")
-    bare = [fabric.hosts[host] for host in hosts if not fabric.adapters(host).size]
-    if bare:
-        raise HpctrainError(
-            "HT-not-in-fabric",
-            "{host} has no adapter in the fabric",
-            "leave it out, or read a listing that has it",
-            host=bare[0],
-        )
     adapters = rail_adapters(fabric, hosts)
-    if wanted is None:
-        return adapters
-    if not 1 <= wanted <= adapters.shape[1]:
+    if wanted is not None and not 1 <= wanted <= adapters.shape[1]:
         raise HpctrainError(
             "HT-network-bad-number",
             "{adapters} adapters a host, of {count} hosts of the fabric that begin with {host}",
@@ -156,50 +212,43 @@ def _adapters(fabric: Fabric, hosts: Sequence[int], wanted: int | None) -> Ints:
 
 
 def networks(
-    fabric: Fabric,
-    counts: Iterable[int],
-    *,
-    adapters_per_host: int | None = None,
-    bytes_per_s: float | None = None,
+    fabric: Fabric, counts: Iterable[int], adapters_per_host: int | None = None, bytes_per_s: float | None = None
 ) -> list[Network]:
     """The networks of the first hosts of the order in which a placement would use them, for several numbers of hosts.
 
     A part of a depth-first order is depth-first itself, so that hosts are placed once and not for each number. The
     arguments are those of :func:`network_of`.
-
-    Raises:
-        HpctrainError: a number below 1 or above that of the hosts, fewer adapters than wanted, or no speeds.
     """
     from hpctrain.control.topology.placement import report
     from hpctrain.control.topology.routes import Routes
 
     wanted = list(counts)
     able = usual_hosts(fabric, adapters_per_host)
-    for count in wanted:
-        if not 1 <= count <= len(able):
-            others = len(fabric.hosts) - len(able)
-            apart = f"; {others} more have other numbers of adapters or are not compute nodes" if others else ""
+    others = len(fabric.hosts) - len(able)
+    _require_hosts(wanted, len(able), f"; {others} more have other adapters or are not compute nodes" if others else "")
+    order = report(fabric, able).placed.order
+    routes = Routes(fabric)
+    return [network_of(routes, order[:count], adapters_per_host, bytes_per_s) for count in wanted]
+
+
+def _require_hosts(counts: Sequence[int], hosts: int, apart: str = "") -> None:
+    for count in counts:
+        if not 1 <= count <= hosts:
             raise HpctrainError(
                 "HT-hosts-too-few",
                 "{nodes} nodes on a fabric that has {hosts} hosts for them{apart}",
-                f"valid: 1 to {len(able)}; for more, leave the fabric out and state the adapters and their rate",
+                f"valid: 1 to {hosts}; for more, leave the fabric out and state the adapters and their rate",
                 nodes=count,
-                hosts=len(able),
+                hosts=hosts,
                 apart=apart,
             )
-    order = report(fabric, able).placed.order
-    routes = Routes(fabric)
-    return [
-        network_of(routes, order[:count], adapters_per_host=adapters_per_host, bytes_per_s=bytes_per_s)
-        for count in wanted
-    ]
 
 
 def usual_hosts(fabric: Fabric, adapters_per_host: int | None = None) -> list[int]:
     """The hosts that a job would run on: with the usual number of adapters, or at least ``adapters_per_host``.
 
-    One host with fewer would cut the rings' rails. Usual is the most frequent number above one, if any. Hosts that are
-    named as servers of storage and the like are left out.
+    One host with fewer would cut the rings' rails. Usual is the most frequent number above one, if any. Servers of
+    storage and the like are left out.
     """
     from hpctrain.control.topology.names import is_service_host
 
@@ -221,11 +270,7 @@ def _tree_volume(hosts: int) -> float:
 
 
 def share_of(routes: Routes, phase: Phase, rate: float) -> float:
-    """The rate of the slowest flow of a phase, as a share of what an adapter alone would allow.
-
-    Args:
-        rate: of an adapter, bytes a second in one direction.
-    """
+    """The rate of the slowest flow of a phase, as a share of ``rate``, that of an adapter alone in one direction."""
     fabric = routes.fabric
     if not has_cables(fabric):
         return 1.0
@@ -243,19 +288,9 @@ def has_cables(fabric: Fabric) -> bool:
 
 
 def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
-    """Bytes a second of one adapter in one direction: as stated, else of the fastest of their cables.
-
-    Raises:
-        HpctrainError: the rate is none, or neither stated nor in the fabric.
-    """
+    """Bytes a second of one adapter in one direction: as stated, else of the fastest of their cables."""
     if stated is not None:
-        if not 0 < stated < float("inf"):
-            raise HpctrainError(
-                "HT-network-bad-number",
-                "an adapter with bytes_per_s={rate}",
-                "it must be greater than 0, such as 25e9",
-                rate=stated,
-            )
+        _require_positive(bytes_per_s=stated)
         return stated
     if not fabric.has_speeds:
         raise HpctrainError(
@@ -264,3 +299,15 @@ def rail_rate(fabric: Fabric, adapters: Ints, stated: float | None) -> float:
             "state the rate of an adapter as well, such as --link 200Gb",
         )
     return float(fabric.bandwidth[np.isin(fabric.source, adapters)].max())
+
+
+def _require_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 < value < float("inf"):
+            raise HpctrainError(
+                "HT-network-bad-number",
+                "a network with {name}={value}",
+                f"{name} must be greater than 0, such as 25e9 bytes/s",
+                name=name,
+                value=value,
+            )

@@ -8,17 +8,24 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hpctrain.control.predict.compute import CPU
-from hpctrain.control.predict.node_energy import FIGURES, Machines, Site, energy
 from hpctrain.control.predict.values import Estimate, Values, estimate
 
 if TYPE_CHECKING:
-    from hpctrain.control.predict.causes import Cause
-    from hpctrain.control.predict.constants import Constant
     from hpctrain.control.predict.network import Network
+    from hpctrain.control.predict.values import Cause, Constant
     from hpctrain.control.topology.fabric import Floats
 
 # Ports of switches for each adapter: of a fat tree with two levels, one at the leaf and two above it.
 SWITCH_PORTS = 3.0
+_JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The site's power over that of its machines, and its grid's grams of CO2 equivalent, None if not known."""
+
+    pue: float = 1.0
+    g_per_kwh: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +33,7 @@ class Node:
     """One node of the cluster, whose nodes are all alike.
 
     Attributes:
-        gpu: a name of :func:`hpctrain.common.cluster.gpu_models.gpus`, or ``cpu``.
-        local: ranks, each with a GPU of its own, or together on the cores.
+        local: ranks, each with a GPU of its own, or on ``cpu`` together on the cores.
         rdma: whether its adapters have it; else NCCL uses sockets.
     """
 
@@ -39,24 +45,15 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The prediction for one number of nodes.
+    """The prediction for one number of nodes; docs/prediction.md explains the figures.
 
     Attributes:
-        batch_per_gpu: samples of a step of the rank that has most.
-        at_once: samples that a rank computes together.
-        samples_per_s: the throughput of all ranks together.
+        batch_per_gpu: samples of a step of the rank that has most, of which it computes ``at_once`` together.
         efficiency: samples per second and node, against those of the recipe on one node.
-        communication_share: what of a step is waiting for reductions.
-        epochs: to the result, and ``epochs_source``: where they are from; None for a script, like all that follows
-            from the length of a run.
-        minutes: the time of the run with validation and checkpoints.
-        memory_bytes: the memory in use on a GPU at its peak.
-        largest_batch: samples that a GPU can compute at once; None on hosts without.
+        epochs: to the result; None for a script, like all that follows from the length of a run.
+        largest_batch: samples that a GPU can compute at once; None on hosts without, which have no energy either.
         memory_choices: bytes at the peak with what would make them fewer.
-        kwh, facility_kwh, joules_per_sample, node_w, kg_co2: see
-            :class:`hpctrain.control.predict.node_energy.Energy`; None for hosts without GPUs.
         tokens_per_s: of text; None for images, like all that follows.
-        layout: of a transformer: the ranks along each axis, micro-batches, schedule, and what is computed again.
         step_terms, memory_terms: seconds of a step, and bytes of the rank that needs most, by cause.
         limited_by: the largest of the step's terms.
     """
@@ -92,9 +89,8 @@ class Prediction:
     """Rows by nodes, and what they rest on.
 
     Attributes:
-        worthwhile: the nodes beyond which another one adds less than half of the throughput of the first; None if all
-            in the range add more.
-        constants: that the figures depend on, by name, with what a calibration made of them.
+        worthwhile: the nodes beyond which another one adds less than half of the throughput of the first, if any.
+        constants: that the figures depend on, by name.
         causes: the constants that matter most for the step of the last row, by their share.
         candidates: of a search for the best mesh, those of the last row, the fastest first.
     """
@@ -111,11 +107,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a run is, (columns,) each.
-
-    Attributes:
-        source: where the number of epochs is from.
-    """
+    """How long a run is, (columns,) each, and where the number of epochs is from."""
 
     epochs: Floats
     source: str
@@ -127,7 +119,7 @@ class Run:
     """A training on one number of nodes; (columns,) where nothing else is said.
 
     Attributes:
-        batch: samples of a step over all ranks.
+        batch: samples of a step over all ranks, which ``data_ranks`` divide.
         batch_per_gpu: see :class:`Row`, like ``at_once``.
         total: seconds of a step.
         waits: share of the step in which ranks wait for each other's bytes.
@@ -139,6 +131,7 @@ class Run:
     node: Node
     network: Network
     batch: int
+    data_ranks: int
     batch_per_gpu: float
     at_once: int
     total: Floats
@@ -160,12 +153,23 @@ class Run:
         return found
 
     def row(self, reference: Floats, values: Values, site: Site) -> Row:
-        """The figures of these nodes.
-
-        Args:
-            reference: samples a second and node that efficiency is against.
-        """
+        """The figures of these nodes, with an efficiency against samples a second and node."""
         length, nodes = self.length, self.network.hosts
+        power: dict[str, Floats] = {}
+        if self.node.gpu != CPU:
+            power = energy(
+                values,
+                self.node,
+                nodes,
+                switch_ports=SWITCH_PORTS * self.network.rails * nodes if nodes > 1 else 0.0,
+                busy=self.busy,
+                seconds=None if length is None else length.seconds,
+                samples_per_s=self.samples_per_s,
+                site=site,
+            )
+        figures: dict[str, Any] = {name: estimate(power[name]) if name in power else None for name in _ENERGY} | dict(
+            self.figures
+        )
         return Row(
             nodes=nodes,
             gpus=self.ranks,
@@ -179,48 +183,59 @@ class Run:
             epochs=None if length is None else estimate(length.epochs),
             epochs_source=None if length is None else length.source,
             minutes=None if length is None else estimate(length.seconds / 60),
-            **self._energy(values, site),
-            **self.figures,
+            **figures,
         )
 
-    def _energy(self, values: Values, site: Site) -> dict[str, Any]:
-        """The figures of a row about energy."""
-        nodes = self.network.hosts
-        if self.node.gpu == CPU:
-            return dict.fromkeys(FIGURES)
-        found = energy(
-            values,
-            Machines(
-                gpu=self.node.gpu,
-                gpus_per_node=self.node.local,
-                nodes=nodes,
-                switch_ports=SWITCH_PORTS * self.network.rails * nodes if nodes > 1 else 0.0,
-            ),
-            busy=self.busy,
-            seconds=None if self.length is None else self.length.seconds,
-            samples_per_s=self.samples_per_s,
-            site=site,
-        )
-        return {name: None if columns is None else estimate(columns) for name, columns in vars(found).items()}
+
+_ENERGY = ("node_w", "kwh", "facility_kwh", "joules_per_sample", "kg_co2")
+
+
+def energy(
+    values: Values,
+    node: Node,
+    nodes: int,
+    *,
+    busy: Floats,
+    seconds: Floats | None,
+    samples_per_s: Floats,
+    switch_ports: float = 0.0,
+    site: Site = Site(),
+) -> dict[str, Floats]:
+    """The power and energy of a run's nodes on GPUs, (columns,) each; ``facility_kwh`` is with switches and PUE.
+
+    A GPU draws its idle power, and what is between that and a share of its limit for as long as it is full. The rest
+    of a node (cores, memory, fans) draws what GPUs at their full power leave of its share, whatever they do.
+
+    Args:
+        busy: share of the time for which GPUs are full, (columns,).
+        seconds: of the run, (columns,); None if not known, for which only ``node_w`` and ``joules_per_sample`` follow.
+        switch_ports: the number of ports of all switches together.
+    """
+    gpu = node.gpu
+    idle, full = values[f"{gpu}.idle_w"], values[f"{gpu}.power_w"] * values["full_power"]
+    share = values["gpu_power_share"].clip(max=0.95)
+    rest = node.local * full * (1 - share) / share
+    node_w = rest + node.local * (idle + (full - idle) * busy)
+    found = {"node_w": node_w, "joules_per_sample": node_w * nodes / samples_per_s}
+    if seconds is None:
+        return found
+    found["kwh"] = node_w * nodes * seconds / _JOULES_PER_KWH
+    switches = values["switch_port_w"] * switch_ports * seconds / _JOULES_PER_KWH
+    found["facility_kwh"] = (found["kwh"] + switches) * site.pue
+    if site.g_per_kwh is not None:
+        found["kg_co2"] = found["facility_kwh"] * site.g_per_kwh / 1000
+    return found
 
 
 def worthwhile(rates: Sequence[tuple[int, float]]) -> int | None:
-    """The last number of nodes up to which each one more adds at least half of what the first one does.
-
-    Args:
-        rates: numbers of nodes, rising, and what they do in a second.
+    """The last number of nodes up to which each one more adds at least half of what the first one does, by what they do
+    in a second.
     """
     half = rates[0][1] / rates[0][0] / 2
     for (nodes, rate), (more, faster) in pairwise(rates):
         if (faster - rate) / (more - nodes) < half:
             return nodes
     return None
-
-
-def idle_warnings(nodes: Sequence[int]) -> list[str]:
-    """What is said about the numbers of nodes that have more ranks than samples."""
-    what = "there are more ranks than samples in a step, so some have none"
-    return [f"on {nodes_text(nodes[:1])} {what}"] if nodes else []
 
 
 def nodes_text(nodes: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -19,47 +20,23 @@ from hpctrain.common.shards.folders import head_classes, manifest_at_hand
 from hpctrain.common.shards.manifest import ShardManifest
 from hpctrain.common.workloads.workload import Workload, load_workload
 from hpctrain.control.predict.compute import CPU, Precision, Software
+from hpctrain.control.predict.prediction import Length
 from hpctrain.control.predict.values import Values
 from hpctrain.control.topology.fabric import Floats
 
 # Images of ImageNet's training and validation sets (Russakovsky et al. 2015, table 2), and of scikit-learn's digits.
 _IMAGES = {"imagenet": (1_281_167, 50_000), "digits": (1797, 0)}
 
-# Epochs to 75.9 % top-1 by batch, the fewest and the most of 10 to 28 seeds (reference convergence points 4.0,
+# Batches, and epochs to 75.9 % top-1: the fewest and the most of 10 to 28 seeds (reference convergence points 4.0,
 # rcps_resnet.json in https://github.com/mlcommons/logging).
 _REFERENCE = (
-    (1632, 33, 37),
-    (3264, 34, 37),
-    (4096, 39, 42),
-    (8192, 41, 44),
-    (32768, 55, 57),
-    (49152, 67, 69),
-    (65536, 83, 86),
+    (1632, 3264, 4096, 8192, 32768, 49152, 65536),
+    (33, 34, 39, 41, 55, 67, 83),
+    (37, 37, 42, 44, 57, 69, 86),
 )
 _TARGET = 0.759
 # What nodes for training have at least: 96 to 224 cores with eight GPUs.
 _CORES_OF_A_GPU = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """How long a recipe trains with one number of ranks.
-
-    Attributes:
-        epochs: how many it trains until its result, (columns,).
-        source: where the number of epochs is from.
-        steps: the number of steps in an epoch.
-        validated: samples that all ranks validate with after each.
-        validation_cost: of one sample's forward pass, against that of a training sample: images may be larger.
-        checkpoints: the number of checkpoints in an epoch.
-    """
-
-    epochs: Floats
-    source: str
-    steps: int
-    validated: int
-    validation_cost: float
-    checkpoints: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +74,8 @@ class Training:
 
     @property
     def assumptions(self) -> list[str]:
-        """What is assumed about frozen parameters, and about data that are not at hand.
-
-        The data of published recipes are known.
-        """
-        recipe = self.recipe
-        found = frozen_warnings(recipe)
+        """What is assumed about frozen parameters, and about data that are not at hand, unless all know them."""
+        recipe, found = self.recipe, frozen_warnings(self.recipe)
         if recipe is None or recipe.data.name != "imagenet" or self.shards or (recipe.source and not recipe.data.path):
             return found
         classes = recipe.model.classes or IMAGENET_CLASSES
@@ -142,34 +115,39 @@ class Training:
             recipe = recipe.computing(self.micro_batch(ranks))
         return recipe.batch.parts(recipe.global_batch, ranks)
 
-    def course(self, ranks: int, values: Values) -> Course | None:
-        """How long it trains; None for a script, whose length is not known."""
+    def length(self, ranks: int, at_once: int, forward_s: Floats, step_s: Floats, values: Values) -> Length | None:
+        """The steps of all epochs, the validation after each, and its checkpoints; None for a script.
+
+        Args:
+            forward_s: seconds of the forward pass of the samples that a rank computes at once, (columns,).
+        """
         if self.recipe is None:
             return None
         recipe = self.recipe.at(ranks)
-        training, validation = images(recipe, self.shards)
+        samples, validated = images(recipe, self.shards)
         count, source = epochs(recipe, values)
-        steps = epoch_steps(recipe.batch, recipe.data.per_epoch(training))
+        steps = epoch_steps(recipe.batch, recipe.data.per_epoch(samples))
         every = recipe.checkpoints.every_steps
-        return Course(
-            epochs=count,
-            source=source,
-            steps=steps,
-            validated=validation,
-            validation_cost=_validation_cost(recipe),
-            checkpoints=1 + (steps // every if isinstance(every, int) else 0),
-        )
+        checkpoints = 1 + (steps // every if isinstance(every, int) else 0)
+        validation = forward_s * validation_cost(recipe) * math.ceil(validated / ranks / at_once)
+        training: Floats = steps * step_s
+        # Ranks copy their share of the state, and write it during the following steps.
+        share = 4 * (1 + self.state) * self.workload.parameters / ranks
+        written = share / values["checkpoint_bytes_per_s"]
+        waits = share / values["host_copy_bytes_per_s"] + np.maximum(0, written - training / checkpoints)
+        epoch = training + validation + checkpoints * waits
+        return Length(epochs=count, source=source, seconds=count * epoch)
+
+
+def validation_cost(recipe: Recipe) -> float:
+    """The forward pass of a sample in validation, where images may be larger, against one in training."""
+    if recipe.data.name == "digits":
+        return 1.0
+    return float(recipe.images.test_size**2 / np.mean(_sizes(recipe) ** 2))
 
 
 def epoch_steps(batch: Batch, samples: int) -> int:
-    """The steps of an epoch.
-
-    Args:
-        batch: with its size.
-
-    Raises:
-        HpctrainError: there is none.
-    """
+    """The steps of an epoch; an error where there is none."""
     steps = batch.iterations(samples)
     if not steps:
         raise HpctrainError(
@@ -188,23 +166,18 @@ def compiled_on_gpus(recipe: Recipe) -> bool:
 
 
 def recipe_training(recipe: Recipe) -> Training:
-    """A recipe with the shipped workload of its network, for images of its size.
-
-    For a ramp of image sizes, the size with the mean area of all epochs is used, as work grows with the area.
-
-    Raises:
-        HpctrainError: its mesh is more than data parallel.
-    """
+    """A recipe with the shipped workload of its network, for images of the mean area of all epochs."""
     require_data_parallel(recipe.mesh)
     sizes = None if recipe.data.name == "digits" else _sizes(recipe)
-    mean = None if sizes is None else round(float(np.sqrt(np.mean(sizes**2))))
     shards = manifest_at_hand(recipe)
     classes = head_classes(recipe, shards)
+
+    def of_size(pixels: float | None) -> Workload:
+        return load_workload(recipe.model.name, image_size=None if pixels is None else round(pixels), classes=classes)
+
     return Training(
-        workload=load_workload(recipe.model.name, image_size=mean, classes=classes),
-        largest=load_workload(
-            recipe.model.name, image_size=None if sizes is None else int(sizes.max()), classes=classes
-        ),
+        workload=of_size(None if sizes is None else float(np.sqrt(np.mean(sizes**2)))),
+        largest=of_size(None if sizes is None else float(sizes.max())),
         optimizer=recipe.optimizer,
         communication=recipe.communication,
         precision=recipe.precision,
@@ -214,11 +187,7 @@ def recipe_training(recipe: Recipe) -> Training:
 
 
 def require_data_parallel(mesh: Mesh) -> None:
-    """Refuse a mesh in which a rank does not have the whole model.
-
-    Raises:
-        HpctrainError: the mesh is such a one.
-    """
+    """Refuse a mesh in which a rank does not have the whole model."""
     if not mesh.replicates_only:
         raise HpctrainError(
             "HT-prediction-not-possible",
@@ -229,37 +198,23 @@ def require_data_parallel(mesh: Mesh) -> None:
 
 
 def require_known(optimizer: str, precision: str) -> None:
-    """Refuse names that recipes do not have.
-
-    Raises:
-        HpctrainError: an unknown name.
-    """
-    for option, name, valid in (
-        ("optimizer", optimizer, get_args(OptimizerName)),
-        ("precision", precision, get_args(Precision)),
-    ):
-        if name not in valid:
+    """Refuse names that recipes do not have."""
+    valid = {"optimizer": get_args(OptimizerName), "precision": get_args(Precision)}
+    for option, name in {"optimizer": optimizer, "precision": precision}.items():
+        if name not in valid[option]:
+            remedy = nearest(name, valid[option])
             raise HpctrainError(
-                "HT-choice-unknown",
-                "--{option} {name}: there is no {option} of this name",
-                nearest(name, valid),
-                option=option,
-                name=name,
+                "HT-choice-unknown", "--{option} {name}: there is no such {option}", remedy, option=option, name=name
             )
 
 
 def script_training(
     workload: Workload, *, per_rank: int, optimizer: str = "sgd", precision: str = "float32"
 ) -> Training:
-    """The network of a script, with the buckets that ``ht.distribute`` makes by default.
+    """The network of a script, by recipes' names of optimizer and precision, with ``ht.distribute``'s default buckets.
 
     Args:
         per_rank: samples of a rank in a step.
-        optimizer: a recipe's name of one; ``sgd`` has momentum.
-        precision: a name that recipes accept for ``precision``.
-
-    Raises:
-        HpctrainError: an unknown name.
     """
     require_known(optimizer, precision)
     name = cast(OptimizerName, optimizer)
@@ -276,8 +231,9 @@ def script_training(
 
 def frozen_warnings(recipe: Recipe | None) -> list[str]:
     """What is assumed of parameters that are not trained."""
-    frozen = recipe is not None and bool(recipe.model.frozen)
-    return ["the parameters of model.frozen are predicted as if they were trained"] if frozen else []
+    if recipe is None or not recipe.model.frozen:
+        return []
+    return ["the parameters of model.frozen are predicted as if they were trained"]
 
 
 def images(recipe: Recipe, shards: ShardManifest | None = None) -> tuple[int, int]:
@@ -302,37 +258,22 @@ def _sizes(recipe: Recipe) -> Floats:
     return sizes
 
 
-def _validation_cost(recipe: Recipe) -> float:
-    if recipe.data.name == "digits":
-        return 1.0
-    return float(recipe.images.test_size**2 / np.mean(_sizes(recipe) ** 2))
-
-
 def epochs(recipe: Recipe, values: Values) -> tuple[Floats, str]:
     """The epochs, (columns,), and where they are from.
 
-    A recipe that runs towards MLPerf's target with a batch within the reference convergence points takes as many as
-    these did, by the logarithm of the batch; every other one takes its own.
-
-    Args:
-        recipe: resolved for a number of ranks.
+    A recipe, resolved for a number of ranks, that runs towards MLPerf's target with a batch within the reference
+    convergence points takes as many as these did, by the logarithm of the batch; every other one takes its own.
     """
-    own = float(recipe.epochs)
-    if not _has_reference(recipe):
+    own, batch = float(recipe.epochs), recipe.global_batch
+    target = any(row.metric == "test_accuracy" and row.value == _TARGET for row in recipe.reported)
+    by_lars = recipe.model.name == "resnet50" and recipe.optimizer.name == "lars" and not recipe.smoke
+    batches, fewest, most = _REFERENCE
+    if not (target and by_lars and batches[0] <= batch <= batches[-1]):
         return np.full(values.columns, own), "the recipe's"
-    batches, fewest, most = np.array(_REFERENCE, float).T
-    place = np.log(recipe.global_batch)
-    low, high = (float(np.interp(place, np.log(batches), ends)) for ends in (fewest, most))
+    low, high = (float(np.interp(np.log(batch), np.log(batches), ends)) for ends in (fewest, most))
     source = "MLPerf's reference convergence points 4.0, 10 to 28 seeds"
     if own < low:
         # The schedule ends the learning rate there, so the run does not train on.
         return np.full(values.columns, own), f"the recipe's; the target takes {low:.0f} to {high:.0f} by {source}"
-    return np.minimum(values.between("convergence", low, (low + high) / 2, high), own), source
-
-
-def _has_reference(recipe: Recipe) -> bool:
-    within = _REFERENCE[0][0] <= recipe.global_batch <= _REFERENCE[-1][0]
-    target = any(row.metric == "test_accuracy" and row.value == _TARGET for row in recipe.reported)
-    return (
-        recipe.model.name == "resnet50" and recipe.optimizer.name == "lars" and target and within and not recipe.smoke
-    )
+    place = np.clip(values.log_factor("convergence"), -2.0, 2.0) / 4
+    return np.minimum((low + high) / 2 + place * (high - low), own), source

@@ -1,21 +1,70 @@
-"""The values of constants in many draws at once, so that every figure gets an interval.
+"""The constants of a prediction in many draws at once, so that every figure gets an interval, and what makes it wide.
 
-Column 0 of every array has the constants' own values; the others are draws from their spreads, or, for a fit, the
-value with one constant moved a little.
+Column 0 of every array has the constants' own values; the others are draws from their spreads.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from hpctrain.control.predict.constants import Constant
+from hpctrain.common.cluster.gpu_models import GpuModel, Kind, buses, gpus
+from hpctrain.common.files.checked_yaml import Section, load_checked
+from hpctrain.common.recipes.keys import NotNegative, Positive
 from hpctrain.control.topology.fabric import Floats
+
+# Data sheets round, and boards run at other clocks than they state.
+_DATA_SHEET_SPREAD = 0.02
+
+
+class Constant(Section):
+    """One figure that predictions depend on."""
+
+    value: Positive
+    unit: str
+    spread: NotNegative = Field(description="standard deviation of its logarithm")
+    kind: Kind
+    source: str
+
+
+class _Constants(Section):
+    constants: dict[str, Constant]
+
+
+@cache
+def constants() -> dict[str, Constant]:
+    """All constants by name. A GPU's are called ``GPU.FIELD``, and the largest rate of a bus ``bus.NAME``."""
+    path = Path(__file__).with_name("constants.yaml")
+    text = path.read_text(encoding="utf-8")
+    found = dict(load_checked(text, path, _Constants, "file of constants", "reinstall hpctrain").constants)
+    for name, each in gpus().items():
+        found |= {f"{name}.{key}": value for key, value in _of_gpu(each).items()}
+        found[f"{name}.pace"] = Constant(unit="", **each.pace.model_dump())
+    for name, bus in buses().items():
+        found[f"bus.{name}"] = Constant(
+            value=bus.points[-1][1], unit="B/s", spread=bus.spread, kind=bus.kind, source=bus.source
+        )
+    return found
+
+
+def _of_gpu(each: GpuModel) -> Mapping[str, Constant]:
+    units = {"vector_flops": "FLOP/s", "conv32_flops": "FLOP/s", "half_flops": "FLOP/s", "memory_bytes_per_s": "B/s"}
+    sheet: dict[str, Any] = {"spread": _DATA_SHEET_SPREAD, "kind": "published", "source": each.source}
+    found = {key: Constant(value=getattr(each, key), unit=unit, **sheet) for key, unit in units.items()}
+    found["power_w"] = Constant(value=each.power_w, unit="W", **sheet)
+    found["idle_w"] = Constant(value=each.idle_w, unit="W", spread=0.2, kind="assumed", source="an idle board")
+    return found
+
 
 DRAWS = 400
 # The quantiles between which 80 % of the draws are.
@@ -47,37 +96,11 @@ class Values:
         self.used.add(name)
         return self.logs.get(name, np.zeros(self.columns))
 
-    def between(self, name: str, low: float, middle: float, high: float) -> Floats:
-        """A figure that is anywhere in a range, (columns,): the constant's draws as places in it.
 
-        Args:
-            name: of a constant whose spread is 1.
-            middle: the value of the figure in column 0.
-        """
-        place = np.clip(self.log_factor(name), -2.0, 2.0) / 2.0
-        found: Floats = middle + np.where(place > 0, (high - middle) * place, (middle - low) * place)
-        return found
-
-
-def drawn(
-    constants: Mapping[str, Constant], *, fitted: Mapping[str, Floats] | None = None, count: int = DRAWS
-) -> Values:
-    """Column 0 and ``count`` draws.
-
-    A constant is drawn alike in every prediction, so that predictions can be compared.
-
-    Args:
-        fitted: columns of those constants that a calibration has narrowed, in place of their own spread.
-    """
+def drawn(constants: Mapping[str, Constant], *, count: int = DRAWS) -> Values:
+    """Column 0 and ``count`` draws, of a constant the same in every prediction, so that predictions can be compared."""
     logs = {name: _draws(name, each.spread, count) for name, each in constants.items()}
-    return Values(constants=constants, columns=count + 1, logs={**logs, **(fitted or {})})
-
-
-def perturbed(constants: Mapping[str, Constant], names: Sequence[str], at: Floats, by: float) -> Values:
-    """Column 0 with the named constants multiplied by exp(``at``), and one column for each with it moved further."""
-    shifts = np.tile(at[:, None], len(names) + 1)
-    shifts[np.arange(len(names)), np.arange(1, len(names) + 1)] += by
-    return Values(constants=constants, columns=len(names) + 1, logs=dict(zip(names, shifts, strict=True)))
+    return Values(constants=constants, columns=count + 1, logs=logs)
 
 
 def _draws(name: str, spread: float, count: int) -> Floats:
@@ -105,12 +128,77 @@ class Estimate:
     low: float
     high: float
 
-    def __post_init__(self) -> None:
-        assert self.low <= self.high
-
 
 def estimate(columns: Floats) -> Estimate:
     """The figure of column 0, and the interval of the draws in the others."""
     low, high = np.quantile(columns[1:], [LOW, HIGH]) if len(columns) > 1 else (columns[0], columns[0])
     value = float(columns[0])
     return Estimate(value=value, low=min(float(low), value), high=max(float(high), value))
+
+
+_ONE_NODE = "time some steps of it on one node: what they took over what is predicted holds for more nodes too"
+_TWO_NODES = "time some steps of it on two nodes"
+# By the names of constants, the first that fits; for images there are calibrations, for transformers on GPUs none.
+_MEASUREMENTS = (
+    (r"unstated\.network|network", "state the network: --adapters-per-node and --link, or --fabric"),
+    (r"loader\.", "bench loader --json, and --calibration"),
+    (r"bus\.|.*\.local_s|host_", "bench allreduce -np N --json on one node, and --calibration"),
+    (
+        r"(?:tcp\.|horovod\.|mpi\.|gloo\.)?wire_efficiency|nccl_step_s|\w+\.(?:step_s|overlap)|curve_residual|horovod\.",
+        "bench allreduce -H HOSTS --json on two nodes, and --calibration",
+    ),
+    (
+        r".*\.(?:pace|\w+flops|memory_bytes_per_s|kernel_s)|torch\.|kernel_s|\w+_efficiency|step_residual|cpu\.",
+        "bench step --sweep --json on one node, and --calibration",
+    ),
+    (r"wire|hop|overlap|pipeline|replicas|stragglers|publishers\.(?:division|gpus)", _TWO_NODES),
+    (
+        r"attention\.|gpu\.|publishers\.|matmul|power|wave|kernel|fp\d|cast|cudnn|narrow|scores?|score_bytes|memory|eager"
+        r"|bus|local|tensor|launch|step",
+        _ONE_NODE,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """How much of the variance of a step's logarithm comes from one constant, and what measurement would narrow it.
+
+    ``step`` is by how much of a step's time one standard deviation of the constant moves it.
+    """
+
+    name: str
+    share: float
+    step: float
+    measurement: str = ""
+
+
+def causes_by_size(moves: Mapping[str, float]) -> tuple[Cause, ...]:
+    """The causes, the largest first, by how much one standard deviation of each moves a step's logarithm."""
+    whole = max(sum(move**2 for move in moves.values()), 1e-30)
+    found = []
+    for name, move in sorted(moves.items(), key=lambda item: -(item[1] ** 2)):
+        measurement = next((text for pattern, text in _MEASUREMENTS if re.match(pattern, name)), "")
+        found.append(Cause(name=name, share=move**2 / whole, step=abs(move), measurement=measurement))
+    return tuple(found)
+
+
+def causes_of(values: Values, total: Floats) -> tuple[Cause, ...]:
+    """The effect of each constant on the step's time, by a regression of its logarithm on theirs."""
+    names = [name for name in sorted(values.used) if name in values.logs and values.logs[name][1:].std() > 0]
+    drawn_logs = np.stack([values.logs[name][1:] for name in names])
+    centred = drawn_logs - drawn_logs.mean(axis=1, keepdims=True)
+    log_total = np.log(total[1:]) - np.log(total[1:]).mean()
+    # Ridge regression, because fitted constants are correlated and there are nearly a hundred of them.
+    scaled = centred / centred.std(axis=1, keepdims=True)
+    slopes = np.linalg.solve(scaled @ scaled.T + np.eye(len(names)), scaled @ log_total)
+    return causes_by_size(dict(zip(names, slopes.tolist(), strict=True)))
+
+
+def best_measurement(causes: Iterable[Cause]) -> tuple[str, float]:
+    """The measurement that would narrow the range most, and the share of the variance that it takes away at most."""
+    shares: dict[str, float] = defaultdict(float)
+    for cause in causes:
+        shares[cause.measurement] += cause.share
+    shares.pop("", None)
+    return max(shares.items(), key=lambda item: item[1], default=("", 0.0))

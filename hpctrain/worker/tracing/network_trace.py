@@ -1,4 +1,4 @@
-"""Traces a network: a step with each of two batches, on tensors that have shapes but no memory."""
+"""Traces a network: one step on tensors that have shapes but no memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.workloads.workload import Sample, Workload
 from hpctrain.worker.tracing.layers import layers
-from hpctrain.worker.tracing.recorder import OpTrace, Recorder
+from hpctrain.worker.tracing.recorder import Allocation, OpTrace, Recorder, tensors_of
+
+# Samples of the step: a prime that divides no size of a network, so that a memory grows with the samples if it is a
+# multiple of it. Tensors without memory may have any number of rows.
+_SAMPLES = 10_007
 
 Batch = TypeVar("Batch")
 Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
@@ -45,30 +49,29 @@ def trace(model: torch.nn.Module, batch: Batch, loss: Loss[Batch], *, name: str 
             module=type(model).__module__,
             name=type(model).__name__,
         )
-    tensors = [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+    tensors = tensors_of(batch)
     if not tensors or not tensors[0].dim() or not len(tensors[0]):
-        raise HpctrainError(
-            "HT-trace-not-possible",
-            "the batch holds no tensor with samples along dimension 0",
-            "ht.trace(model, (images, labels), loss)",
-        )
+        remedy = "ht.trace(model, (images, labels), loss)"
+        raise HpctrainError("HT-trace-not-possible", "the batch holds no tensor with samples along dimension 0", remedy)
     with _without_onednn(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         with FakeCopyMode(fake):
             copied = copy.deepcopy(model)
         copied.train()
         samples = len(tensors[0])
-
-        def repeated(times: int) -> Batch:
-            return tree_map(lambda each: _repeat(fake, each, times), batch)  # type: ignore[no-any-return]
-
-        both = [_record(copied, repeated(times), loss) for times in (1, 2)]
-    return workload(
-        name or type(model).__name__,
-        both,
-        batches=(samples, 2 * samples),
-        sample=Sample(shape=tuple(tensors[0].shape[1:]), dtype=str(tensors[0].dtype).removeprefix("torch.")),
-        model=copied,
-    )
+        # Rows along dimension 0 may be several for each sample.
+        resized = tree_map(lambda each: _resized(fake, each, samples), batch)
+        recording = _record(copied, resized, loss)
+        first = tensors_of(resized)[0]
+        if any(memory.nbytes and memory.nbytes % _SAMPLES**2 == 0 for memory in recording.memories):
+            raise HpctrainError(
+                "HT-trace-not-possible",
+                "the step of {model} compares samples with each other, so its work does not grow with their number",
+                "trace the network without that part of its loss",
+                model=type(model).__name__,
+            )
+        return workload(
+            name or type(model).__name__, recording, copied, first, lambda memory: memory.nbytes % _SAMPLES == 0
+        )
 
 
 @contextmanager
@@ -82,24 +85,28 @@ def _without_onednn() -> Iterator[None]:
 
 
 def workload(
-    name: str, both: list[OpTrace], *, batches: tuple[int, int], sample: Sample, model: torch.nn.Module
+    name: str, recording: OpTrace, model: torch.nn.Module, batch: torch.Tensor, grows: Callable[[Allocation], bool]
 ) -> Workload:
-    """The workload that two recordings show."""
-    first = next((each for each in model.parameters() if each.requires_grad), None)
-    if first is None:
+    """The workload that a recording shows.
+
+    Args:
+        batch: the network's first input, the samples along dimension 0.
+        grows: whether a memory that is neither of a weight nor of a sample would be larger with more samples.
+    """
+    trained = next((each for each in model.parameters() if each.requires_grad), None)
+    if trained is None:
         raise HpctrainError(
             "HT-trace-not-possible",
             "{name} has no parameter that requires a gradient, and so nothing to train",
             name=name,
         )
     held = (each for each in itertools.chain(model.parameters(), model.buffers()) if not each.requires_grad)
-    found = layers(both[0], both[1], batches=batches, item_bytes=first.element_size())
     return Workload(
         name=name,
-        sample=sample,
-        layers=found,
+        sample=Sample(shape=tuple(batch.shape[1:]), dtype=str(batch.dtype).removeprefix("torch.")),
+        layers=layers(recording, samples=len(batch), grows=grows, item_bytes=trained.element_size()),
         buffers=sum(each.numel() for each in held),
-        outputs=(both[1].outputs - both[0].outputs) // (batches[1] - batches[0]),
+        outputs=recording.outputs // len(batch),
         source=f"torch {torch.__version__}",
     )
 
@@ -124,8 +131,10 @@ def _record(model: torch.nn.Module, batch: Any, loss: Loss[Any]) -> OpTrace:
     return recorder.recording
 
 
-def _repeat(fake: FakeTensorMode, value: Any, times: int) -> Any:
-    if not isinstance(value, torch.Tensor):
+def _resized(fake: FakeTensorMode, value: Any, samples: int) -> Any:
+    """A tensor with the rows of :data:`_SAMPLES` samples in place of those of ``samples``."""
+    if not isinstance(value, torch.Tensor) or not value.dim():
         return value
     own = value if isinstance(value, torch._subclasses.FakeTensor) else fake.from_tensor(value)
-    return torch.cat([own] * times) if times > 1 and own.dim() else own
+    rows = len(own) * _SAMPLES // samples
+    return own.new_empty((rows, *own.shape[1:]), requires_grad=own.requires_grad)

@@ -7,29 +7,59 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from hpctrain.worker.tracing.operators import POINTWISE, flops, is_creation, is_lookup
+aten = torch.ops.aten
+
+_CONVOLUTIONS = frozenset({aten.convolution, aten._convolution, aten.cudnn_convolution})
+# Attention in one kernel on a CPU, which PyTorch's own FLOP counter leaves out.
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+# Elementwise operators that PyTorch does not tag as such.
+_POINTWISE = frozenset(
+    {aten.native_dropout, aten.native_dropout_backward, aten.copy_, aten.clone, aten._to_copy, aten.where}
+    | {aten.masked_fill}
+)
+# These read nothing, and fill their memory or leave it as it is.
+_CREATED = frozenset({aten.zeros, aten.ones, aten.full, aten.new_zeros, aten.new_ones, aten.new_full}) | frozenset(
+    {aten.zeros_like, aten.ones_like, aten.full_like, aten.zero_, aten.fill_}
+)
+_UNINITIALISED = frozenset(
+    {aten.empty, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.empty_like, aten.empty_permuted}
+)
+# These read only the rows that they return.
+_LOOKUPS = frozenset({aten.embedding, aten.index, aten.index_select, aten.gather})
+# Their float32 statistics are no reason to compute in float32, unlike what they normalise.
+NORMALISATIONS = frozenset({aten.native_batch_norm, aten._native_batch_norm_legit, aten.cudnn_batch_norm})
+# CUDA operators that autocast to float32: https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32
+_WIDE_NAMES = """
+native_layer_norm native_group_norm _fused_rms_norm _softmax _log_softmax nll_loss_forward nll_loss2d_forward
+binary_cross_entropy_with_logits mse_loss smooth_l1_loss huber_loss soft_margin_loss multi_margin_loss softplus
+exp expm1 log log1p log2 log10 logsumexp acos asin cosh sinh tan erfinv pow prod sum cumsum cumprod reciprocal rsqrt
+linalg_vector_norm norm upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+_upsample_bilinear2d_aa _upsample_bicubic2d_aa
+"""
+WIDE = frozenset(getattr(aten, name) for name in _WIDE_NAMES.split())
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Allocation:
     """A memory that one or more tensors share.
 
     Attributes:
-        nbytes: the size of all of it.
-        shape: the shape of the first tensor seen in it.
+        shape: of the first tensor seen in it.
         floating: whether it holds floating point numbers.
         own: whether it was allocated during the recording, so that it holds neither weights nor samples.
         born: the number of the operator that allocated it.
         freed: the number of the operator before which it was freed; None if it was alive at the end.
     """
 
-    number: int
     nbytes: int
     shape: tuple[int, ...]
     floating: bool
@@ -40,10 +70,15 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How many bytes of a memory an operator reads or writes."""
+    """How many bytes of a memory an operator reads or writes.
+
+    Attributes:
+        rows: the memory that decides how many, where a lookup reads single rows of a table.
+    """
 
     memory: Allocation
     nbytes: int
+    rows: Allocation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +86,7 @@ class Operator:
     """One operator that ran; if it only makes another view of a memory, it reads and writes nothing.
 
     Attributes:
-        function: its ``OpOverloadPacket``, as in ``torch.ops.aten.mm``.
-        module: the name of the module that called it in the forward pass.
+        function: its ``OpOverloadPacket``, as in ``torch.ops.aten.mm``, which a ``module`` called in the forward pass.
         node: the number of the autograd node that it made; in the backward pass, of the node that it belongs to.
         pointwise: whether each element of its output depends only on the elements at the same place.
         flops: those of a convolution, matrix product or attention; else 0.
@@ -74,8 +108,7 @@ class OpTrace:
 
     Attributes:
         saved: (number of the autograd node, memory) for each tensor that was kept for the backward pass.
-        samples: the numbers of the batch's memories.
-        memories: all that operators read or wrote, in the order in which they were first seen.
+        samples: the batch's, of all ``memories`` that operators read or wrote, in the order of their first use.
         uses: for each parameter the number of the first operator that read it.
         parameters: the number of elements of each parameter that requires a gradient, in the order of registration.
         gradients: for each parameter the memory that holds its gradient at the end.
@@ -84,7 +117,7 @@ class OpTrace:
 
     operators: list[Operator] = field(default_factory=list)
     saved: list[tuple[int, Allocation]] = field(default_factory=list)
-    samples: frozenset[int] = frozenset()
+    samples: frozenset[Allocation] = frozenset()
     memories: list[Allocation] = field(default_factory=list)
     uses: dict[str, int] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
@@ -93,12 +126,7 @@ class OpTrace:
 
 
 class Recorder(TorchDispatchMode):
-    """A mode in which operators are recorded.
-
-    Args:
-        model: the network, for the names of its modules and parameters.
-        batch: its input.
-    """
+    """A mode in which the operators of a network are recorded, with the names of its modules and parameters."""
 
     def __init__(self, model: torch.nn.Module, batch: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -108,33 +136,23 @@ class Recorder(TorchDispatchMode):
         self._model = model
         self._calls: list[str] = []
         self._ended = False
-        self._parameters = {
-            self._memory(parameter, own=False).number: name
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        self.recording.parameters = {
-            name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad
-        }
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        self._parameters = {self._memory(each, own=False): name for name, each in trained.items()}
+        self.recording.parameters = {name: each.numel() for name, each in trained.items()}
         for tensor in (*model.buffers(), *model.parameters()):
             self._memory(tensor, own=False)
-        given = [self._memory(each, own=False).number for each in tree_leaves(batch) if _is_tensor(each)]
-        self.recording.samples = frozenset(given)
+        self.recording.samples = frozenset(self._memory(each, own=False) for each in tensors_of(batch))
 
     @contextmanager
     def watching(self, *, within_model: bool = False) -> Iterator[None]:
-        """Record what runs within the block; at its end, look up the gradients of the model's parameters.
-
-        Args:
-            within_model: whether the model's forward pass has already begun.
-        """
+        """Record what runs within the block, which may be within the model's forward pass, and its gradients."""
         self._calls = [""] if within_model else []
         hooks = [
             torch.nn.modules.module.register_module_forward_pre_hook(self._entered),
             torch.nn.modules.module.register_module_forward_hook(self._left, always_call=True),
         ]
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._packed, _identity), self:
+            with torch.autograd.graph.saved_tensors_hooks(self._packed, lambda tensor: tensor), self:
                 yield
         finally:
             for hook in hooks:
@@ -151,9 +169,9 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **kwargs)
         # Looked up before the call: an operator that writes into its input returns that memory as its output.
-        inputs = [self._access(each, own=False) for each in tree_leaves((args, kwargs)) if _is_tensor(each)]
+        inputs = [self._access(each, own=False) for each in tensors_of((args, kwargs))]
         out = func(*args, **kwargs)
-        outputs = [self._access(each) for each in tree_leaves(out) if _is_tensor(each)]
+        outputs = [self._access(each) for each in tensors_of(out)]
         self._append(func, args, kwargs, out, inputs, outputs)
         return out
 
@@ -161,25 +179,24 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         backward = node is not None
         packet = func._overloadpacket
-        there = {access.memory.number for access in inputs}
-        number = len(self.recording.operators)
-        view = bool(outputs) and not func._schema.is_mutable and all(each.memory.number in there for each in outputs)
+        there = {access.memory for access in inputs}
+        view = bool(outputs) and not func._schema.is_mutable and all(access.memory in there for access in outputs)
         if not (backward or view):
-            for each in there & self._parameters.keys():
-                self.recording.uses.setdefault(self._parameters[each], number)
-        created = is_creation(packet)
-        if is_lookup(packet):
-            inputs = [replace(inputs[0], nbytes=min(inputs[0].nbytes, outputs[0].nbytes)), *inputs[1:]]
+            for memory in there & self._parameters.keys():
+                self.recording.uses.setdefault(self._parameters[memory], len(self.recording.operators))
+        if packet in _LOOKUPS:
+            inputs = [replace(inputs[0], nbytes=outputs[0].nbytes, rows=outputs[0].memory), *inputs[1:]]
+        created = packet in _CREATED or packet in _UNINITIALISED
         reads = () if view or created else _once(inputs)
-        writes = () if view or created == "uninitialised" else _once(outputs)
+        writes = () if view or packet in _UNINITIALISED else _once(outputs)
         self.recording.operators.append(
             Operator(
                 function=packet,
                 module=self._calls[-1] if self._calls else "loss",
                 node=node._sequence_nr() if node is not None else torch._C._autograd._get_sequence_nr() - 1,
                 backward=backward,
-                pointwise=torch.Tag.pointwise in func.tags or packet in POINTWISE,
-                flops=flops(packet, args, kwargs, out),
+                pointwise=torch.Tag.pointwise in func.tags or packet in _POINTWISE,
+                flops=_flops(packet, args, kwargs, out),
                 reads=reads,
                 writes=writes,
             )
@@ -195,7 +212,6 @@ class Recorder(TorchDispatchMode):
         key = storage._cdata
         if key not in self._known:
             memory = Allocation(
-                number=len(self.recording.memories),
                 nbytes=storage.nbytes(),
                 shape=tuple(tensor.shape),
                 floating=tensor.is_floating_point() or tensor.is_complex(),
@@ -222,22 +238,35 @@ class Recorder(TorchDispatchMode):
     def _left(self, module: torch.nn.Module, _: Any, out: Any) -> None:
         self._calls.pop()
         if module is self._model:
-            self.recording.outputs += sum(each.numel() for each in tree_leaves(out) if _is_tensor(each))
+            self.recording.outputs += sum(each.numel() for each in tensors_of(out))
 
 
 def _once(accesses: list[Access]) -> tuple[Access, ...]:
     """The largest of several accesses to one memory."""
-    found: dict[int, Access] = {}
-    for each in accesses:
-        known = found.setdefault(each.memory.number, each)
-        if each.nbytes > known.nbytes:
-            found[each.memory.number] = each
+    found: dict[Allocation, Access] = {}
+    for access in accesses:
+        if access.nbytes > found.setdefault(access.memory, access).nbytes:
+            found[access.memory] = access
     return tuple(found.values())
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors in a tree of lists, tuples and dictionaries."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def _flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """The FLOPs of a convolution, matrix product or attention by PyTorch's formulas, a multiply-add being 2; else 0."""
+    if packet is _ATTENTION:
+        return int(sdpa_flop_count(*(each.shape for each in args[:3])))
+    if packet is _ATTENTION_BACKWARD:
+        return int(sdpa_backward_flop_count(*(each.shape for each in args[:4])))
+    formula = flop_registry.get(packet)
+    return int(formula(*args, **kwargs, out_val=out)) if formula else 0
+
+
+def kind(packet: Any) -> Literal["conv", "matmul", "other"]:
+    """How a GPU's matrix units compute a forward operator."""
+    if packet in _CONVOLUTIONS:
+        return "conv"
+    return "matmul" if packet is _ATTENTION or packet in flop_registry else "other"

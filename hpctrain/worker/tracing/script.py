@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.workloads.workload import Sample, Workload
+from hpctrain.common.workloads.workload import Workload
 from hpctrain.worker.adapters.torch import no_sync
 from hpctrain.worker.adapters.torch.trainable import record_of
 from hpctrain.worker.tracing.network_trace import workload
-from hpctrain.worker.tracing.recorder import Access, Allocation, Operator, OpTrace, Recorder
+from hpctrain.worker.tracing.recorder import Allocation, Recorder, tensors_of
 
 
 class ScriptTracer:
@@ -33,8 +31,7 @@ class ScriptTracer:
         self._done = done
         self._recorder: Recorder | None = None
         self._model: torch.nn.Module | None = None
-        self._sample = Sample(shape=(), dtype="")
-        self._samples = 0
+        self._first = torch.empty(0)
         self._watching = ExitStack()
         torch.nn.modules.module.register_module_forward_pre_hook(self._entered)
         register_optimizer_step_pre_hook(lambda *_: self._finish())
@@ -50,7 +47,7 @@ class ScriptTracer:
         return self._recorder is not None and any(each.backward for each in self._recorder.recording.operators)
 
     def _begin(self, model: torch.nn.Module, inputs: Any) -> None:
-        tensors = [each for each in tree_leaves(inputs) if isinstance(each, torch.Tensor) and each.dim()]
+        tensors = [tensor for tensor in tensors_of(inputs) if tensor.dim()]
         if not tensors or not len(tensors[0]):
             raise HpctrainError(
                 "HT-trace-not-possible",
@@ -59,9 +56,7 @@ class ScriptTracer:
                 "give the batch as the first argument, or trace the network in Python: ht.trace(model, batch, loss)",
                 model=type(model).__name__,
             )
-        first = tensors[0]
-        self._samples, self._model = len(first), model
-        self._sample = Sample(shape=tuple(first.shape[1:]), dtype=str(first.dtype).removeprefix("torch."))
+        self._first, self._model = tensors[0].detach(), model
         model.zero_grad(set_to_none=True)
         self._recorder = Recorder(model, inputs)
         # No reduction, so that gradients stay where autograd puts them.
@@ -71,45 +66,14 @@ class ScriptTracer:
     def _finish(self) -> None:
         if not self._seen_backward:
             return
-        assert self._recorder is not None
-        assert self._model is not None
+        assert self._recorder is not None and self._model is not None
         self._watching.close()
-        recording = self._recorder.recording
-        both = [_without_samples(recording, self._model, self._samples), recording]
-        name = type(self._model).__name__
-        self._done(workload(name, both, batches=(0, self._samples), sample=self._sample, model=self._model))
+        shapes = {tuple(sorted(parameter.shape)) for parameter in self._model.parameters()}
+        samples = len(self._first)
 
+        def grows(memory: Allocation) -> bool:
+            # In a real step only shapes tell: what has the shape of a weight is one's copy, unless it begins with the
+            # batch's size.
+            return memory.shape[:1] == (samples,) or tuple(sorted(memory.shape)) not in shapes
 
-def _without_samples(recording: OpTrace, model: torch.nn.Module, samples: int) -> OpTrace:
-    """What a recording would be without samples: weights, their gradients, and memory with the shape of a weight.
-
-    In a single step, only shapes show what depends on the batch: tensors whose dimension 0 is the batch's size do.
-    """
-    shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
-    gradients = {memory.number for memory in recording.gradients.values()}
-
-    def fixed(memory: Allocation) -> bool:
-        if memory.number in recording.samples:
-            return False
-        known = not memory.own or memory.number in gradients
-        return known or (memory.shape[:1] != (samples,) and tuple(sorted(memory.shape)) in shapes)
-
-    memories = [each if fixed(each) else replace(each, nbytes=0) for each in recording.memories]
-
-    def left(accesses: tuple[Access, ...]) -> tuple[Access, ...]:
-        return tuple(
-            replace(each, memory=memories[each.memory.number], nbytes=each.nbytes if fixed(each.memory) else 0)
-            for each in accesses
-        )
-
-    def without(operator: Operator) -> Operator:
-        return replace(operator, flops=0, reads=left(operator.reads), writes=left(operator.writes))
-
-    return replace(
-        recording,
-        operators=[without(each) for each in recording.operators],
-        saved=[(node, memories[memory.number]) for node, memory in recording.saved],
-        memories=memories,
-        gradients={name: memories[memory.number] for name, memory in recording.gradients.items()},
-        outputs=0,
-    )
+        self._done(workload(type(self._model).__name__, self._recorder.recording, self._model, self._first, grows))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hpctrain.common.workloads.workload import Layer, Sample, Workload
-from hpctrain.control.predict.constants import constants
-from hpctrain.control.predict.values import Values, perturbed
+from hpctrain.control.predict.values import Values, constants, drawn
 
 
 def plain(**values: float) -> Values:
@@ -15,7 +12,7 @@ def plain(**values: float) -> Values:
     for name, value in values.items():
         key = name.replace("__", ".")
         known[key] = known[key].model_copy(update={"value": value})
-    return perturbed(known, [], np.zeros(0), 1.0)
+    return drawn(known, count=0)
 
 
 def one_layer(**quantities: object) -> Workload:

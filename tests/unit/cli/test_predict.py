@@ -149,7 +149,7 @@ def test_a_transformer_in_words_and_in_a_file(text: str, capsys: pytest.CaptureF
             ["--transformer", "llama3-8b", "--precision", "fp8", "--gpu", "a100-sxm-80"],
             "HT-prediction-not-possible",
         ),
-        (["--transformer", "gpt2", "--set", "sequence=100000"], "HT-layout-sequence-too-long"),
+        (["--transformer", "gpt2", "--set", "sequence=100000"], "HT-layout-not-possible"),
         (["gpt2-124m", "--mesh", "pp=8"], "HT-pipeline-wrong-micro-batches"),
         (["--transformer", "llama3-8b", "--set", "software=mine"], "HT-choice-unknown"),
         (["--transformer", "llama3-8b", "--backend", "mpi"], "HT-option-not-usable-here"),

@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AxisShares:
-    """The shares of the adapters' rate.
-
-    Args:
-        network: with the hosts of a fabric.
-        local: ranks of each host.
-    """
+    """The shares of the adapters' rate on the hosts of a fabric, with ``local`` ranks each."""
 
     transformer: Transformer
     sequence: int

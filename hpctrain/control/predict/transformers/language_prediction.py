@@ -1,9 +1,9 @@
-"""Predicts the training of a transformer on each number of nodes, on a given mesh or on the best one of all."""
+"""Predicts the training of a transformer, on a given mesh or on the best one of all."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,20 +12,18 @@ import numpy as np
 
 from hpctrain.common.cluster.gpu_models import gpu
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.causes import causes_by_size
-from hpctrain.control.predict.constants import Constant, constants
 from hpctrain.control.predict.memory import RankMemory, fewer, most_samples
-from hpctrain.control.predict.node_energy import Site
-from hpctrain.control.predict.prediction import Length, Node, Prediction, Row, Run, idle_warnings, worthwhile
+from hpctrain.control.predict.prediction import Node, Run
 from hpctrain.control.predict.training import frozen_warnings
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
 from hpctrain.control.predict.transformers.language_training import LanguageTraining
 from hpctrain.control.predict.transformers.layout import Layout
-from hpctrain.control.predict.transformers.ranges import StepRange, shipped_ranges, step_range
+from hpctrain.control.predict.transformers.ranges import shipped_ranges, step_spreads
 from hpctrain.control.predict.transformers.rank_memory import memory
 from hpctrain.control.predict.transformers.rates import System, step_file
-from hpctrain.control.predict.transformers.search import Candidate, Search, candidate
-from hpctrain.control.predict.values import Values, drawn, evenly_drawn
+from hpctrain.control.predict.transformers.search import Search
+from hpctrain.control.predict.transformers.step import Setup
+from hpctrain.control.predict.values import Cause, Constant, Values, causes_by_size, evenly_drawn
 
 if TYPE_CHECKING:
     from hpctrain.control.predict.network import Network
@@ -34,81 +32,13 @@ if TYPE_CHECKING:
 # Terms of a step in which ranks wait for each other's bytes, and in which they compute.
 _TRAFFIC = ("tensor", "context", "sharding", "pipeline", "replicas")
 _COMPUTING = ("matmul", "attention", "memory", "recomputation", "head", "update")
-_MOST_CANDIDATES = 50
-
-
-def predict_language(
-    training: LanguageTraining,
-    node: Node,
-    networks: Sequence[Network],
-    *,
-    site: Site = Site(),
-    unstated: tuple[str, ...] = (),
-) -> Prediction:
-    """Predict the training of a transformer on each number of nodes.
-
-    Args:
-        networks: one for each number of nodes, which rises.
-        unstated: what was assumed, as columns of ``ranges.yaml``.
-
-    Raises:
-        HpctrainError: a GPU that does not have the precision, or a mesh that does not fit.
-    """
-    values = drawn(constants())
-    predictors = [_Predictor(training, node, network, values, unstated) for network in networks]
-    found = [predictor.candidates() for predictor in predictors]
-    runs = [predictor.run(candidates[0]) for predictor, candidates in zip(predictors, found, strict=True)]
-    reference = _reference(predictors[0], runs[0])
-    rows = tuple(run.row(reference, values, site) for run in runs)
-    last, best = predictors[-1], found[-1][0]
-    spreads = last.range_of(best).spreads
-    candidates: tuple[Row, ...] = ()
-    if training.mesh is None:
-        slower = (last.run(one).row(reference, values, site) for one in found[-1][1:_MOST_CANDIDATES])
-        candidates = (rows[-1], *slower)
-    idle = [
-        run.network.hosts
-        for run, candidates in zip(runs, found, strict=True)
-        if candidates[0].layout.mesh.data_ranks > run.batch
-    ]
-    return Prediction(
-        name=training.name,
-        node=node,
-        rows=rows,
-        worthwhile=worthwhile([(row.nodes, row.samples_per_s.value) for row in rows]),
-        causes=causes_by_size(spreads),
-        warnings=(*_warnings(training, last.network, best.layout), *idle_warnings(idle)),
-        candidates=candidates,
-        constants={name: values.constants[name] for name in sorted(values.used)} | last.doubts(best, spreads),
-    )
-
-
-def _reference(first: _Predictor, run: Run) -> Floats:
-    """Samples a second and node on one node; on the fewest that are predicted where the mesh does not fit into one."""
-    if first.network.hosts > 1 and first.training.mesh is not None:
-        alone = replace(first, network=replace(first.network, hosts=1))
-        with contextlib.suppress(HpctrainError):
-            run = alone.run(alone.candidates()[0])
-    found: Floats = run.samples_per_s / run.network.hosts
-    return found
-
-
-def _warnings(training: LanguageTraining, network: Network, layout: Layout) -> Iterator[str]:
-    yield from network.warnings
-    yield from frozen_warnings(training.recipe)
-    if training.recipe is None and training.settings.batch is None:
-        tokens = layout.global_batch * training.sequence / 1e6
-        yield f"assumed about the batch: {layout.global_batch} samples, {tokens:.3g} million tokens (--set batch=N)"
-    if training.recipe is not None and training.recipe.data.epoch_samples is None:
-        yield "how long the run takes is not known, because the size of the data is not"
 
 
 @dataclass(frozen=True)
-class _Predictor:
-    """One training on one number of nodes.
+class LanguagePredictor:
+    """One training on one number of nodes, on a given mesh or on the best one of all.
 
     Attributes:
-        values: of the energy's constants.
         unstated: columns of ``ranges.yaml`` that are assumed.
     """
 
@@ -116,16 +46,22 @@ class _Predictor:
     node: Node
     network: Network
     values: Values
-    unstated: tuple[str, ...]
+    unstated: tuple[str, ...] = ()
+
+    def runs(self, most: int) -> list[Run]:
+        """The training by the fastest layouts, at most so many, the fastest first."""
+        return [self._run(setup) for setup in self.setups[:most]]
+
+    def alone(self, run: Run) -> Run:
+        """The training on one node, which efficiency is against; as it is where the mesh does not fit into one."""
+        if self.network.hosts > 1 and self.training.mesh is not None:
+            with contextlib.suppress(HpctrainError):
+                return replace(self, network=replace(self.network, hosts=1)).runs(1)[0]
+        return run
 
     @property
     def ranks(self) -> int:
         return self.network.hosts * self.node.local
-
-    @cached_property
-    def memory_bytes(self) -> float:
-        """Of a rank."""
-        return gpu(self.node.gpu).memory_bytes
 
     @cached_property
     def system(self) -> System:
@@ -147,67 +83,58 @@ class _Predictor:
             return None
         return AxisShares(training.network, training.sequence, network, self.node.local)
 
-    def candidates(self) -> Sequence[Candidate]:
+    @cached_property
+    def setups(self) -> Sequence[Setup]:
         """The layouts, the fastest first; of a given mesh the only one, whether it fits the memory or not."""
         training = self.training
         if training.mesh is not None:
             layout, software = training.trained(training.layout(self.ranks))
-            return [candidate(training.network, self.system, layout, software, training.sequence)]
-        base, choices = training.searched
+            return [Setup(training.network, layout, self.system, software, training.sequence)]
         return Search(
             network=training.network,
             system=self.system,
             ranks=self.ranks,
             global_batch=training.batch(self.ranks),
-            memory_bytes=self.memory_bytes,
-            base=base,
-            choices=choices,
+            memory_bytes=gpu(self.node.gpu).memory_bytes,
+            base=training.searched,
+            of_recipe=training.recipe is not None,
             trained=training.trained,
             runs=training.runs,
             sequence=training.sequence,
-        ).require_fitting()
+        ).fitting()
 
-    def range_of(self, best: Candidate) -> StepRange:
-        """What 8 of 10 steps are within."""
-        return step_range(best, self.unstated if self.network.hosts > 1 else ())
-
-    def held(self, layout: Layout) -> RankMemory:
-        """The memory of the rank that needs most."""
-        return memory(self.training.network, layout, sequence=self.training.sequence)
-
-    def run(self, best: Candidate) -> Run:
+    def _run(self, best: Setup) -> Run:
         """The training by a layout."""
         layout, step, training = best.layout, best.step, self.training
-        total = step.seconds * np.exp(self.range_of(best).half_width * evenly_drawn(self.values.columns))
-        ones = np.ones(self.values.columns)
-        steps = training.steps(layout)
+        half_width = shipped_ranges().half_width(self._spreads(best))
+        total = step.seconds * np.exp(half_width * evenly_drawn(self.values.columns))
 
         def share(names: tuple[str, ...]) -> Floats:
-            return ones * min(1.0, sum(step.terms.get(name, 0.0) for name in names) / step.seconds)
+            return np.full_like(total, min(1.0, sum(step.terms.get(name, 0.0) for name in names) / step.seconds))
 
+        record = layout_record(layout)
+        if self.shares:
+            record["network_shares"] = dict(self.shares.of(layout))
         return Run(
             node=self.node,
             network=self.network,
             batch=layout.global_batch,
+            data_ranks=layout.mesh.data_ranks,
             batch_per_gpu=layout.global_batch / self.ranks,
             at_once=layout.micro_batch,
             total=total,
             tokens=training.sequence,
             waits=share(_TRAFFIC),
             busy=share(_COMPUTING),
-            length=None
-            if steps is None
-            else Length(epochs=training.epochs * ones, source="the recipe's", seconds=steps * total),
-            figures={
-                "layout": layout_record(layout)
-                | ({"network_shares": dict(self.shares.of(layout))} if self.shares else {}),
-                "step_terms": dict(step.terms),
-                "limited_by": step.bound,
-                **self.memory_figures(best.memory, layout),
-            },
+            length=training.length(layout, total),
+            figures={"layout": record, "step_terms": dict(step.terms), "limited_by": step.bound}
+            | self._memory_figures(best.memory, layout),
         )
 
-    def memory_figures(self, held: RankMemory, layout: Layout) -> dict[str, Any]:
+    def _spreads(self, best: Setup) -> dict[str, float]:
+        return step_spreads(best, self.unstated if self.network.hosts > 1 else ())
+
+    def _memory_figures(self, held: RankMemory, layout: Layout) -> dict[str, Any]:
         """The figures of a row about memory, as nvidia-smi shows it."""
         changed: dict[str, dict[str, Any]] = {
             "half the samples at once": {"micro_batch": max(1, layout.micro_batch // 2)},
@@ -215,24 +142,29 @@ class _Predictor:
             "recomputation of each layer": {"recomputation": "full"},
         }
 
-        def fits(batch: int) -> bool:
-            return self.held(replace(layout, micro_batch=batch)).fits(self.memory_bytes)
+        def needed(**change: Any) -> RankMemory:
+            return memory(self.training.network, replace(layout, **change), sequence=self.training.sequence)
 
-        choices = {name: self.held(replace(layout, **change)).used for name, change in changed.items()}
+        def fits(batch: int) -> bool:
+            return needed(micro_batch=batch).fits(gpu(self.node.gpu).memory_bytes)
+
         other = {"fragmentation": held.fragmentation, "communication": held.communication}
         return {
             "memory_bytes": held.estimate(),
             "largest_batch": most_samples(fits),
-            "memory_choices": fewer(held.used, choices),
+            "memory_choices": fewer(held.used, {name: needed(**change).used for name, change in changed.items()}),
             "memory_terms": {**held.tensors, **other},
         }
 
-    def doubts(self, best: Candidate, spreads: Mapping[str, float]) -> dict[str, Constant]:
+    def causes(self, run: Run) -> tuple[Cause, ...]:
+        """What makes the range of a step as wide as it is."""
+        return causes_by_size(self._spreads(self.setups[0]))
+
+    def further_constants(self) -> dict[str, Constant]:
         """The constants of the step, and what its range comes from besides them, as constants of value 1."""
-        ranges = shipped_ranges()
-        kinds = best.kinds
-        found: dict[str, Constant] = dict(step_file().constants)
-        for name, spread in spreads.items():
+        ranges, found = shipped_ranges(), dict[str, Constant](step_file().constants)
+        kinds = self.setups[0].kinds
+        for name, spread in self._spreads(self.setups[0]).items():
             group, _, kind = name.partition(".")
             if name == "publishers.any":
                 source = "by how much a new publisher's runs differ from those of others like them"
@@ -245,14 +177,20 @@ class _Predictor:
             found[name] = Constant(value=1.0, unit="", spread=spread, kind="published", source=source)
         return found
 
+    def warnings(self, runs: Sequence[Run]) -> Iterator[str]:
+        """What is assumed about the last of the runs, which this predictor made."""
+        training, batch = self.training, runs[-1].batch
+        yield from self.network.warnings
+        yield from frozen_warnings(training.recipe)
+        if training.recipe is None and "batch" not in training.settings:
+            tokens = batch * training.sequence / 1e6
+            yield f"assumed about the batch: {batch} samples, {tokens:.3g} million tokens (--set batch=N)"
+        if training.recipe is not None and training.recipe.data.epoch_samples is None:
+            yield "how long the run takes is not known, because the size of the data is not"
+
 
 def layout_record(layout: Layout) -> dict[str, Any]:
     """What a layout is, for JSON: the ranks of each axis and how they are used."""
-    found: dict[str, Any] = {str(axis): size for axis, size in layout.sizes.items()} | {
-        "global_batch": layout.global_batch
-    }
-    named = ("micro_batch", "micro_batches", "zero", "reshard", "sequence_parallel", "recomputation", "precision")
-    found |= {name: getattr(layout, name) for name in named}
-    if layout.sizes["pp"] > 1:
-        found |= {"schedule": layout.schedule, "virtual_stages": layout.virtual_stages}
-    return found
+    named = ["global_batch", "micro_batch", "micro_batches", "zero", "reshard", "sequence_parallel", "recomputation"]
+    named += ["precision", *(["schedule", "virtual_stages"] if layout.sizes["pp"] > 1 else [])]
+    return {**{str(axis): size for axis, size in layout.sizes.items()}, **{key: getattr(layout, key) for key in named}}

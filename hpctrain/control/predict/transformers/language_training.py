@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.compatibility import incompatibilities
@@ -12,14 +14,14 @@ from hpctrain.common.recipes.mesh import Mesh, Pipeline
 from hpctrain.common.recipes.requirements import require_micro_batches
 from hpctrain.common.recipes.sections import Batch
 from hpctrain.common.recipes.transformer import Transformer
+from hpctrain.control.predict.prediction import Length
 from hpctrain.control.predict.training import compiled_on_gpus, epoch_steps
-from hpctrain.control.predict.transformers.assignments import read_value
-from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Kernels, Layout
-from hpctrain.control.predict.transformers.layout_checks import check_layout
-from hpctrain.control.predict.transformers.search import Choices
+from hpctrain.control.predict.transformers.layout import CHOICES, STATES, Layout, check_layout
+from hpctrain.control.predict.transformers.model_sizes import read_value
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schema import Recipe
+    from hpctrain.control.topology.fabric import Floats
 
 # Tokens of a step where nobody says how many: GPT-3's larger models had 2 to 3.2 million (Brown et al. 2020, table
 # 2.1), Llama 2 and 3 had 4 (Touvron et al. 2023, section 2.2; Grattafiori et al. 2024, section 3.4).
@@ -27,34 +29,12 @@ _TOKENS = 2**22
 # What --mesh, or the batch, decides.
 _DECIDED = ("mesh", "micro_batches", "samples")
 _FIELDS = {each.name: str(each.type) for each in fields(Layout) if each.name not in _DECIDED}
-_OWN = ("batch", "sequence", "software")
-SETTINGS: tuple[str, ...] = (*_OWN, *_FIELDS)
+SETTINGS: tuple[str, ...] = ("batch", "sequence", "software", *_FIELDS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The training of a transformer, besides its mesh.
-
-    Attributes:
-        batch: samples of a step over all ranks; None for as many as have about four million tokens.
-        sequence: tokens of a sample; None for the network's context.
-        layout: fields of :class:`Layout` that were given.
-    """
-
-    layout: Mapping[str, Any]
-    batch: int | None = None
-    sequence: int | None = None
-    software: str = "pytorch"
-
-
-def parse_settings(overrides: Sequence[str]) -> Settings:
-    """The settings of texts of the form ``KEY=VALUE``.
-
-    Raises:
-        HpctrainError: a key is not known, or its value is not one of its kind.
-    """
-    own: dict[str, Any] = {}
-    layout: dict[str, Any] = {}
+def parse_settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """The settings of texts of the form ``KEY=VALUE``, see :class:`LanguageTraining`."""
+    found: dict[str, Any] = {}
     for text in overrides:
         key, _, value = text.partition("=")
         if key not in SETTINGS:
@@ -70,8 +50,8 @@ def parse_settings(overrides: Sequence[str]) -> Settings:
         read = read_value(f"--set {text}", key, value, kind=kind, choices=choices)
         if read == 0 and kind == "int" and key != "prefetch":
             raise HpctrainError("HT-option-bad-value", "--set {text}: at least 1", text=text)
-        (own if key in _OWN else layout)[key] = STATES[read] if kind == "StateBytes" else read
-    return Settings(layout=layout, **own)
+        found[key] = STATES[read] if kind == "StateBytes" else read
+    return found
 
 
 def _usual_batch(ranks: int, samples: float) -> int:
@@ -90,28 +70,32 @@ class LanguageTraining:
 
     Attributes:
         mesh: None to search for the best one.
+        settings: those of :data:`SETTINGS` that were given: fields of :class:`Layout`; ``batch``, samples of a step
+            over all ranks, by default as many as have about four million tokens; ``sequence``, tokens of a sample, by
+            default the network's context; and the ``software`` that trains.
         recipe: whose model it is; None for a transformer of its own.
         micro_batch: chooses the recipe's for a number of ranks, where it has ``auto``.
     """
 
     name: str
     network: Transformer
-    settings: Settings
     mesh: Mesh | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     recipe: Recipe | None = None
     micro_batch: Callable[[int], int] | None = None
 
     @property
     def sequence(self) -> int:
         """Tokens of a sample."""
-        return self.settings.sequence or self.network.context
+        return int(self.settings.get("sequence") or self.network.context)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The fields of a layout that were given."""
+        return {key: value for key, value in self.settings.items() if key in _FIELDS}
 
     def layout(self, ranks: int) -> Layout:
-        """The layout over a number of ranks, by the mesh that was given.
-
-        Raises:
-            HpctrainError: it does not fit the ranks, the batch or the network.
-        """
+        """The layout over a number of ranks, by the mesh that was given."""
         if self.recipe is not None:
             recipe = self.recipe.computing(self.micro_batch(ranks)) if self.micro_batch else self.recipe
             found = Layout.of_recipe(recipe, ranks)
@@ -119,29 +103,23 @@ class LanguageTraining:
             require_micro_batches(recipe.at_data_ranks(found.mesh.data_ranks), found.mesh)
             return found
         assert self.mesh is not None
-        mesh, given = self.mesh.at(ranks), dict(self.settings.layout)
+        mesh, given = self.mesh.at(ranks), self.stated
         if mesh.sizes["dp_shard"] == 1:
             given.setdefault("zero", 0)
         if mesh.sizes["tp"] > 1:
             given.setdefault("sequence_parallel", True)
         part = mesh.data_ranks * given.get("micro_batch", 1)
         usual = part * max(mesh.sizes["pp"], round(_TOKENS / self.sequence / part), 1)
-        batch = self.settings.batch or usual
+        batch = self.settings.get("batch") or usual
         return Layout.of_batch(self.network, batch, sequence=self.sequence, mesh=mesh, **given)
-
-    @property
-    def epochs(self) -> int:
-        """Of the recipe."""
-        assert self.recipe is not None
-        return self.recipe.epochs
 
     def trained(self, layout: Layout) -> tuple[Layout, str]:
         """A layout as it is trained, and what trains it, as the constants of a step know it: not all is compiled."""
         if self.recipe is None:
-            return layout, self.settings.software
-        compiled = compiled_on_gpus(_with_mesh(self.recipe, layout))
-        kernels: Kernels = "fused" if compiled else "eager"
-        return replace(layout, kernels=kernels), "hpctrain-compiled" if compiled else "hpctrain"
+            return layout, self.settings.get("software", "pytorch")
+        if compiled_on_gpus(_with_mesh(self.recipe, layout)):
+            return replace(layout, kernels="fused"), "hpctrain-compiled"
+        return replace(layout, kernels="eager"), "hpctrain"
 
     def runs(self, layout: Layout) -> bool:
         """Whether the recipe, if there is one, can be combined with the mesh of a layout."""
@@ -151,13 +129,13 @@ class LanguageTraining:
         """Samples of a step of a search."""
         if self.recipe is not None:
             return self.recipe.at_data_ranks(ranks).global_batch
-        return self.settings.batch or _usual_batch(ranks, _TOKENS / self.sequence)
+        return self.settings.get("batch") or _usual_batch(ranks, _TOKENS / self.sequence)
 
     @property
-    def searched(self) -> tuple[Mapping[str, Any], Choices]:
-        """What a search must not change, and what it may: a recipe's model is divided as hpctrain divides it."""
+    def searched(self) -> dict[str, Any]:
+        """What a search must not change: a recipe's model is divided as hpctrain divides it."""
         if self.recipe is None:
-            return self.settings.layout, Choices()
+            return self.stated
         kept: dict[str, Any] = {
             "precision": self.recipe.precision,
             "autocast": self.recipe.precision != "float32",
@@ -167,22 +145,16 @@ class LanguageTraining:
         }
         if self.recipe.pipeline.schedule != Pipeline().schedule:
             kept["schedule"] = self.recipe.pipeline.schedule
-        sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-        return kept, Choices(
-            micro_batches=sizes,
-            recomputations=("none", "full"),
-            context=False,
-            most_turns=2,
-            state_alone=False,
-            copies=True,
-        )
+        return kept
 
-    def steps(self, layout: Layout) -> int | None:
-        """The steps of all epochs; None where the number of samples is not known."""
-        if self.recipe is None or self.recipe.data.epoch_samples is None:
+    def length(self, layout: Layout, step_s: Floats) -> Length | None:
+        """How long all epochs take by steps of such a time; None where the number of samples is not known."""
+        recipe = self.recipe
+        if recipe is None or recipe.data.epoch_samples is None:
             return None
-        batch = Batch(size=layout.global_batch, drop_last=self.recipe.batch.drop_last)
-        return self.recipe.epochs * epoch_steps(batch, self.recipe.data.epoch_samples)
+        batch = Batch(size=layout.global_batch, drop_last=recipe.batch.drop_last)
+        steps = recipe.epochs * epoch_steps(batch, recipe.data.epoch_samples)
+        return Length(epochs=np.full(len(step_s), recipe.epochs), source="the recipe's", seconds=steps * step_s)
 
 
 def _with_mesh(recipe: Recipe, layout: Layout) -> Recipe:
@@ -193,15 +165,6 @@ def _with_mesh(recipe: Recipe, layout: Layout) -> Recipe:
 
 
 def recipe_language_training(recipe: Recipe, *, auto: bool = False) -> LanguageTraining:
-    """A recipe whose model is a language model.
-
-    Args:
-        auto: whether its mesh is searched for.
-    """
-    return LanguageTraining(
-        name=recipe.name,
-        network=recipe.model.transformer,
-        settings=Settings(layout={}),
-        mesh=None if auto else recipe.mesh,
-        recipe=recipe,
-    )
+    """A recipe whose model is a language model, on its mesh or, with ``auto``, on the one that a search finds."""
+    mesh = None if auto else recipe.mesh
+    return LanguageTraining(name=recipe.name, network=recipe.model.transformer, mesh=mesh, recipe=recipe)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Axis, Mesh, PipelineSchedule
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.memory import Stage, StateBytes
-from hpctrain.control.predict.transformers.layout_checks import check_layout, micro_batches
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.schema import Recipe
@@ -23,12 +23,13 @@ Kernels = Literal["fused", "eager"]
 
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "zero": get_args(Stage),
-    "schedule": get_args(PipelineSchedule),
+    "schedule": ("gpipe", "1f1b", "interleaved_1f1b"),
     "recomputation": get_args(Recomputation),
     "attention": get_args(Attention),
     "precision": get_args(LayoutPrecision),
     "kernels": get_args(Kernels),
 }
+_LEAST = {"micro_batch": 1, "micro_batches": 1, "prefetch": 0, "virtual_stages": 1}
 # Schedules in which each rank has one stage.
 ONE_STAGE = ("gpipe", "1f1b")
 
@@ -61,8 +62,7 @@ class Layout:
     Attributes:
         mesh: without -1, from :meth:`~hpctrain.common.recipes.mesh.Mesh.at`. Ranks along cp have the same parameters
             and other tokens, so that dp_shard and cp together divide the state.
-        micro_batch: samples that a data-parallel rank computes at once.
-        micro_batches: how many of them it computes in a step.
+        micro_batch: samples that a data-parallel rank computes at once; in a step it has ``micro_batches`` of them.
         samples: of a step over all ranks, where some ranks have fewer than their micro-batches could hold; by default
             as many as all micro-batches have.
         zero: 1 divides the optimizer's state, 2 the gradients too, 3 the parameters too (FSDP); 0 nothing.
@@ -70,14 +70,13 @@ class Layout:
         prefetch: layers that are gathered ahead of their use.
         sequence_parallel: ranks along tp divide tokens outside of attention and MLP (Korthikanti et al. 2022).
         asynchronous_tp: tp's gathers and scatters are cut into pieces that overlap with the products.
-        virtual_stages: stages of the pipeline that each rank has.
+        virtual_stages: of the pipeline that each rank has.
         recomputation: in the backward pass; ``selective`` of the scores of attention alone (Korthikanti et al. 2022),
             ``matmuls`` of everything but attention and every second matrix product (torchtitan's selective op),
             ``full`` of each layer.
         precision: of matrix products; what is kept between layers is bf16 with fp8 and fp4.
         autocast: weights are float32 and only matrix products are computed in 16 bits, as under PyTorch's autocast and
             in recipes: what is added up between layers, and with it what norms keep, is float32.
-        state: see :data:`STATES`.
         kernels: whether activations and norms are one kernel each, or PyTorch's operators one by one, which keep more.
         dropout: behind attention, its projection and the MLP, whose masks are kept.
         gradient_buffer: gradients lie in a buffer of their own all the time, as Megatron-LM's and a data-parallel
@@ -88,9 +87,6 @@ class Layout:
             until its buffer is used again, copies each stage's input, and computes the loss as Megatron-LM does. It has
             one schedule, 1f1b, and refuses ZeRO 2 and 3
             (https://github.com/deepspeedai/DeepSpeed at v0.5.8, deepspeed/runtime/pipe/engine.py).
-
-    Raises:
-        HpctrainError: a value is invalid by itself; see :func:`check_layout` for those that do not fit a transformer.
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh().at(1))
@@ -119,27 +115,15 @@ class Layout:
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
             if (value := getattr(self, name)) not in valid:
+                remedy = f"valid: {', '.join(map(str, valid))}"
+                raise HpctrainError("HT-choice-unknown", "{key} is {value!r}", remedy, key=name, value=value)
+        for key, least in _LEAST.items():
+            if (value := getattr(self, key)) < least:
                 raise HpctrainError(
-                    "HT-choice-unknown",
-                    "{key} is {value!r}",
-                    f"valid: {', '.join(map(str, valid))}",
-                    key=name,
-                    value=value,
+                    "HT-key-out-of-range", "{key} is {value}; it is at least {least}", key=key, value=value, least=least
                 )
-        for each in fields(self):
-            least = 0 if each.name == "prefetch" else 1
-            if each.type == "int" and getattr(self, each.name) < least:
-                raise HpctrainError(
-                    "HT-key-out-of-range",
-                    "{key} is {value}; it is at least {least}",
-                    key=each.name,
-                    value=getattr(self, each.name),
-                    least=least,
-                )
-        problem = self._conflict()
-        if problem:
+        if problem := self._conflict():
             raise HpctrainError("HT-keys-not-together", "{problem}", problem=problem)
-        self._check_stages()
 
     def _conflict(self) -> str | None:
         """Why keys exclude each other."""
@@ -152,26 +136,13 @@ class Layout:
                 "deepspeed_pipeline trains with zero 0 or 1, schedule 1f1b and chunked_loss false, and not with "
                 f"zero {self.zero}, {self.schedule} and chunked_loss {str(self.chunked_loss).lower()}"
             )
-        return None
-
-    def _check_stages(self) -> None:
-        """Refuse a schedule that has no use for so many stages a rank."""
         pp, stages = self.sizes["pp"], self.virtual_stages
-        if pp == 1:
-            right = stages == 1
-        elif self.schedule == "zbv":
-            right = stages == 2
-        else:
-            right = (stages == 1) == (self.schedule in ONE_STAGE)
-        if not right:
-            raise HpctrainError(
-                "HT-layout-stages-of-schedule",
-                "pp {pp} by schedule {schedule} has {stages} stages a rank",
-                "a mesh without pp, gpipe and 1f1b have 1, zbv 2, the other schedules 2 or more",
-                pp=pp,
-                schedule=self.schedule,
-                stages=stages,
-            )
+        if (stages == 1) == (pp == 1 or self.schedule in ONE_STAGE):
+            return None
+        return (
+            f"pp {pp} by schedule {self.schedule} has {stages} stages a rank: a mesh without pp, gpipe and 1f1b have "
+            "1, interleaved_1f1b 2 or more"
+        )
 
     @cached_property
     def sizes(self) -> dict[Axis, int]:
@@ -181,10 +152,7 @@ class Layout:
     @property
     def ranks(self) -> int:
         """All ranks."""
-        found = 1
-        for size in self.sizes.values():
-            found *= size
-        return found
+        return math.prod(self.sizes.values())
 
     @property
     def shards(self) -> int:
@@ -201,25 +169,13 @@ class Layout:
         """Stages of the pipeline over all ranks."""
         return self.sizes["pp"] * self.virtual_stages
 
-    def own_stages(self, rank: int) -> list[int]:
-        """The stages of a rank along pp, as torch.distributed.pipelining and Megatron-LM give them."""
-        pp = self.sizes["pp"]
-        if self.schedule == "zbv" and pp > 1:
-            return [rank, 2 * pp - 1 - rank]
-        return [rank + pp * turn for turn in range(self.virtual_stages)]
+    def rank_layers(self, network: Transformer, rank: int) -> int:
+        """How many layers all stages of a rank along pp have: each pp-th stage, as Megatron-LM gives them.
 
-    def stage_layers(self, network: Transformer) -> list[int]:
-        """How many layers each stage has.
-
-        Where they do not divide evenly, embedding and head count as a layer each if that is even (Megatron-LM,
+        Where layers do not divide evenly, embedding and head count as a layer each if that is even (Megatron-LM,
         ``account_for_embedding_in_pipeline_split``); else the stages in the middle have one more.
         """
-        return list(_divided_layers(network.layers, self.stages))
-
-    def rank_layers(self, network: Transformer, rank: int) -> int:
-        """How many layers all stages of a rank along pp have."""
-        layers = self.stage_layers(network)
-        return sum(layers[stage] for stage in self.own_stages(rank))
+        return sum(divided_layers(network.layers, self.stages)[rank :: self.sizes["pp"]])
 
     # What one rank has.
 
@@ -242,13 +198,9 @@ class Layout:
         """Ranks that divide embedding and head."""
         return self.sizes["tp"] if self.divided_vocabulary else 1
 
-    def has_first(self, rank: int) -> bool:
-        """Whether a rank along pp has the first stage."""
-        return rank == 0
-
     def has_last(self, rank: int) -> bool:
         """Whether a rank along pp has the last stage."""
-        return rank == (0 if self.schedule == "zbv" else self.sizes["pp"] - 1)
+        return rank == self.sizes["pp"] - 1
 
     def layer_parameters(self, network: Transformer) -> float:
         """Of one layer: tp divides matrices, and keys and values as far as they have heads."""
@@ -261,14 +213,14 @@ class Layout:
         if not self.has_last(rank):
             return 0.0
         parts = network.parameters
-        copied = network.tied and not self.has_first(rank)
+        copied = network.tied and rank > 0
         return (parts.embedding if copied else parts.head) / self.vocabulary_ranks
 
     def rank_parameters(self, network: Transformer, rank: int) -> float:
         """Of all stages of a rank along pp, before zero divides them."""
         parts = network.parameters
         found = self.rank_layers(network, rank) * self.layer_parameters(network)
-        if self.has_first(rank):
+        if rank == 0:
             found += parts.embedding / self.vocabulary_ranks + parts.positions
         if self.has_last(rank):
             found += parts.final_norm + parts.transform + self.head_parameters(network, rank)
@@ -276,39 +228,30 @@ class Layout:
 
     @classmethod
     def of_batch(
-        cls, network: Transformer, global_batch: int, *, sequence: int | None = None, **settings: object
+        cls, network: Transformer, global_batch: int, *, sequence: int | None = None, **settings: Any
     ) -> Layout:
-        """The layout of a batch: as many micro-batches as it takes; other arguments are a layout's.
-
-        Args:
-            sequence: tokens of a sample, by default the network's context.
-
-        Raises:
-            HpctrainError: the batch is no multiple, or something else does not fit; see :func:`check_layout`.
-        """
-        one = cls(**settings)  # type: ignore[arg-type]
-        count, rest = divmod(global_batch, one.mesh.data_ranks * one.micro_batch)
+        """The layout of a batch: as many micro-batches as it takes; other arguments are a layout's."""
+        one = cls(**settings)
+        data_ranks = one.mesh.data_ranks
+        count, rest = divmod(global_batch, data_ranks * one.micro_batch)
         if rest or not count:
+            share, odd = divmod(global_batch, data_ranks)
+            valid = f"none, as {data_ranks} data-parallel ranks do not divide the batch"
             raise HpctrainError(
                 "HT-layout-batch-not-divisible",
-                "a batch of {global_batch} is not a multiple of {data_ranks} data-parallel ranks x micro-batches of "
-                "{micro_batch}",
-                f"valid micro-batches: {micro_batches(global_batch, one.mesh.data_ranks)}",
+                "a batch of {global_batch} is no multiple of {data_ranks} data-parallel ranks x {micro_batch} samples",
+                f"valid micro-batches: {valid if odd else ', '.join(map(str, divisors(share)))}",
                 global_batch=global_batch,
-                data_ranks=one.mesh.data_ranks,
+                data_ranks=data_ranks,
                 micro_batch=one.micro_batch,
             )
-        found = cls(**{**settings, "micro_batches": count})  # type: ignore[arg-type]
-        check_layout(found, network, sequence=sequence, global_batch=global_batch)
+        found = replace(one, micro_batches=count)
+        check_layout(found, network, sequence=sequence)
         return found
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, ranks: int) -> Layout:
-        """The layout of a recipe whose model is ``gpt``, over a number of ranks.
-
-        Raises:
-            HpctrainError: its mesh does not fit the ranks.
-        """
+        """The layout of a recipe whose model is ``gpt``, over a number of ranks."""
         mesh = recipe.mesh.at(ranks)
         resolved = recipe.at_data_ranks(mesh.data_ranks)
         # The rank with the most samples is the slowest one.
@@ -339,11 +282,57 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def _divided_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """See :meth:`Layout.stage_layers`."""
+def divided_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each stage has, see :meth:`Layout.rank_layers`."""
     each, more = divmod(layers, stages)
     if more and (layers + 2) % stages == 0 and layers + 2 > stages:
         whole = (layers + 2) // stages
         return tuple(whole - (stage in (0, stages - 1)) for stage in range(stages))
     first = (stages - more) // 2
     return tuple(each + (first <= stage < first + more) for stage in range(stages))
+
+
+def check_layout(layout: Layout, network: Transformer, *, sequence: int | None = None) -> None:
+    """Refuse a layout that cannot train a transformer with samples of so many tokens, by default the context."""
+    require_positions(network, sequence or network.context)
+    for problem, remedy in _misfits(layout, network, sequence or network.context):
+        raise HpctrainError("HT-layout-not-possible", "{problem}", remedy, problem=problem)
+
+
+def _misfits(layout: Layout, network: Transformer, sequence: int) -> Iterator[tuple[str, str]]:
+    """What of a layout does not fit a transformer, with what would."""
+    tp, cp, pp = (layout.sizes[axis] for axis in ("tp", "cp", "pp"))
+    for axis, size, of, parts in (
+        ("tp", tp, "heads", network.heads),
+        ("tp", tp, "mlp", network.mlp),
+        ("cp", cp, "sequence", sequence),
+    ):
+        if parts % size:
+            yield f"{axis} {size} does not divide {of} ({parts})", f"valid: {', '.join(map(str, divisors(parts)))}"
+    heads = network.kv_heads
+    if heads % tp and tp % heads:
+        valid = ", ".join(map(str, divisors(heads)))
+        yield f"tp {tp} neither divides kv_heads ({heads}) nor is a multiple of it", f"valid: {valid}"
+    if layout.stages > network.layers:
+        stages = f"pp {pp} with {layout.virtual_stages} stages a rank makes {layout.stages} stages"
+        yield f"{stages} of {network.layers} layers", "give each stage a layer at least"
+    rounds = max(1, layout.micro_batches // pp)
+    if layout.schedule.startswith("interleaved") and layout.micro_batches % rounds:
+        needed = f"are not {rounds} equal rounds, which {layout.schedule} over pp {pp} needs"
+        yield f"{layout.micro_batches} micro-batches {needed}", f"for example a multiple of {pp}"
+
+
+def require_positions(network: Transformer, sequence: int) -> None:
+    """Refuse samples that have more tokens than a transformer has learned positions."""
+    if network.positions == "learned" and sequence > network.context:
+        raise HpctrainError(
+            "HT-layout-not-possible",
+            "{problem}",
+            f"at most --set sequence={network.context}, or a network of a larger context",
+            problem=f"a sequence of {sequence} tokens is longer than the {network.context} positions that it learns",
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide another."""
+    return [each for each in range(1, number + 1) if number % each == 0] if number < 1 << 20 else [1]

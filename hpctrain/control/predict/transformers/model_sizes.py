@@ -11,14 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
 from hpctrain.common.files.regular import read_text
-from hpctrain.common.recipes.keys import Count
 from hpctrain.common.recipes.transformer import CHOICES, Transformer
-from hpctrain.control.predict.transformers.assignments import read_value
 
 _EXAMPLE = (
     "for example layers=32,width=4096,heads=32,kv_heads=8,mlp=14336,vocabulary=128256,context=8192,kind=swiglu, or "
@@ -28,97 +24,97 @@ _NEEDED = ("layers", "width", "heads", "vocabulary", "context")
 _KEYS = {field.name: str(field.type) for field in fields(Transformer)}
 # The longest config.json of a dense transformer has some kilobytes.
 _LONGEST_CONFIG = 2**20
-
-
-class Known(Section):
-    """A published transformer, see :class:`~hpctrain.common.recipes.transformer.Transformer`."""
-
-    family: str
-    layers: Count
-    width: Count
-    heads: Count
-    mlp: Count | None = None
-    kv_heads: Count | None = None
-    vocabulary: Count | None = None
-    context: Count | None = None
-    window: Count | None = None
-    tied: bool | None = None
-    parameters: Count | None = None
-
-
-class _Family(Section):
-    """What the sizes of one publication share; ``source`` says where they are."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    source: str
+# Python refuses to read thousands of digits.
+_DIGITS = 18
 
 
 class _KnownFile(Section):
-    families: dict[str, _Family]
-    transformers: dict[str, Known]
+    """Published transformers by name, with fields of :class:`Transformer` that differ within their family.
+
+    ``source`` of a family says where its sizes are, ``parameters`` is the published number.
+    """
+
+    families: dict[str, dict[str, Any]]
+    transformers: dict[str, dict[str, Any]]
 
 
 @cache
-def known() -> Mapping[str, Known]:
+def _file() -> _KnownFile:
+    path = Path(__file__).with_name("transformers.yaml")
+    text = path.read_text(encoding="utf-8")
+    return load_checked(text, path, _KnownFile, "file of transformers", "reinstall hpctrain")
+
+
+def known() -> Mapping[str, Mapping[str, Any]]:
     """The published transformers that have a name."""
     return _file().transformers
 
 
 def named(name: str) -> Transformer:
-    """A published transformer.
-
-    Raises:
-        HpctrainError: none has this name.
-    """
+    """A published transformer, if one has this name."""
     found = known().get(name)
     if found is None:
         # Another one, however alike its name, would be another network.
         valid = f"valid: {', '.join(known())}"
         raise HpctrainError("HT-choice-unknown", "no transformer {name!r} is known", valid, name=name)
-    shared = _file().families[found.family].model_dump(exclude={"source"})
-    own = found.model_dump(exclude={"family", "parameters"}, exclude_none=True)
-    return _made({**shared, **own})
+    values = {**_file().families[found["family"]], **found}
+    return _made({key: value for key, value in values.items() if key in _KEYS})
 
 
 def parse(text: str) -> Transformer:
     """The transformer of a text of the form ``layers=32,width=4096,…``.
 
     By default it is that of GPT-2, and with ``kind=swiglu`` that of Llama; the MLP is four times as wide as the rest.
-
-    Raises:
-        HpctrainError: a key is unknown, given twice, missing, or has no such value.
     """
     values: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals or key not in _KEYS:
+        if not equals or key not in _KEYS or key in values:
             raise HpctrainError(
                 "HT-transformer-not-valid",
-                "{text}: {part!r} is not of the form KEY=VALUE with a known key",
+                "{text}: {part!r} is not of the form KEY=VALUE with a known key, given once",
                 nearest(key, _KEYS),
                 text=text,
                 part=part,
                 key=key,
             )
-        if key in values:
-            raise HpctrainError(
-                "HT-transformer-not-valid", "{text}: {key} is given twice", _EXAMPLE, text=text, key=key
-            )
         values[key] = read_value(text, key, value, kind=_KEYS[key], choices=CHOICES.get(key, ()))
     if missing := [key for key in _NEEDED if key not in values]:
-        raise HpctrainError(
-            "HT-transformer-not-valid", "{text} lacks {missing}", _EXAMPLE, text=text, missing=", ".join(missing)
-        )
+        lacks = ", ".join(missing)
+        raise HpctrainError("HT-transformer-not-valid", "{text} lacks {missing}", _EXAMPLE, text=text, missing=lacks)
     return _made({**(_LLAMA if values.get("kind") == "swiglu" else {}), **values})
 
 
-def transformer(text: str) -> Transformer:
-    """A transformer by its name, its sizes, or the path of its ``config.json`` or of the folder with it.
+def read_value(text: str, key: str, value: str, *, kind: str, choices: tuple[object, ...] = ()) -> Any:
+    """The value of a field that ``KEY=VALUE`` gives to a dataclass, of ``kind``, or one of few ``choices``."""
+    choices = (False, True) if kind == "bool" else choices
+    if choices:
+        by_name = {str(choice).lower() if kind == "bool" else str(choice): choice for choice in choices}
+        if value not in by_name:
+            raise HpctrainError(
+                "HT-choice-unknown",
+                "{text}: {key} is {value!r}",
+                nearest(value, tuple(by_name)),
+                text=text,
+                key=key,
+                value=value,
+            )
+        return by_name[value]
+    if kind != "int":
+        return value
+    if not (value.isascii() and value.isdecimal() and len(value) <= _DIGITS):
+        raise HpctrainError(
+            "HT-option-bad-value",
+            "{text}: {key} is {value!r}, not a whole number of at least 0",
+            text=text,
+            key=key,
+            value=value,
+        )
+    return int(value)
 
-    Raises:
-        HpctrainError: it is none of these; see :func:`named`, :func:`parse` and :func:`from_config`.
-    """
+
+def transformer(text: str) -> Transformer:
+    """A transformer by its name, its sizes, or the path of its ``config.json`` or of the folder with it."""
     if text in known():
         return named(text)
     if text.endswith(".json") or "/" in text:
@@ -128,46 +124,27 @@ def transformer(text: str) -> Transformer:
 
 
 def from_config(path: Path) -> Transformer:
-    """The transformer of a Hugging Face ``config.json``.
-
-    Raises:
-        HpctrainError: it cannot be read, is of a kind that is not known, or describes a mixture of experts.
-    """
+    """The transformer of a Hugging Face ``config.json``; what is not known of is refused."""
     text = read_text(path, "model configuration", _EXAMPLE, limit=_LONGEST_CONFIG)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise HpctrainError("HT-transformer-not-valid", "{path} is not JSON", _EXAMPLE, path=path) from error
+    valid = f"valid: {', '.join(CONFIGS)}; of dense transformers alone"
     kind = found.get("model_type") if isinstance(found, dict) else None
     if not isinstance(kind, str):
-        raise HpctrainError(
-            "HT-transformer-not-valid", "{path} has no model_type", f"valid: {', '.join(CONFIGS)}", path=path
-        )
-    if _has_experts(found) or "moe" in kind.lower():
-        raise HpctrainError(
-            "HT-transformer-not-supported",
-            "{path}: {model} is a mixture of experts, whose memory and time depend on where tokens are sent",
-            "predictions know dense transformers alone",
-            path=path,
-            model=kind,
-        )
-    if kind not in CONFIGS:
-        raise HpctrainError(
-            "HT-transformer-not-supported",
-            "{path}: the kind {model!r} is not known",
-            # Another kind in its place would be another network, however alike the names.
-            f"valid: {', '.join(CONFIGS)}",
-            path=path,
-            model=kind,
-        )
-    return _Config(path, kind, found).transformer()
-
-
-def _has_experts(values: Mapping[str, Any]) -> bool:
-    """Whether a configuration has several experts, or its ``ffn_config``."""
-    inner = _section(values, "ffn_config")
-    several = any(each.get(key) not in (None, 0, 1) for each in (values, inner) for key in _EXPERTS)
-    return several or "moe" in str(inner.get("ffn_type")).lower()
+        raise HpctrainError("HT-transformer-not-valid", "{path} has no model_type", valid, path=path)
+    inner = _section(found, "ffn_config")
+    several = any(each.get(key) not in (None, 0, 1) for each in (found, inner) for key in _EXPERTS)
+    if several or "moe" in f"{kind} {inner.get('ffn_type')}".lower():
+        problem = "is a mixture of experts, whose memory and time depend on where tokens are sent"
+    elif kind not in CONFIGS:
+        # Another kind in its place would be another network, however alike the names.
+        problem = "is not known"
+    else:
+        return _Config(path, kind, found).transformer()
+    values: dict[str, Any] = {"path": path, "model": kind, "problem": problem}
+    raise HpctrainError("HT-transformer-not-supported", "{path}: the kind {model!r} {problem}", valid, **values)
 
 
 def _section(values: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -208,14 +185,8 @@ class _Config:
 
     def wrong(self, key: str, value: str, wanted: str) -> HpctrainError:
         """The error for a key with a value of another type."""
-        return HpctrainError(
-            "HT-transformer-not-valid",
-            "{path}: {key} is {value}, not {wanted}",
-            path=self.path,
-            key=key,
-            value=value[:80],
-            wanted=wanted,
-        )
+        values: dict[str, Any] = {"path": self.path, "key": key, "value": value[:80], "wanted": wanted}
+        return HpctrainError("HT-transformer-not-valid", "{path}: {key} is {value}, not {wanted}", **values)
 
     def refuse(self, key: str) -> None:
         """Say that a key makes another network of it."""
@@ -229,10 +200,6 @@ class _Config:
 
     def transformer(self) -> Transformer:
         """The transformer, whose mistakes are those of the file."""
-        if self.values.get("quantization_config") is not None:
-            self.refuse("quantization_config")
-        if self.values.get("pruned_heads"):
-            self.refuse("pruned_heads")
         self._require_own_code()
         try:
             return _made(CONFIGS[self.kind](self))
@@ -247,12 +214,10 @@ class _Config:
         listed = self.values.get("architectures") or []
         if not all(own.fullmatch(str(each)) for each in (listed if isinstance(listed, list) else [listed])):
             self.refuse("architectures")
-        code = {str(value) for key, value in _section(self.values, "auto_map").items() if key != "AutoTokenizer"}
-        taken_over = re.compile(rf"(?:.*--)?(?:modeling|configuration)_{self.kind}\.\w+")
-        if not all(self.kind in _TAKEN_OVER and taken_over.fullmatch(each) for each in code):
+        if _section(self.values, "auto_map").keys() - {"AutoTokenizer"}:
             self.refuse("auto_map")
-        for key in _DRAFT:
-            if self.values.get(key) is not None:
+        for key in _OTHERS:
+            if self.values.get(key):
                 self.refuse(key)
 
     def absent(self, *keys: str) -> None:
@@ -311,36 +276,10 @@ def _llama(config: _Config, *, head_width: int = 0) -> dict[str, Any]:
     }
 
 
-def _bert(config: _Config) -> dict[str, Any]:
-    config.absent("add_cross_attention", "is_decoder")
-    if not config.flag("tie_word_embeddings", default=True):
-        # Its head has biases twice then (BertLMPredictionHead in Transformers).
-        config.refuse("tie_word_embeddings")
-    # Others have a table of distances in each layer (Transformers 4).
-    if config.values.get("position_embedding_type") not in (None, "absolute"):
-        config.refuse("position_embedding_type")
-    return {
-        **config.usual(),
-        "mlp": config.number("intermediate_size"),
-        "other_rows": config.number("type_vocab_size", default=2),
-        "causal": False,
-    }
-
-
-def _gpt_neox(config: _Config) -> dict[str, Any]:
-    if not config.flag("attention_bias", default=True):
-        config.refuse("attention_bias")
-    tied = config.flag("tie_word_embeddings", default=False)
-    return {**config.usual(), "mlp": config.number("intermediate_size"), "positions": "rotary", "tied": tied}
-
-
 CONFIGS: Mapping[str, Callable[[_Config], dict[str, Any]]] = {
-    "bert": _bert,
     "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
     "llama": _llama,
     "mistral": _llama,
-    "phi3": _llama,
     "qwen2": lambda config: {**_llama(config), "bias": "qkv"},
     "qwen3": lambda config: {**_llama(config, head_width=128), "head_norms": True},
 }
@@ -350,19 +289,10 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 _KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 # The same for the window of attention. LlamaModel reads none, and that of Qwen2 is off unless ``use_sliding_window`` is
 # true.
-_WINDOW = {"mistral": 4096, "phi3": 0}
+_WINDOW = {"mistral": 4096}
 # What follows a kind in the names of Transformers' classes that have the vocabulary's rows, or no head.
-_HEADS = "Model|ForCausalLM|ForMaskedLM|ForPreTraining|LMHeadModel"
-# Kinds that came with code of their own, which Transformers has taken over.
-_TAKEN_OVER = ("phi3",)
-# Keys of drafts for speculative decoding.
-_DRAFT = ("draft_vocab_size", "eagle_config", "medusa_num_heads", "speculators_config")
+_HEADS = "Model|ForCausalLM|LMHeadModel"
+# Keys of networks that were changed, and of drafts for speculative decoding.
+_OTHERS = ["quantization_config", "pruned_heads", "draft_vocab_size", "eagle_config", "medusa_num_heads"]
+_OTHERS += ["speculators_config"]
 _WINDOWS = ("full_attention", "sliding_attention")
-
-
-@cache
-def _file() -> _KnownFile:
-    path = Path(__file__).with_name("transformers.yaml")
-    return load_checked(
-        path.read_text(encoding="utf-8"), path, _KnownFile, "file of transformers", "reinstall hpctrain"
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Ranges(Section):
         return self.publishers.get(kind, {}).get(value, 0)
 
     def half_width(self, spreads: Mapping[str, float]) -> float:
-        """Of the logarithm."""
+        """Half the width of the logarithm's range."""
         return self.quantile * self.margin * math.sqrt(sum(spread**2 for spread in spreads.values()))
 
 
@@ -65,34 +65,16 @@ def shipped_ranges() -> Ranges:
     return load_checked(path.read_text(encoding="utf-8"), path, Ranges, "file of ranges", "reinstall hpctrain")
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRange:
-    """What 8 of 10 runs are within.
-
-    Attributes:
-        low, high: seconds of a step.
-        half_width: of their logarithm.
-        spreads: of the logarithm by cause: a constant's name, ``publishers.KIND`` or ``unstated.COLUMN``.
-    """
-
-    low: float
-    high: float
-    half_width: float
-    spreads: Mapping[str, float]
-
-
-def step_range(setup: Setup, unstated: Sequence[str] = ()) -> StepRange:
-    """The range of a step.
+def step_spreads(setup: Setup, unstated: Sequence[str] = ()) -> dict[str, float]:
+    """Spreads of the logarithm of a step by cause: a constant's name, ``publishers.KIND`` or ``unstated.COLUMN``.
 
     Args:
         unstated: columns of ``ranges.yaml`` that were completed.
     """
-    ranges = shipped_ranges()
-    spreads = constant_spreads(setup) | ranges.doubts(setup.kinds, unstated)
+    spreads = constant_spreads(setup) | shipped_ranges().doubts(setup.kinds, unstated)
     if "network" in unstated:
         spreads["unstated.network"] = network_spread(setup)
-    seconds, half = setup.step.seconds, ranges.half_width(spreads)
-    return StepRange(low=seconds / math.exp(half), high=seconds * math.exp(half), half_width=half, spreads=spreads)
+    return spreads
 
 
 def constant_spreads(setup: Setup) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,10 +10,8 @@ from typing import Any
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.recipes.mesh import Mesh
 from hpctrain.common.recipes.transformer import Transformer
-from hpctrain.control.predict.memory import USABLE, RankMemory
-from hpctrain.control.predict.transformers.layout import ONE_STAGE, Layout
-from hpctrain.control.predict.transformers.layout_checks import check_layout, divisors, require_positions
-from hpctrain.control.predict.transformers.rank_memory import memory
+from hpctrain.control.predict.memory import USABLE
+from hpctrain.control.predict.transformers.layout import Layout, check_layout, divisors, require_positions
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.step import Setup
 
@@ -20,64 +19,7 @@ from hpctrain.control.predict.transformers.step import Setup
 _LEAST_CONTEXT = 8192
 _MOST_STAGES = 64
 # Schedules of a pipeline, each with the stages that a rank has.
-_SCHEDULES: tuple[tuple[str, int], ...] = (
-    ("1f1b", 1),
-    ("interleaved_1f1b", 2),
-    ("interleaved_1f1b", 4),
-    ("interleaved_zero_bubble", 2),
-    ("zbv", 2),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """What a search may choose.
-
-    Attributes:
-        micro_batches: samples that a rank computes at once.
-        recomputations: in the order of what they cost; the first that fits the memory is taken.
-        context: whether cp may divide sequences.
-        most_turns: stages of a pipeline that a rank may have.
-        state_alone: whether the optimizer's state alone may be divided where tp or pp divide the model.
-        copies: whether ranks may have the whole model each.
-    """
-
-    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-    recomputations: Sequence[str] = ("none", "matmuls", "full")
-    context: bool = True
-    most_turns: int = 4
-    state_alone: bool = True
-    copies: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate(Setup):
-    """A layout, and what it takes.
-
-    Attributes:
-        memory: of the rank that needs most.
-    """
-
-    memory: RankMemory
-
-
-def candidate(network: Transformer, system: System, layout: Layout, software: str, sequence: int | None) -> Candidate:
-    """A layout with the memory that it takes."""
-    held = memory(network, layout, sequence=sequence)
-    return Candidate(network, layout, system, software, sequence, memory=held)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The outcome of a search.
-
-    Attributes:
-        fitting: the candidates, the fastest first.
-        least_bytes: what the layout that needs least memory needs; None where no layout divides batch and network.
-    """
-
-    fitting: tuple[Candidate, ...]
-    least_bytes: float | None
+_SCHEDULES = (("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +27,10 @@ class Search:
     """Predicts every layout of a batch over a number of ranks that fits the memory of each.
 
     Attributes:
-        memory_bytes: of a rank.
         base: fields of a layout that are the same in all; those that it names are not searched.
-        trained: the layout as it is trained, and what trains it.
-        runs: whether a layout can be run at all.
+        of_recipe: whether only layouts are searched that hpctrain's own models have: without cp, with at most two
+            stages a rank, whole layers recomputed, and the optimizer's state divided alone only where nothing else is.
+        trained: the layout as it is trained, and what trains it; ``runs``: whether a layout can be run at all.
     """
 
     network: Transformer
@@ -97,20 +39,16 @@ class Search:
     global_batch: int
     memory_bytes: float
     base: Mapping[str, Any]
-    choices: Choices = Choices()
+    of_recipe: bool = False
     trained: Callable[[Layout], tuple[Layout, str]] = lambda layout: (layout, "pytorch")
     runs: Callable[[Layout], bool] = lambda layout: True
     sequence: int | None = None
 
-    def found(self) -> SearchResult:
-        """The candidates.
-
-        Raises:
-            HpctrainError: the sequence is longer than the network's positions, or all layouts are refused for one
-                reason.
-        """
+    def fitting(self) -> list[Setup]:
+        """The candidates, the fastest first; an error where there is none, with what the smallest one needs."""
         require_positions(self.network, self._tokens)
-        fitting, least = [], None
+        fitting: list[Setup] = []
+        least = math.inf
         refused: list[HpctrainError] = []
         seen: set[Layout] = set()
         for layouts in self._layouts(refused):
@@ -119,28 +57,19 @@ class Search:
                 if layout in seen or not self.runs(layout):
                     break
                 seen.add(layout)
-                tried = candidate(self.network, self.system, *self.trained(layout), self.sequence)
-                least = tried.memory.used if least is None else min(least, tried.memory.used)
+                trained, software = self.trained(layout)
+                tried = Setup(self.network, trained, self.system, software, self.sequence)
+                least = min(least, tried.memory.used)
                 if tried.memory.fits(self.memory_bytes):
                     fitting.append(tried)
                     # Recomputing more than memory asks for only takes longer.
                     break
-        if not seen and len({error.code for error in refused}) == 1:
+        if fitting:
+            return sorted(fitting, key=lambda tried: tried.step.seconds)
+        if not seen and {error.code for error in refused} == {"HT-keys-not-together"}:
             # Keys that exclude each other, which no other batch and no other number of nodes mends.
             raise refused[0]
-        fitting.sort(key=lambda tried: tried.step.seconds)
-        return SearchResult(fitting=tuple(fitting), least_bytes=least)
-
-    def require_fitting(self) -> tuple[Candidate, ...]:
-        """The candidates, the fastest first.
-
-        Raises:
-            HpctrainError: no layout fits, with what the smallest one needs; see :meth:`found`.
-        """
-        found = self.found()
-        if found.fitting:
-            return found.fitting
-        if found.least_bytes is None:
+        if not seen:
             raise HpctrainError(
                 "HT-search-nothing-divides",
                 "no mesh of {ranks} ranks divides a batch of {batch} samples and the network's heads and layers",
@@ -154,7 +83,7 @@ class Search:
             "more nodes, or GPUs with more memory",
             ranks=self.ranks,
             gpu=self.system.name,
-            needed=found.least_bytes / 1e9,
+            needed=least / 1e9,
             memory=USABLE * self.memory_bytes / 1e9,
         )
 
@@ -164,15 +93,18 @@ class Search:
 
     def _layouts(self, refused: list[HpctrainError]) -> Iterator[Iterator[Layout]]:
         """For each mesh, micro-batch and schedule, the layouts in the order of what their recomputation costs."""
-        base, choices = self.base, self.choices
-        sizes = [base["micro_batch"]] if "micro_batch" in base else choices.micro_batches
+        base = self.base
+        sizes: Sequence[int] = (
+            (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if self.of_recipe else (1, 2, 4, 8, 16, 32, 64)
+        )
+        sizes = (base["micro_batch"],) if "micro_batch" in base else sizes
         for mesh, sharding in self._meshes():
             share = self.global_batch // mesh.data_ranks
             for size in sizes:
                 if share % size:
                     continue
-                schedules = _schedules(self.network, mesh, share // size, choices.most_turns, base.get("schedule"))
-                for schedule, turns in schedules:
+                most = 2 if self.of_recipe else 4
+                for schedule, turns in _schedules(self.network, mesh, share // size, most, base.get("schedule")):
                     fields = {
                         "mesh": mesh,
                         "micro_batch": size,
@@ -191,9 +123,9 @@ class Search:
 
     def _checked(self, fields: Mapping[str, Any], refused: list[HpctrainError]) -> Iterator[Layout]:
         """The layouts of some fields; none where these do not fit each other, and the reason in ``refused``."""
-        again: Sequence[Any] = (
-            [self.base["recomputation"]] if "recomputation" in self.base else self.choices.recomputations
-        )
+        # In the order of what they cost.
+        again: Sequence[Any] = ("none", "full") if self.of_recipe else ("none", "matmuls", "full")
+        again = (self.base["recomputation"],) if "recomputation" in self.base else again
         try:
             first = Layout(**{**fields, "recomputation": again[0]})
             check_layout(first, self.network, sequence=self._tokens)
@@ -206,31 +138,29 @@ class Search:
 
     def _meshes(self) -> Iterator[tuple[Mesh, Mapping[str, Any]]]:
         """Each mesh with what its ranks along dp_shard divide; those that divide no batch are left out."""
-        network, joined, ranks, choices = self.network, self.system.joined, self.ranks, self.choices
+        network, joined, ranks, own = self.network, self.system.joined, self.ranks, self.of_recipe
         for tp in divisors(min(joined, ranks)):
             if ranks % tp or network.heads % tp or network.mlp % tp:
                 continue
             for cp in divisors(ranks // tp):
-                if cp > 1 and (not choices.context or cp & (cp - 1) or self._tokens // cp < _LEAST_CONTEXT):
+                if cp > 1 and (own or cp & (cp - 1) or self._tokens // cp < _LEAST_CONTEXT):
                     continue
                 for pp in divisors(ranks // tp // cp):
                     data = ranks // tp // cp // pp
                     if pp > min(network.layers, _MOST_STAGES) or self.global_batch % data:
                         continue
                     axes = {"pp": pp, "cp": cp, "tp": tp}
-                    if choices.copies and data > 1 and tp * cp * pp == 1:
+                    if own and data > 1 and tp * cp * pp == 1:
                         yield Mesh(dp_replicate=data, **axes), {"zero": 0, "reshard": False}
                     for replicas, sharding in _shardings(data, cp, pp, max(1, joined // tp // cp)):
-                        if sharding["zero"] == 1 and tp * pp > 1 and not choices.state_alone:
+                        if own and sharding["zero"] == 1 and tp * pp > 1:
                             continue
                         yield Mesh(dp_replicate=replicas, dp_shard=data // replicas, **axes), sharding
 
 
 def _shardings(data: int, cp: int, pp: int, near: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Copies of the model, and what ranks of a copy divide, for a number of data-parallel ranks.
-
-    Args:
-        near: data-parallel ranks that are joined directly, within which parameters can be gathered fast.
+    """Copies of the model, and what ranks of a copy divide, for a number of data-parallel ranks, of which ``near`` are
+    joined directly, within which parameters can be gathered fast.
     """
     if data * cp == 1:
         yield 1, {"zero": 0, "reshard": False}
@@ -247,11 +177,7 @@ def _shardings(data: int, cp: int, pp: int, near: int) -> Iterator[tuple[int, Ma
 def _schedules(
     network: Transformer, mesh: Mesh, micro_batches: int, most_turns: int, given: str | None
 ) -> Iterator[tuple[str, int]]:
-    """The schedules that a mesh's pipeline can have.
-
-    Args:
-        given: the only one that is wanted; others than those of a search are tried too.
-    """
+    """The schedules that a mesh's pipeline can have, ``given`` being the only one that is wanted."""
     stages = mesh.sizes["pp"]
     if stages == 1:
         yield given or "1f1b", 1
@@ -259,9 +185,7 @@ def _schedules(
     if micro_batches < stages:
         return
     even = micro_batches % (micro_batches // stages) == 0
-    wanted = [each for each in _SCHEDULES if given in (None, each[0])]
-    if not wanted and given is not None:
-        wanted = [(given, turns) for turns in ((1,) if given in ONE_STAGE else (2, 4))]
+    wanted = [each for each in _SCHEDULES if given in (None, each[0])] or [("gpipe", 1)]
     for schedule, turns in wanted:
         if schedule.startswith("interleaved") and not even:
             continue

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hpctrain.control.predict.transformers.layer_times import Layer
-from hpctrain.control.predict.transformers.rates import System, software_named, step_constants, step_file
+from hpctrain.control.predict.transformers.rank_memory import memory
+from hpctrain.control.predict.transformers.rates import Layer, System, software_named, step_constants, step_file
 
 if TYPE_CHECKING:
     from hpctrain.common.recipes.mesh import Axis
     from hpctrain.common.recipes.transformer import Transformer
+    from hpctrain.control.predict.memory import RankMemory
     from hpctrain.control.predict.transformers.layout import Layout
 
 # Bytes of one parameter that the optimizer moves: weights, both moments read and written, the gradient read twice, and
@@ -39,17 +40,20 @@ _LOGIT_BYTES = 24.0
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A predicted step.
+    """A predicted step: seconds by cause, which sum to its own, and the tokens of all ranks."""
 
-    Attributes:
-        seconds: of a step; ``ranges.py`` says how far it may be off.
-        tokens_per_s: of all ranks.
-        terms: seconds by cause, which sum to the step's.
-    """
-
-    seconds: float
-    tokens_per_s: float
     terms: Mapping[str, float]
+    tokens: float
+
+    @cached_property
+    def seconds(self) -> float:
+        """The time of the step; ``ranges.py`` says how far it may be off."""
+        return sum(self.terms.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The throughput of all ranks."""
+        return self.tokens / self.seconds
 
     @property
     def bound(self) -> str:
@@ -74,21 +78,20 @@ class Setup:
 
     @cached_property
     def step(self) -> StepTime:
-        """The step.
+        """The step; an error if the GPU does not have the precision, or the software is not known."""
+        return self.predicted(step_constants())
 
-        Raises:
-            HpctrainError: the GPU does not have the precision, or the software is not known.
-        """
-        return self.predicted(None)
-
-    def predicted(self, constants: Mapping[str, float] | None) -> StepTime:
+    def predicted(self, values: Mapping[str, float]) -> StepTime:
         """The step by other values than those of ``step.yaml``, all of them; see :attr:`step`."""
-        values = step_constants() if constants is None else constants
         tokens = self.sequence or self.network.context
         step = _Step(self.network, self.layout, self.system, software_named(self.software), values, tokens)
         terms = step.terms(values[f"software.{self.software}"])
-        seconds = sum(terms.values())
-        return StepTime(seconds=seconds, tokens_per_s=self.layout.global_batch * tokens / seconds, terms=terms)
+        return StepTime(terms=terms, tokens=self.layout.global_batch * tokens)
+
+    @cached_property
+    def memory(self) -> RankMemory:
+        """The memory of the rank that needs most."""
+        return memory(self.network, self.layout, sequence=self.sequence)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -102,25 +105,15 @@ class Setup:
             "software": step_file().software[self.software].like or self.software,
             "precision": f"{generation} {precision}",
             "division": f"{generation} {divided}{' cp' if sizes['cp'] > 1 else ''}",
-            "gpus": power_of_two(layout.ranks),
-            "parameters": power_of_two(network.parameters.total),
-            "micro_batch": power_of_two(tokens * network.parameters.total / sizes["tp"] / sizes["pp"]),
+            "gpus": _power_of_two(layout.ranks),
+            "parameters": _power_of_two(network.parameters.total),
+            "micro_batch": _power_of_two(tokens * network.parameters.total / sizes["tp"] / sizes["pp"]),
         }
 
 
-def power_of_two(size: float) -> str:
+def _power_of_two(size: float) -> str:
     """The nearest one, as its exponent."""
     return str(round(math.log2(size)))
-
-
-def bubbles(schedule: str, stages: int, turns: int) -> float:
-    """Micro-batches' time that a rank waits in each step.
-
-    Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2: (p - 1) / v; Qi et al. 2023, arXiv 2401.10241, table
-    2: a zero-bubble schedule with 1F1B's memory leaves a third of it; Qi et al. 2024, arXiv 2405.15362: ZBV none.
-    """
-    share = {"interleaved_zero_bubble": 1 / 3, "zbv": 0.0}.get(schedule, 1.0)
-    return share * (stages - 1) / turns
 
 
 @dataclass(frozen=True)
@@ -130,25 +123,28 @@ class _Step(Layer):
     # Traffic.
 
     def ring(self, axis: Axis, size: int, nbytes: float) -> tuple[float, float]:
-        """Bytes a second of a collective among the ranks of an axis, and its latency; dp_shard is with cp."""
-        stride = self.stride(axis) // (self.sizes["cp"] if axis == "dp_shard" else 1)
-        return self.system.ring(self.shares.get(axis, 1.0), size, stride, nbytes, self.values)
+        """Bytes a second of a collective among the ranks of an axis, and its latency."""
+        shares = self.system.shares(self.layout) if self.system.shares else {}
+        return self.system.ring(shares.get(axis, 1.0), size, self.strides[axis], nbytes, self.values)
 
     @cached_property
-    def shares(self) -> Mapping[Axis, float]:
-        """What each axis gets of the adapters' rate, of those that share links."""
-        return self.system.shares(self.layout) if self.system.shares else {}
+    def strides(self) -> Mapping[Axis, int]:
+        """How far apart neighbours along an axis are, tp's next to each other; those of dp_shard are with cp."""
+        sizes, apart = self.sizes, self.software.stages_apart
+        inner = sizes["tp"] * sizes["cp"]
+        stages = 1 if apart else sizes["pp"]
+        return {
+            "tp": 1,
+            "cp": sizes["tp"],
+            "pp": inner * (sizes["dp_shard"] * sizes["dp_replicate"] if apart else 1),
+            "dp_shard": sizes["tp"] * stages,
+            "dp_replicate": inner * stages * sizes["dp_shard"],
+        }
 
-    def stride(self, axis: Axis) -> int:
-        """How far apart neighbours along an axis are."""
-        sizes = self.sizes
-        inner = sizes["tp"] * (sizes["cp"] if axis != "cp" else 1)
-        if axis in ("tp", "cp"):
-            return 1 if axis == "tp" else sizes["tp"]
-        if axis == "pp":
-            return inner * (sizes["dp_shard"] * sizes["dp_replicate"] if self.software.stages_apart else 1)
-        inner *= 1 if self.software.stages_apart else sizes["pp"]
-        return inner * (sizes["dp_shard"] if axis == "dp_replicate" else 1)
+    def collective(self, axis: Axis, size: int, nbytes: float) -> float:
+        """Seconds of a reduction and of a gather among the ranks of an axis, of so many bytes in both."""
+        rate, latency = self.ring(axis, size, nbytes / 2)
+        return nbytes * (size - 1) / size / rate + 2 * latency
 
     @cached_property
     def tensor(self) -> float:
@@ -156,9 +152,7 @@ class _Step(Layer):
         size = self.sizes["tp"]
         if size == 1:
             return 0.0
-        nbytes = self.tokens * self.network.width * self.item
-        rate, latency = self.ring("tp", size, nbytes)
-        one = 2 * (size - 1) / size * nbytes / rate + 2 * latency
+        one = self.collective("tp", size, 2 * self.tokens * self.network.width * self.item)
         return 2 * one * (self.values["tensor"] if self.layout.asynchronous_tp else 1.0)
 
     @cached_property
@@ -167,7 +161,7 @@ class _Step(Layer):
         forward = self.passes[0]
         how = self.layout.recomputation
         if how == "full":
-            return forward.total + self.tensor
+            return sum(forward) + self.tensor
         if how == "matmuls":
             return 0.5 * (forward.matmul + forward.memory)
         if how == "selective":
@@ -209,8 +203,8 @@ class _Step(Layer):
         context, context_back = self.context
         # Gradients are added to those of earlier micro-batches, in float32.
         accumulated = 8 * self.layer_parameters / self.system.memory_bytes_per_s
-        ahead = forward.total + self.tensor + context
-        behind = backward.total + self.tensor + context_back + self.again + accumulated
+        ahead = sum(forward) + self.tensor + context
+        behind = sum(backward) + self.tensor + context_back + self.again + accumulated
         launch = self.values["launch"] * self.software.launch
         launched = (_floor(ahead, launch), _floor(behind, launch * (1.2 if not self.again else 2.2)))
         gathered = self.gathered(*launched)
@@ -236,8 +230,7 @@ class _Step(Layer):
         scatter = gather * (2 if self.layout.state.gradients > self.item else 1)
         if self.sizes["pp"] > 1:
             # Stages scatter once a step, see :meth:`reduced`.
-            scatter = 0.0
-            gather *= self.layout.reshard
+            scatter, gather = 0.0, gather * self.layout.reshard
         elif not self.layout.reshard:
             gather /= self.layout.micro_batches
             return self.overlapped(forward, gather) + self.overlapped(backward, scatter)
@@ -246,8 +239,7 @@ class _Step(Layer):
     @cached_property
     def head(self) -> float:
         """Seconds of logits and loss of a micro-batch in both passes."""
-        split = self.sizes["tp"] if self.layout.divided_vocabulary else 1
-        vocabulary = self.network.vocabulary / split
+        vocabulary = self.network.vocabulary / self.layout.vocabulary_ranks
         forward, backward = self.products(self.tokens, vocabulary, self.network.width, self.wide_rate)
         return forward + backward + self.tokens * vocabulary * _LOGIT_BYTES / self.system.memory_bytes_per_s
 
@@ -256,15 +248,14 @@ class _Step(Layer):
     def terms(self, factor: float) -> dict[str, float]:
         """Seconds of a step by cause."""
         layer, count, pp = self.layer, self.layout.micro_batches, self.sizes["pp"]
+        stages = [self.layout.rank_layers(self.network, rank) for rank in range(pp)]
         whole = sum(layer.values())
-        ranks = [
-            layers * whole + (self.head if rank == self.head_rank else 0.0)
-            for rank, layers in enumerate(self.stage_layers)
-        ]
+        ranks = [layers * whole + (self.head if rank == pp - 1 else 0.0) for rank, layers in enumerate(stages)]
         slowest = max(range(pp), key=ranks.__getitem__)
         mean = sum(ranks) / pp
-        waits = bubbles(self.layout.schedule, pp, self.layout.virtual_stages)
-        layers, longest = float(self.stage_layers[slowest]), ranks[slowest]
+        # Micro-batches' time that a rank waits (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+        waits = (pp - 1) / self.layout.virtual_stages
+        layers, longest = float(stages[slowest]), ranks[slowest]
         found = {name: count * layers * seconds for name, seconds in layer.items()}
         found["head"] = count * (longest - layers * whole)
         found["pipeline"] = (count + waits) * self.boundary
@@ -278,29 +269,28 @@ class _Step(Layer):
         return {name: seconds / factor for name, seconds in found.items()}
 
     @cached_property
+    def rank_parameters(self) -> float:
+        """Of the rank along pp that has most."""
+        return max(self.layout.rank_parameters(self.network, rank) for rank in range(self.sizes["pp"]))
+
+    @cached_property
     def update(self) -> float:
         """Seconds of the optimizer."""
         return self.rank_parameters / self.layout.shards * _UPDATE_BYTES / self.system.memory_bytes_per_s
 
     def reduced(self, behind: float) -> float:
-        """Seconds of reducing gradients between data-parallel ranks that computing does not hide.
-
-        Args:
-            behind: seconds of computing that there are to overlap with.
-        """
+        """Seconds of reducing gradients between data-parallel ranks that so many seconds of computing do not hide."""
         layout, sizes = self.layout, self.sizes
         gradients, found = layout.state.gradients, 0.0
         if (size := sizes["dp_shard"] * sizes["cp"]) > 1 and (layout.zero < 3 or sizes["pp"] > 1):
             # Gradients are scattered, and gathered too without zero; with it the new parameters are.
             kept = layout.zero == 3 and layout.reshard
             sent = self.rank_parameters * (gradients + (gradients if not layout.zero else 0 if kept else self.item))
-            rate, latency = self.ring("dp_shard", size, sent / 2)
-            found += sent * (size - 1) / size / rate + 2 * latency
+            found += self.collective("dp_shard", size, sent)
         if sizes["dp_replicate"] > 1:
             size = sizes["dp_replicate"]
             sent = 2 * self.rank_parameters * gradients / layout.shards
-            rate, latency = self.ring("dp_replicate", size, sent / 2)
-            found += sent * (size - 1) / size / rate + 2 * latency
+            found += self.collective("dp_replicate", size, sent)
         if not self.software.overlaps:
             return found
         return max(0.0, found - behind) + self.values["replicas"] * min(found, behind)

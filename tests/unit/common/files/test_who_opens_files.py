@@ -28,7 +28,7 @@ _ALLOWED = {
         "control.horovod.cuda",
         "control.horovod.fingerprint",
         "control.horovod.wheel",
-        "control.predict.constants",
+        "control.predict.values",
         "control.predict.transformers.model_sizes",
         "control.predict.transformers.ranges",
         "control.predict.transformers.rates",

@@ -121,7 +121,7 @@ def test_a_wrong_file_is_told(damage: object, code: str, key: str | None, tmp_pa
 
 def test_a_workload_is_read_without_numpy() -> None:
     program = (
-        "import sys; import hpctrain.control.predict.layer_memory; from hpctrain.common.workloads import workload; "
+        "import sys; import hpctrain.control.predict.memory; from hpctrain.common.workloads import workload; "
         "workload.load_workload('resnet50'); "
         "assert not {'numpy', 'torch'} & {*sys.modules}"
     )

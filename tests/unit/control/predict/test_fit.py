@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from constant_fit import fit
 
-from hpctrain.control.predict.calibration import fit
-from hpctrain.control.predict.constants import Constant
+from hpctrain.control.predict.values import Constant
 
 
 def constant(value, spread):

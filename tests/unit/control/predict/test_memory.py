@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hpctrain.common.recipes.optimizers import Optimizer, Transition
 from hpctrain.common.workloads.workload import load_workload
-from hpctrain.control.predict.layer_memory import MemorySettings, memory
-from hpctrain.control.predict.memory import CONTEXT_BYTES
+from hpctrain.control.predict.memory import CONTEXT_BYTES, MemorySettings, memory
 from support import needs
 from support.refusals import refused
 

@@ -10,7 +10,7 @@ import pytest
 from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.control.planning.mesh_plan import parameters
-from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.network import Hardware
 from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request, training_of
 from hpctrain.control.predict.training import images, recipe_training
 

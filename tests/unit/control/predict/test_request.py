@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.common.cluster.gpu_models import gpu
-from hpctrain.control.predict.allreduce_time import Ranks, allreduce
+from hpctrain.control.predict.allreduce_time import Ranks, allreduce, check_curves
 from hpctrain.control.predict.compute import Device
-from hpctrain.control.predict.constants import constants
 from hpctrain.control.predict.measurements import Curve
 from hpctrain.control.predict.network import stated_network
-from hpctrain.control.predict.prediction_request import check_curves
-from hpctrain.control.predict.values import drawn
+from hpctrain.control.predict.values import constants, drawn
 from support.refusals import refused
 
 GB = 10**9

@@ -7,7 +7,7 @@ from typing import Any
 from hpctrain.common.recipes.load import load_recipe, override_recipe
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.plan import Plan, Start
-from hpctrain.control.predict.layer_memory import MemorySettings, memory
+from hpctrain.control.predict.memory import MemorySettings, memory
 from hpctrain.control.predict.micro_batch import shared_memory_warning
 from hpctrain.control.predict.training import recipe_training
 from hpctrain.control.predict.transformers.layout import Layout

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from hpctrain.common.recipes.mesh import Mesh
-from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.network import Hardware
 from hpctrain.control.predict.prediction import Node
-from hpctrain.control.predict.prediction_request import PredictionRequest, predict_request
+from hpctrain.control.predict.prediction_request import PredictionRequest, predict, predict_request
 from hpctrain.control.predict.transformers.axis_shares import AxisShares
-from hpctrain.control.predict.transformers.language_prediction import predict_language
-from hpctrain.control.predict.transformers.language_training import LanguageTraining, Settings
+from hpctrain.control.predict.transformers.language_training import LanguageTraining
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.model_sizes import named
 from hpctrain.control.topology.fat_tree import fat_tree
@@ -28,13 +27,13 @@ def hardware(tmp_path, *, up, hosts=4, down=2, rails=1):
 
 
 def llama(mesh, **more):
-    settings = Settings(layout={}, batch=256)
+    settings = {"batch": 256}
     return LanguageTraining(name="llama3-8b", network=named("llama3-8b"), settings=settings, mesh=mesh, **more)
 
 
 def row(tmp_path, mesh, hosts=4, **more):
     (network,), _ = hardware(tmp_path, hosts=max(4, hosts), **more).networks([hosts])
-    return predict_language(llama(mesh), NODE, [network]).rows[0]
+    return predict(llama(mesh), NODE, [network]).rows[0]
 
 
 def shares(tmp_path, layout, hosts=4, **more):
@@ -80,7 +79,7 @@ def test_axes_within_nodes_have_no_share(tmp_path):
 
 def test_a_search_over_a_fabric_counts_its_links(tmp_path):
     (network,), _ = hardware(tmp_path, hosts=8, up=1, down=4).networks([8])
-    found = predict_language(llama(None), NODE, [network]).candidates
+    found = predict(llama(None), NODE, [network]).candidates
     for each in found[:3]:
         mesh = Mesh(**{axis: each.layout[axis] for axis in ("dp_replicate", "dp_shard", "pp", "cp", "tp")})
         assert each.layout["network_shares"] == pytest.approx(

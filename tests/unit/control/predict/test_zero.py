@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hpctrain.control.predict.memory import StateBytes, zero_bytes
 
@@ -27,11 +25,3 @@ def test_the_papers_table(parameters: float, ranks: int, gigabytes: tuple[float,
     found = [zero_bytes(parameters, MIXED_ADAM, stage=stage, ranks=ranks) for stage in (0, 1, 2, 3)]
     assert found[0].total == 16 * parameters
     assert [found[stage].total / 1e9 for stage in (1, 2, 3)] == pytest.approx(gigabytes, rel=0.005, abs=0.005)
-
-
-@given(st.integers(1, 10**9), st.integers(1, 4096))
-def test_a_stage_divides_what_those_before_divide_and_more(parameters: int, ranks: int) -> None:
-    found = [zero_bytes(parameters, MIXED_ADAM, stage=stage, ranks=ranks) for stage in (0, 1, 2, 3)]
-    totals = [each.total for each in found]
-    assert totals == sorted(totals, reverse=True)
-    assert ranks * found[3].total == pytest.approx(found[0].total)

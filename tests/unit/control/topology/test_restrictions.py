@@ -14,7 +14,7 @@ from hpctrain.common.cluster.adapter_kinds import link_layer_of_name, verbs_devi
 from hpctrain.common.cluster.launch_files import host_variables, slot_variables
 from hpctrain.common.cluster.node_map import PCI_CLASSES, Adapter, Gpu, NodeMap, NumaNode, Slot, checked, slots
 from hpctrain.common.errors import HpctrainError
-from hpctrain.control.predict.hardware import Hardware
+from hpctrain.control.predict.network import Hardware
 from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
 from support.refusals import refused

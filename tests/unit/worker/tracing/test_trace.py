@@ -159,20 +159,13 @@ def test_what_cannot_be_traced_is_told() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) if x.sum().item() > 0 else x
 
-    class Growing(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x if len(x) < 3 else x + 1)
-
     def mean(model: Any, batch: Any) -> Any:
         return model(batch).mean()
 
     batch = torch.rand(2, 3)
     with refused("HT-trace-not-possible", model="Choosing"):
         ht.trace(Choosing(3, 3), batch, mean)
-    with refused("HT-trace-not-possible") as growing:
-        ht.trace(Growing(3, 3), batch, mean)
-    assert "depends on its input" in growing.value.message
-    with refused("HT-trace-not-possible", samples=4, fewer=2):
+    with refused("HT-trace-not-possible", model="Linear"):
         ht.trace(torch.nn.Linear(2, 4), batch[:, :2], lambda model, batch: (model(batch) @ model(batch).T).mean())
     with refused("HT-trace-not-possible") as empty:
         ht.trace(torch.nn.Linear(3, 3), "batch", mean)

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpctrain.common.recipes.load import load_recipe
 from hpctrain.common.recipes.transformer import Transformer
 from hpctrain.control.predict.transformers.model_sizes import (
-    CONFIGS,
     from_config,
     known,
     named,
@@ -20,7 +18,7 @@ from hpctrain.control.predict.transformers.model_sizes import (
 from support.refusals import refused
 
 SMALL = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "mlp": 96, "vocabulary": 100, "context": 32}
-PUBLISHED = {name: each.parameters for name, each in known().items() if each.parameters}
+PUBLISHED = {name: each["parameters"] for name, each in known().items() if "parameters" in each}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -36,11 +34,6 @@ def test_every_known_transformer_has_a_source():
         if number[:-1].replace(".", "").isdigit():
             unit = {"m": 1e6, "b": 1e9}[number[-1]]
             assert named(name).parameters.total == pytest.approx(float(number[:-1]) * unit, rel=0.25), name
-
-
-def test_the_recipe_has_the_sizes_of_gpt2():
-    found = load_recipe("gpt2-124m").model.transformer
-    assert (found.layers, found.width, found.heads, found.context) == (12, 768, 12, 1024)
 
 
 def test_a_few_words_are_a_transformer():
@@ -69,21 +62,13 @@ QWEN2 = {**LLAMA, "bias": "qkv"}
         ({"model_type": "llama", **GROUPED, "sliding_window": 16}, LLAMA),
         ({"model_type": "mistral", **GROUPED, "head_dim": 8}, {**LLAMA, "head_width": 8, "window": 4096}),
         ({"model_type": "mistral", **GROUPED, "sliding_window": None}, LLAMA),
-        ({"model_type": "phi3", **GROUPED, "sliding_window": 16}, {**LLAMA, "window": 16}),
-        (
-            {"model_type": "phi3", **GROUPED, "auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}},
-            LLAMA,
-        ),
         (
             {"model_type": "mistral", **GROUPED, "sliding_window": 16, "layer_types": ["full_attention"] * 2},
             LLAMA,
         ),
         ({"model_type": "qwen2", **GROUPED, "sliding_window": 16, "use_sliding_window": False}, QWEN2),
-        ({"model_type": "phi3", **GROUPED}, LLAMA),
         ({"model_type": "qwen2", **GROUPED, "tie_word_embeddings": True}, {**LLAMA, "bias": "qkv", "tied": True}),
         ({"model_type": "qwen3", **GROUPED}, {**LLAMA, "head_width": 128, "head_norms": True}),
-        ({"model_type": "bert", **CONFIG}, {"kv_heads": 4, "causal": False, "other_rows": 2}),
-        ({"model_type": "gpt_neox", **CONFIG}, {"kv_heads": 4, "positions": "rotary", "tied": False}),
         (
             {"model_type": "mistral", **CONFIG, "num_attention_heads": 16},
             {**LLAMA, "heads": 16, "kv_heads": 8, "window": 4096},
@@ -99,21 +84,10 @@ def test_configurations_of_hugging_face_are_read(tmp_path, values, expected):
     assert transformer(str(tmp_path)) == from_config(tmp_path / "config.json") == Transformer(**{**SMALL, **expected})
 
 
-def test_each_kind_of_configuration_is_tested():
-    marks = test_configurations_of_hugging_face_are_read.pytestmark
-    assert {values["model_type"] for values, _ in marks[0].args[1]} == set(CONFIGS)
-
-
 REFUSED_KEYS = (
     ("llama", {"mlp_bias": True}),
-    ("bert", {"add_cross_attention": True}),
-    ("gpt_neox", {"attention_bias": False}),
-    ("bert", {"is_decoder": True}),
-    ("bert", {"tie_word_embeddings": False}),
     ("gpt2", {"add_cross_attention": True}),
     ("llama", {"pruned_heads": {"0": [1]}}),
-    ("bert", {"position_embedding_type": "relative_key"}),
-    ("bert", {"architectures": ["BertForSequenceClassification"]}),
     ("qwen2", {"use_sliding_window": True}),
     ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}),
     ("llama", {"quantization_config": {"bits": 4}}),
@@ -121,9 +95,8 @@ REFUSED_KEYS = (
     ("llama", {"architectures": ["MistralForCausalLM"]}),
     ("llama", {"architectures": 5}),
     ("gpt2", {"architectures": ["GPT2LMHeadCustomModel"]}),
-    ("bert", {"auto_map": {"AutoModel": "bert_layers.BertModel"}}),
     ("gpt2", {"auto_map": {"AutoModelForCausalLM": "modeling_gpt2.GPT2LMHeadModel"}}),
-    ("phi3", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3_small.Phi3SmallForCausalLM"}}),
+    ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
     ("llama", {"draft_vocab_size": 32000}),
     ("llama", {"speculators_config": {"algorithm": "eagle"}}),
 )
@@ -132,6 +105,7 @@ REFUSED_MODELS = {
     "qwen3_moe": {},
     "deepseek_v3": {"n_routed_experts": 256},
     "mamba": {},
+    "bert": {},
     "gemma2": {},
     "falcon": {"new_decoder_architecture": False},
     "t5": {"d_model": 64},

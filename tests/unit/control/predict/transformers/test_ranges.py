@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpctrain.control.predict.causes import best_measurement, causes_by_size
 from hpctrain.control.predict.transformers.layout import Layout
 from hpctrain.control.predict.transformers.model_sizes import named
-from hpctrain.control.predict.transformers.ranges import step_range
+from hpctrain.control.predict.transformers.ranges import shipped_ranges, step_spreads
 from hpctrain.control.predict.transformers.rates import System
 from hpctrain.control.predict.transformers.step import Setup
+from hpctrain.control.predict.values import best_measurement, causes_by_size
 from support.meshes import mesh
 
 LLAMA = named("llama3-8b")
@@ -17,29 +17,28 @@ H100 = System.of("h100-sxm", network_bytes_per_s=50e9)
 LAYOUT = Layout(mesh=mesh(dp_shard=64), micro_batch=1)
 
 
-def ratio(
+def width(
     layout: Layout = LAYOUT, system: System = H100, *, software: str = "pytorch", unstated: tuple[str, ...] = ()
 ) -> float:
-    """The highest over the lowest second of a range."""
-    found = step_range(Setup(LLAMA, layout, system, software), unstated)
-    return found.high / found.low
+    """Half the width of the range's logarithm."""
+    return shipped_ranges().half_width(step_spreads(Setup(LLAMA, layout, system, software), unstated))
 
 
 def test_what_is_not_stated_or_not_published_by_others_makes_a_range_wider() -> None:
-    known = ratio()
-    assert ratio(unstated=("micro_batch",)) > known
-    assert ratio(unstated=("micro_batch", "zero_stage")) > ratio(unstated=("micro_batch",))
-    assert ratio(software="llm.c") > known
-    assert ratio(system=System.of("l40s", network_bytes_per_s=50e9)) > known
-    assert ratio(replace(LAYOUT, mesh=mesh(dp_shard=2**17))) > known
+    known = width()
+    assert width(unstated=("micro_batch",)) > known
+    assert width(unstated=("micro_batch", "zero_stage")) > width(unstated=("micro_batch",))
+    assert width(software="llm.c") > known
+    assert width(system=System.of("l40s", network_bytes_per_s=50e9)) > known
+    assert width(replace(LAYOUT, mesh=mesh(dp_shard=2**17))) > known
 
 
 def test_a_network_that_is_assumed_counts_by_what_a_slower_one_would_do() -> None:
-    assert ratio(unstated=("network",)) > ratio()
+    assert width(unstated=("network",)) > width()
     slow = System.of("h100-sxm", network_bytes_per_s=12.5e9)
-    found = step_range(Setup(LLAMA, LAYOUT, slow, "pytorch"), ("network",))
-    hidden = step_range(Setup(LLAMA, replace(LAYOUT, micro_batch=64), slow, "pytorch"), ("network",))
-    assert hidden.spreads["unstated.network"] < 0.2 * found.spreads["unstated.network"]
+    found = step_spreads(Setup(LLAMA, LAYOUT, slow, "pytorch"), ("network",))
+    hidden = step_spreads(Setup(LLAMA, replace(LAYOUT, micro_batch=64), slow, "pytorch"), ("network",))
+    assert hidden["unstated.network"] < 0.2 * found["unstated.network"]
     # It is what the range comes from, so stating it would narrow it most.
-    measurement, share = best_measurement(causes_by_size(found.spreads))
+    measurement, share = best_measurement(causes_by_size(found))
     assert "--link" in measurement and share > 0.3

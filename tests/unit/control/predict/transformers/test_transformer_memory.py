@@ -21,7 +21,7 @@ from support.meshes import mesh
 
 GPT = Transformer(layers=4, width=256, heads=4, kv_heads=4, mlp=1024, vocabulary=4000, context=128)
 LLAMA = replace(GPT, kv_heads=2, mlp=704, kind="swiglu", norm="rmsnorm", positions="rotary", bias="none", tied=False)
-STAGES = {"gpipe": 1, "1f1b": 1, "looped_bfs": 3, "interleaved_1f1b": 3, "interleaved_zero_bubble": 2, "zbv": 2}
+STAGES = {"gpipe": 1, "1f1b": 1, "interleaved_1f1b": 3}
 
 
 def order_of_passes(schedule: str, pp: int, batches: int, turns: int) -> dict[int, list[Any]]:
@@ -88,17 +88,12 @@ def test_zero_divides_more_with_each_stage(zero, share):
 
 
 def test_ranks_of_a_pipeline_have_all_parameters_together():
-    for layout in (
-        Layout(mesh=mesh(pp=4), micro_batches=8),
-        Layout(mesh=mesh(pp=2), schedule="zbv", virtual_stages=2, micro_batches=8),
-    ):
-        found = sum(each.tensors["parameters"] for each in rank_memories(LLAMA, layout))
-        assert found == 4 * LLAMA.parameters.total
-    # A tied head is a copy of its own on the last stage, unless that is the first one's rank too, as with zbv.
-    apart = sum(each.tensors["parameters"] for each in rank_memories(GPT, Layout(mesh=mesh(pp=4), micro_batches=8)))
+    layout = Layout(mesh=mesh(pp=4), micro_batches=8)
+    found = sum(each.tensors["parameters"] for each in rank_memories(LLAMA, layout))
+    assert found == 4 * LLAMA.parameters.total
+    # A tied head is a copy of its own on the last stage.
+    apart = sum(each.tensors["parameters"] for each in rank_memories(GPT, layout))
     assert apart == 4 * (GPT.parameters.total + GPT.parameters.embedding)
-    together = Layout(mesh=mesh(pp=2), schedule="zbv", virtual_stages=2, micro_batches=8)
-    assert sum(each.tensors["parameters"] for each in rank_memories(GPT, together)) == 4 * GPT.parameters.total
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -140,7 +135,7 @@ def test_recomputation_keeps_few_activations():
 
 def test_kinds_of_memory_are_apart():
     found = memory(GPT, Layout(mesh=mesh(dp_shard=8)))
-    assert found.allocated < found.reserved < found.used
+    assert found.allocated < found.used
     assert found.allocated == sum(found.tensors.values())
     assert found.communication > 0
     assert memory(GPT, Layout()).communication == 0
