@@ -12,17 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hpctrain.common.run.value_types import (
-    Count,
-    HostEnergy,
-    Moment,
-    Number,
-    Outcome,
-    Rate,
-    Seconds,
-    Text,
-    ratio,
-)
+from hpctrain.common.run.value_types import Count, HostEnergy, Moment, Number, Outcome, Rate, Seconds, Text, ratio
 
 
 class BaseEvent(BaseModel):

@@ -59,7 +59,9 @@ def test_a_change_that_would_be_lost_is_an_error(change: Callable[[Any], Any], f
 
 
 @pytest.mark.parametrize(
-    ("view", "function"), [(lambda x: x[0], "indexing"), (lambda x: x[:1].squeeze(0), "squeeze")], ids=str
+    ("view", "function"),
+    [(lambda x: x[0], "indexing"), (lambda x: x[:1].squeeze(0), "squeeze")],
+    ids=["indexing", "squeeze"],
 )
 def test_a_change_of_a_batch_that_a_view_would_show_is_an_error(view: Callable[[Any], Any], function: str) -> None:
     def body(x: Any) -> Any:
