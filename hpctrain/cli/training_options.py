@@ -14,7 +14,7 @@ import typer
 
 from hpctrain.cli.options import given
 from hpctrain.common.cluster.backends import BACKENDS
-from hpctrain.common.cluster.launcher import Launcher
+from hpctrain.common.cluster.launcher import LAUNCHER
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.recipes.load import mesh_overrides
 from hpctrain.common.recipes.mesh import AXES
@@ -110,7 +110,13 @@ class JobStart:
 
     panel: ClassVar[str] = "How ranks are started"
 
-    launcher: Annotated[Launcher | None, typer.Option("--launcher", help="What starts the ranks.")] = None
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|mpirun|srun-PLUGIN|torchrun",
+            help="What starts the ranks: srun with a plugin of `srun --mpi=list`, such as srun-pmix.",
+        ),
+    ] = None
     container: Annotated[
         str | None, typer.Option("--container", metavar="IMAGE", help="Container image to run the ranks in.")
     ] = None
@@ -147,8 +153,16 @@ class JobStart:
         """The fields of :class:`hpctrain.common.run.plan.Start` that were given.
 
         Raises:
-            HpctrainError: a variable is invalid or has no value, or a text has unclosed quotes.
+            HpctrainError: a variable is invalid or has no value, a text has unclosed quotes, or there is
+                no such launcher.
         """
+        if self.launcher and not re.fullmatch(LAUNCHER, self.launcher):
+            raise HpctrainError(
+                "HT-choice-unknown",
+                "--launcher {launcher}: there is no launcher of this name",
+                "choose auto, mpirun, torchrun, or srun- and a plugin that `srun --mpi=list` names, such as srun-pmix",
+                launcher=self.launcher,
+            )
         threads = dict.fromkeys(THREADS if self.threads else (), str(self.threads))
         variables = [*threads.items(), *map(_variable, self.environment or ())] or None
         return given(

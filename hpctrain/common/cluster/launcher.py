@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from hpctrain.common.settings import POD
 
@@ -17,7 +16,8 @@ ONE_ADDRESS = "one-address"
 # What can start the ranks of a run by the means of MPI. `auto` is the first of them that proves to work where the run
 # starts; torchrun, whose ranks have no MPI, has to be asked for.
 MPI_LAUNCHERS = ("mpirun", "srun-pmix", "srun-pmi2")
-Launcher = Literal["auto", "mpirun", "srun-pmix", "srun-pmi2", "torchrun"]
+# What may be asked for, as a pattern: srun also with any other plugin that `srun --mpi=list` names (srun-cray_shasta).
+LAUNCHER = r"auto|mpirun|torchrun|srun-[a-z0-9_]+"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from hpctrain.common.cluster.launcher import TORCHRUN
 from hpctrain.common.cluster.mpi import MpiInstallation
@@ -24,7 +24,7 @@ from hpctrain.common.settings import COLUMNS, STDIN
 class Srun:
     """Slurm's srun, and its MPI plugin."""
 
-    mpi: Literal["pmix", "pmi2"]
+    mpi: str
 
     @property
     def name(self) -> str:

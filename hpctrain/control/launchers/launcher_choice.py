@@ -227,7 +227,7 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
         return find_mpi()
     if name == TORCHRUN:
         return Torchrun(node=pod_index(environment) or 0)
-    srun = Srun(mpi="pmix" if name == "srun-pmix" else "pmi2")
+    srun = Srun(mpi=name.removeprefix("srun-"))
     if not in_allocation(environment):
         raise _unusable(
             f"{srun.name} starts ranks inside a Slurm job, and this process is not in one",

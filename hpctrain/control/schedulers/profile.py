@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from hpctrain.common.cluster.launcher import LAUNCHER
 from hpctrain.common.errors import HpctrainError, InvalidValueError, nearest
 from hpctrain.common.files.checked_yaml import LONGEST_FILE, Section, load_checked
 from hpctrain.common.files.regular import read_text
@@ -252,7 +253,7 @@ class ClusterProfile(JobTerms):
         description="further options of PBS' or Grid Engine's qsub, a line each, in which {nodes}, {ranks} and "
         "{gpus_per_node} stand for the job's numbers",
     )
-    launcher: Literal["auto", "mpirun", "srun-pmix", "srun-pmi2"] = "auto"
+    launcher: Annotated[str, Field(pattern=rf"^({LAUNCHER})$")] = "auto"
     interface: Word | None = Field(None, description="for connections that are not InfiniBand")
     fabric: Line | None = Field(None, description="file of the switches and cables; None asks Slurm")
     node_map: Line | None = Field(None, description="file of a node's GPUs, adapters and cores, or 'live'")

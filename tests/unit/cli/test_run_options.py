@@ -35,7 +35,7 @@ def plan() -> Plan:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--launcher", "mpiexec"], "'srun-pmix'"),
+        (["--launcher", "mpiexec"], "HT-choice-unknown"),
         (["--stop-signal", "KILL"], "HT-choice-unknown"),
         (["--stop-seconds", "0"], "--stop-seconds"),
         (["--env", "A B=1"], "HT-option-bad-value"),
