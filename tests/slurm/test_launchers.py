@@ -51,7 +51,7 @@ def ranks(output: str) -> list[tuple[int, int, str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix"])
+@pytest.mark.parametrize("launcher", ["mpirun", "srun-pmix", "srun-pmix_v4"])
 def test_ranks_are_where_the_plan_has_them(slurm: LocalSlurm, tmp_path: Path, launcher: str) -> None:
     options = ("--launcher", launcher, "-H", "n[1-3],n4:2")
     found = ranks(in_job(slurm, tmp_path, *run(*options), options=("-N4", "-n8")))

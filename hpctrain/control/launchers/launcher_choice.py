@@ -242,10 +242,11 @@ def _named(name: str, environment: Mapping[str, str]) -> Launcher:
 
 
 def _plugins() -> list[str]:
-    """The plugins that ``srun --mpi=list`` names, each on a line of its own, after ``srun:`` in some versions."""
+    """The plugins that ``srun --mpi=list`` names: a line each, and those of one version of PMIx after a colon."""
     answer = run_program("srun", "--mpi=list", seconds=_LIST_SECONDS)
     lines = (line.removeprefix("srun:").strip() for line in (answer.stdout + answer.stderr).splitlines())
-    return [line for line in lines if line and " " not in line]
+    names = (name for line in lines for name in line.rpartition("available:")[2].split(","))
+    return [name.strip() for name in names if name and " " not in name.strip()]
 
 
 def _probe(plan: Plan, command: Command, launcher: Launcher, directory: RunDirectory, seconds: float) -> None:
