@@ -178,6 +178,7 @@ POD_CPUS = Setting[int | None](
     purpose="The processors that a pod's manifest asks for: a limit on their time, which affinity does not show.",
     set_by="internal",
 )
+JOB = _internal("HPCTRAIN_JOB", "a number", "The job of PBS or Grid Engine whose script started this process.")
 COLUMNS = Setting[int | None](
     name="HPCTRAIN_COLUMNS",
     valid="a number of columns above 0",

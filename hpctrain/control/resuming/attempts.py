@@ -34,6 +34,7 @@ from hpctrain.common.run.events.kinds import (
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import read_records
 from hpctrain.common.run.stopping import RESUMABLE
+from hpctrain.common.settings import JOB
 
 # The launcher of a job's earlier start may still be ending, and a file server releases the lock of a node that is gone
 # when its lease ends: 90 s by NFS's default.
@@ -136,8 +137,8 @@ def _holder(descriptor: int) -> str:
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The number of this process's Slurm job, of which each task of an array has its own; None outside Slurm."""
-    return environment.get("SLURM_JOB_ID") or None
+    """The number of this process's job, of which each task of a Slurm array has its own; None outside of jobs."""
+    return environment.get("SLURM_JOB_ID") or JOB.read(environment)
 
 
 def require_attempt_ended(directory: RunDirectory) -> None:

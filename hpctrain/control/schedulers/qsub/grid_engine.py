@@ -61,8 +61,9 @@ class GridEngine(QsubScheduler):
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         """See :meth:`Scheduler.list`. Ended jobs are those of the accounting, where its file can be read."""
-        if "SGE_ROOT" not in os.environ:  # its programs alone, or another scheduler's of the same name
-            return ()
+        # Other schedulers have programs of the same names.
+        if "SGE_ROOT" not in os.environ:
+            raise HpctrainError("HT-program-not-found", "{program} of Grid Engine needs SGE_ROOT", program="qstat")
         listed = run_program("qstat", "-xml", "-u", user_name(user), seconds=seconds)
         if listed.returncode != 0:
             raise HpctrainError(

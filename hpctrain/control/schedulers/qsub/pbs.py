@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ class Pbs(QsubScheduler):
         if request.cpus_per_task:
             chunk.append(f"ncpus={request.cpus_per_task * request.tasks_per_node}")
         chunk += [f"ngpus={request.gpus_per_node}"] if request.gpus_per_node else []
-        chunk += [f"mem={request.memory.lower()}b"] if request.memory and request.memory != "0" else []
+        chunk += [f"mem={_memory(request.memory)}"] if request.memory and request.memory != "0" else []
         lines = [
             f"-N {job_name(request.name)}",
             f"-l {':'.join(chunk)}",
@@ -49,14 +50,30 @@ class Pbs(QsubScheduler):
 
     def list(self, jobs: Collection[str] | None, *, user: int, seconds: float) -> Sequence[JobState]:
         """See :meth:`Scheduler.list`. Ended jobs are those that the server still remembers (job_history_enable)."""
+        # Other schedulers have programs of the same names; PBS has its configuration here, or where a variable says.
+        if "PBS_CONF_FILE" not in os.environ and not Path("/etc/pbs.conf").exists():
+            raise HpctrainError("HT-program-not-found", "{program} of PBS needs /etc/pbs.conf", program="qstat")
         if jobs is None:
             selected = run_program("qselect", "-u", user_name(user), seconds=seconds)
+            _require(selected.returncode == 0, selected.stderr)
             jobs = selected.stdout.split()
         if not jobs:
             return ()
         # It fails for a job that it does not know, and prints the others. Its JSON is not always valid (openpbs#2541).
         done = run_program("qstat", "-x", "-f", *sorted(jobs), seconds=seconds)
+        unknown = re.search(r"(?i)unknown job|has finished", done.stderr)
+        _require(done.returncode == 0 or bool(done.stdout or unknown), done.stderr)
         return read_qstat(done.stdout)
+
+
+def _require(answered: bool, said: str) -> None:
+    if not answered:
+        raise HpctrainError("HT-program-failed", "PBS does not answer: {reason}", exit_code=1, reason=said.strip())
+
+
+def _memory(text: str) -> str:
+    """Memory as PBS writes it, from Slurm's notation, in which a number alone counts MB."""
+    return f"{text.lower()}{'mb' if text[-1].isdecimal() else 'b'}"
 
 
 def read_qstat(text: str) -> list[JobState]:
@@ -66,8 +83,9 @@ def read_qstat(text: str) -> list[JobState]:
         HpctrainError: it is not such a text.
     """
     try:
-        # A long value goes on in lines that begin with a tab.
-        return [_state(job) for job in text.replace("\n\t", "").split("Job Id: ")[1:]]
+        # A long value goes on in lines that begin with a tab. An array, 12[].pbs01, is no job of hpctrain.
+        jobs = text.replace("\n\t", "").split("Job Id: ")[1:]
+        return [_state(job) for job in jobs if "[" not in job.partition(".")[0]]
     except (ValueError, KeyError) as error:
         raise HpctrainError(
             "HT-program-failed", "qstat did not print a list of jobs: {reason}", exit_code=1, reason=error

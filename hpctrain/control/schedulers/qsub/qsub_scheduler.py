@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import pwd
 import re
 import shlex
@@ -14,9 +15,11 @@ from typing import ClassVar
 
 from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.extras import require_trackers
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.jobs import slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
@@ -60,7 +63,10 @@ class QsubScheduler(Scheduler):
         return self._script(order, run_path(order, order.plan()))
 
     def submit(self, order: Order, say: Say) -> Submitted:
-        with made_run(order, order.plan(), {}) as directory:
+        plan = order.plan()
+        require_choices(plan)
+        require_trackers(plan.trackers, {**os.environ, **order.cluster.profile.environment})
+        with made_run(order, plan, {}) as directory:
             write_whole(directory.script, self._script(order, directory.path).encode(), private=True)
             done = run_program(*self._qsub(directory.script), seconds=SECONDS)
             number = re.match(r"\d+", done.stdout.strip())
@@ -115,6 +121,15 @@ class QsubScheduler(Scheduler):
             )
         profile, request = order.cluster.profile, order.request
         seconds = slurm_seconds(request.time) if request.time else None
+        if seconds and seconds <= request.signal_seconds:
+            raise HpctrainError(
+                "HT-option-bad-value",
+                "--time {time}: {seconds} s before its end the job writes a checkpoint, so no time is left to train",
+                "ask for more, or for smaller signal_seconds in the profile",
+                time=request.time,
+                seconds=request.signal_seconds,
+            )
+        qsub = shlex.join(self._qsub(RunDirectory(directory).script))
         environment = Environment(  # noqa: S701 - it is bash, which the filter quotes for
             loader=FileSystemLoader(slurm_folder()),
             undefined=StrictUndefined,
@@ -125,6 +140,8 @@ class QsubScheduler(Scheduler):
         environment.filters["quote"] = lambda value: shlex.quote(str(value))
         numbers = {"nodes": request.nodes, "ranks": request.ranks, "gpus_per_node": request.gpus_per_node}
         lines = [*self.directives(profile, request, directory), *(_filled(line, numbers) for line in profile.qsub)]
+        if passed := order.plan().start.passed:
+            lines.append(f"-v {','.join(passed)}")
         return environment.get_template("qsub.sh.j2").render(
             directives=[f"{self.prefix} {line}" for line in lines],
             run_dir=directory,
@@ -135,8 +152,9 @@ class QsubScheduler(Scheduler):
             environment=profile.environment,
             number=self.number,
             signal=request.signal,
-            seconds=max(1, seconds - request.signal_seconds) if seconds else None,
-            again=self.again.format(qsub=shlex.join(self._qsub(RunDirectory(directory).script))),
+            seconds=seconds - request.signal_seconds if seconds else None,
+            again=self.again.format(qsub=qsub),
+            qsub=qsub,
         )
 
 

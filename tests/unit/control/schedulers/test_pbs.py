@@ -64,7 +64,7 @@ def test_states(state: str, more: str, expected: str, exit_code: int, signal: in
 
 def test_several_jobs_and_what_is_none() -> None:
     assert [state.id for state in read_qstat(job(1, "R") + job(22, "F"))] == ["1", "22"]
-    assert read_qstat("") == []
+    assert read_qstat("") == read_qstat("Job Id: 12[].pbs01\n    job_state = B\n") == []
     with refused("HT-program-failed"):
         read_qstat("Job Id: none.pbs01\n")
 
@@ -73,6 +73,7 @@ def test_submit_status_and_cancel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PBS_CONF_FILE", "/opt/pbs.conf")
     Path("here.yaml").write_text(PROFILE)
     script = tmp_path / "run" / "job.sh"
     listed = f"cat <<'E'\n{job(31, 'R', script=str(script))}E"
@@ -91,7 +92,7 @@ def test_submit_status_and_cancel(
         "#PBS -l walltime=3600",
         "#PBS -l filesystems=home",
     ]
-    assert f"\n  qsub {script}\n" in script.read_text()
+    assert f"\n    qsub {script} && exit" in script.read_text()
     assert main(["status", "run", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert [state["state"] for state in status["jobs"]] == ["RUNNING"]
@@ -99,6 +100,17 @@ def test_submit_status_and_cancel(
     assert codes(capsys.readouterr().err) == ["HT-option-not-usable-here"]
     Pbs().cancel(["31"])
     assert "qdel 31" in calls.read_text()
+    # Who does not answer knows of no end.
+    install(tmp_path, monkeypatch, qselect="echo 'cannot connect to server' >&2; exit 1")
+    with refused("HT-program-failed"):
+        Pbs().list(None, user=0, seconds=10)
+    install(tmp_path, monkeypatch, qstat="echo 'cannot connect to server' >&2; exit 1")
+    with refused("HT-program-failed"):
+        Pbs().list(["31"], user=0, seconds=10)
+    install(tmp_path, monkeypatch, qstat="echo 'qstat: Unknown Job Id 31.pbs01' >&2; exit 153")
+    assert Pbs().list(["31"], user=0, seconds=10) == []
+    assert main([*asked[:-1], "late", "--time", "1:00"]) == 2
+    assert codes(capsys.readouterr().err) == ["HT-option-bad-value"]
     install(tmp_path, monkeypatch, qsub="echo 'qsub: Unknown queue' >&2; exit 1")
     assert main([*asked[:-1], "other"]) == 2
     assert codes(capsys.readouterr().err) == ["HT-job-refused"]
