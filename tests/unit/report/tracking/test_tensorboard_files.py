@@ -77,8 +77,14 @@ def test_neither_tensorflow_nor_torch_is_imported(finished: RunDirectory) -> Non
         "write_report(directory)\n"
         "print({'tensorflow', 'torch', 'keras', 'mpi4py'} & set(sys.modules))\n"
     )
+    paths = os.pathsep.join(filter(None, sys.path))
     output = subprocess.run(
-        [sys.executable, "-c", program, finished.path], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program, finished.path],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert output.stdout.strip() == "set()"
 
