@@ -27,15 +27,38 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _RESTARTS = 3
 
 
+class Copied(FrozenModel):
+    """A copy of the code of a script that was submitted, in the run's directory."""
+
+    source: Path = Field(description="the folder that was copied")
+    target: Path = Field(description="its copy")
+
+    def of(self, path: Path) -> Path:
+        """The copy of a path; the path itself where it is not of the folder."""
+        return self.target / path.relative_to(self.source) if path.is_relative_to(self.source) else path
+
+    def entry(self, text: str) -> str:
+        """The copy of an entry of ``sys.path``; the entry itself where the copy has no folder of its own for it."""
+        copy = self.of(Path(text).resolve())
+        # What is linked there, as a virtual environment may be, keeps the name under which it may be imported already.
+        return str(copy) if copy.is_dir() and copy.resolve().is_relative_to(self.target.resolve()) else text
+
+
 class Script(FrozenModel):
     """A user's own training script."""
 
-    path: Path
+    path: Path = Field(description="where it was when it was started or submitted")
     name: str = Field("", description="as it was given, which is its own sys.argv[0]")
     arguments: tuple[str, ...] = ()
     mesh: Mesh = Field(Mesh.defaults(), description="that it makes with ht.mesh()")
     tracking: Trackers | None = Field(None, description="as a recipe's")
     commit: str | None = Field(None, description="of Git, that the code of a submitted script is of")
+    copied: Copied | None = Field(None, description="None where it runs where it is")
+
+    @property
+    def file(self) -> Path:
+        """The file that runs: the script or its copy."""
+        return self.copied.of(self.path) if self.copied else self.path
 
 
 Runtime = Literal["apptainer", "pyxis"]

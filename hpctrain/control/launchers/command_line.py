@@ -343,7 +343,7 @@ def _pyxis(plan: Plan, run_directory: Path) -> list[str]:
 def _mounts(plan: Plan, container: Container, run_directory: Path) -> list[str]:
     folders = [run_directory]
     if plan.script:
-        folders.append(plan.script.path.parent)
+        folders.append(plan.script.file.parent)
     for path in folders:
         if ":" in str(path) or "," in str(path):
             raise HpctrainError(

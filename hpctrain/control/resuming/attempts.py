@@ -296,7 +296,7 @@ def script_sha256(plan: Plan) -> str | None:
     if plan.script is None:
         return None
     try:
-        return sha256(plan.script.path)
+        return sha256(plan.script.file)
     except OSError:
         # The script may be in a container, for example.
         return None

@@ -149,6 +149,9 @@ def changed_work(
     # Trackers are no difference: those asked for replace the run's, which otherwise stay.
     begun = begun.model_copy(update={"tracking": begun.tracking if work.tracking is None else work.tracking})
     work = work.model_copy(update={"tracking": begun.tracking})
+    if isinstance(begun, Script) and isinstance(work, Script) and work.path == begun.path:
+        # A run continues with the code that was submitted.
+        work = work.model_copy(update={"commit": begun.commit, "copied": begun.copied})
     if isinstance(begun, Recipe) and isinstance(work, Recipe) and work.batch.per_rank:
         # A batch per rank is compared at the number of ranks that the run began with.
         work = work.at_data_ranks(max(1, begun.global_batch // work.batch.per_rank))

@@ -118,7 +118,7 @@ def _answers(plan: Plan, launcher: Launcher | None, folder: Path, environment: M
         return {}
     elsewhere = "name a folder that all hosts share with --run-dir"
     with temporary_folder(".hpctrain-hosts-", nearest_existing(folder), elsewhere) as probe:
-        paths = [Path(probe), *([plan.script.path.absolute()] if plan.script and not plan.start.container else [])]
+        paths = [Path(probe), *([plan.script.file.absolute()] if plan.script and not plan.start.container else [])]
         ways = () if _has_ports(plan, environment) else own_addresses(interfaces)
         answers = ask_hosts(plan, here, folder, paths, ways)
     faults = {host: _fault(plan, host, answer, folder, paths) for host, answer in answers.items()}

@@ -186,11 +186,11 @@ def explanation(error: BaseException) -> str:
 def from_script(error: BaseException) -> TracebackType | None:
     """The part of an error's traceback that begins in the user's script, without hpctrain's frames above it."""
     script = _program.script
-    if script and isinstance(error, SyntaxError) and error.filename == str(script.path):
+    if script and isinstance(error, SyntaxError) and error.filename == str(script.file):
         # A syntax error names its place itself, and nothing of the script was executed.
         return None
     start = error.__traceback__
-    while script and start and start.tb_frame.f_code.co_filename != str(script.path):
+    while script and start and start.tb_frame.f_code.co_filename != str(script.file):
         start = start.tb_next
     return start or error.__traceback__
 

@@ -328,10 +328,15 @@ def _run_script(script: Script) -> None:
 
     Returns only in the rank: a process that the script has forked ends here.
     """
-    sys.argv = [script.name or str(script.path), *script.arguments]
-    sys.path.insert(0, str(script.path.parent))
+    sys.argv = [script.name or str(script.file), *script.arguments]
+    if script.copied:
+        sys.path[:] = map(script.copied.entry, sys.path)
+        if searched := os.environ.get("PYTHONPATH"):
+            # For processes that the script starts.
+            os.environ["PYTHONPATH"] = os.pathsep.join(map(script.copied.entry, searched.split(os.pathsep)))
+    sys.path.insert(0, str(script.file.parent))
     try:
-        _execute(script.path)
+        _execute(script.file)
     except BaseException as raised:
         if forks.is_fork():
             _leave_fork(raised)

@@ -138,6 +138,20 @@ def test_a_folder_that_was_there_keeps_what_was_in_it(programs: Programs, capsys
     assert [path.name for path in place.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("name", ["code", "code.diff"])
+def test_what_has_the_name_of_the_copy_of_the_code_is_kept(
+    programs: Programs, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A link too, behind which nothing is written."""
+    for folder in ("place", "elsewhere"):
+        Path(folder).mkdir()
+    Path("place", name).symlink_to("../elsewhere")
+    Path("train.py").write_text("")
+    assert submit("train.py", "--cluster", "generic", "--nodes", "1", "--run-dir", "place") == 2
+    assert codes(capsys.readouterr().err) == ["HT-run-directory-taken"]
+    assert list(Path("elsewhere").iterdir()) == [] and len(list(Path("place").iterdir())) == 1
+
+
 @needs.pytorch
 def test_a_run_is_not_submitted_over_another(programs: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     for code in (0, 2):
