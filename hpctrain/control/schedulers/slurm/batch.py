@@ -96,7 +96,7 @@ class _Batch:
 
     def _check(self) -> bool:
         """Check the nodes, and leave out those that fail; returns whether enough are left."""
-        checked = check_nodes(self._run)
+        checked = check_nodes(self._run, self._say)
         self._failed = {node: fault for node, fault in checked.items() if fault}
         for node, fault in self._failed.items():
             self._say(f"hpctrain: {node} fails a check: {fault}")
@@ -114,7 +114,8 @@ class _Batch:
     @cached_property
     def _excluded(self) -> tuple[str, ...] | None:
         """The nodes that the next job leaves out; None where no node has failed."""
-        return nodes_to_exclude(self._run, int(os.environ["SLURM_JOB_NUM_NODES"]), self._say)
+        needed = int(os.environ["SLURM_JOB_NUM_NODES"])
+        return nodes_to_exclude(self._run, self._request, needed, self._say)
 
     @property
     def _exclusion(self) -> str:

@@ -16,18 +16,20 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.common.cluster.host_list import expand_hosts
 from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import temporary_folder
+from hpctrain.common.files.regular import read_regular
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, EventWriter
 from hpctrain.common.run.events.kinds import ExcludedEvent, FaultEvent, StartEvent
 from hpctrain.common.run.plan import Container
 from hpctrain.common.run.records import RankRecord, read_records
+from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.slurm.queue import job_states
 
 _ALLOCATED = "SLURM_JOB_NODELIST"
@@ -37,8 +39,12 @@ _SHARE = 10
 _OF_HOSTS = ("HT-host-lost", "HT-host-no-daemon", "HT-host-gpu-broken")
 # The first start of Python from a shared file system can be slow.
 _CHECK_SECONDS = 180.0
-# What is not the node's own, and slow while all nodes try it at once.
-_SHARED = ("free disk", "write to run directory", "Horovod")
+# How the names of checks begin of what is not the node's own, and slow while all nodes try it at once.
+_SHARED = ("free disk", "write to run directory", "home folder", "import of torch", "Horovod")
+# Options of sbatch that name the nodes, of which none can be left out.
+_NAME_NODES = ("nodelist", "nodefile", "reservation")
+# Of a node's answer, which has some thousands.
+_MOST_BYTES = 2**20
 # For what the next run may need beside what this one has used.
 _MARGIN = 1.25
 # Of the processes that start the ranks, and the batch script's.
@@ -47,11 +53,11 @@ _LAUNCHER_BYTES = 500 * 10**6
 _WORKER_BYTES = 100 * 2**20
 
 
-def check_nodes(run: RunDirectory) -> dict[str, str]:
-    """Let ``hpctrain doctor`` check each node of this job.
+def check_nodes(run: RunDirectory, say: Callable[[str], None]) -> dict[str, str]:
+    """Let ``hpctrain doctor`` check each node of this job; says what fails and is no single node's fault.
 
     Returns:
-        Which checks fail on each node, in words; empty where none does.
+        Which checks fail on each node by its own fault, in words; empty where none does.
     """
     nodes = expand_hosts(os.environ[_ALLOCATED], _ALLOCATED)
     with temporary_folder(".hpctrain-check-", run.path) as folder:
@@ -63,17 +69,38 @@ def check_nodes(run: RunDirectory) -> dict[str, str]:
         # A node that does not answer has written nothing.
         with contextlib.suppress(HpctrainError):
             run_program("srun", *once, *answers, *doctor, seconds=_CHECK_SECONDS)
-        return {node: _fault(Path(folder, str(number))) for number, node in enumerate(nodes)}
+        return faults_of_nodes({node: Path(folder, str(number)) for number, node in enumerate(nodes)}, say)
 
 
-def _fault(answer: Path) -> str:
-    """What a node's answer says against it; empty where nothing does."""
+def faults_of_nodes(answers: Mapping[str, Path], say: Callable[[str], None]) -> dict[str, str]:
+    """What the nodes' answers say against them, see :func:`check_nodes`.
+
+    Args:
+        answers: what ``hpctrain doctor --json`` printed on each node.
+    """
+    failed = {node: _failed_checks(answer) for node, answer in answers.items()}
+    counts = Counter(name for faults in failed.values() for name in faults)
+    # What fails on all nodes is the cluster's, or the limit is; other nodes would fail too.
+    shared = {name for name, count in counts.items() if name.startswith(_SHARED) or 1 < count == len(answers)}
+    for name in sorted(shared):
+        fault = next(faults[name] for faults in failed.values() if name in faults)
+        say(f"hpctrain: {fault} (on {counts[name]} of {len(answers)} nodes): no node is left out for that")
+    return {
+        node: "; ".join(fault for name, fault in faults.items() if name not in shared)
+        for node, faults in failed.items()
+    }
+
+
+def _failed_checks(answer: Path) -> dict[str, str]:
+    """What failed on a node, in words, by the check's name."""
     try:
-        checks = json.loads(answer.read_text())["checks"]
+        text = read_regular(answer, _MOST_BYTES, links=False).decode()
+        # Prologs and modules print around it.
+        checks = json.JSONDecoder().raw_decode(text, text.index("{"))[0]["checks"]
     except (OSError, ValueError):
-        return "hpctrain doctor gave no answer there"
-    failed = [check for check in checks if check["status"] == "failed" and check["name"] not in _SHARED]
-    return "; ".join(f"{check['name']}: {check['found']}, wanted {check['wanted']}" for check in failed)
+        return {"hpctrain doctor": "hpctrain doctor gave no answer there"}
+    failed = [check for check in checks if check["status"] == "failed"]
+    return {check["name"]: f"{check['name']}: {check['found']}, wanted {check['wanted']}" for check in failed}
 
 
 def use_only(nodes: Sequence[str]) -> None:
@@ -88,11 +115,14 @@ def record_failed(run: RunDirectory, faults: dict[str, str]) -> None:
             events.emit(ExcludedEvent(host=node, message=fault))
 
 
-def nodes_to_exclude(run: RunDirectory, needed: int, say: Callable[[str], None]) -> tuple[str, ...] | None:
+def nodes_to_exclude(
+    run: RunDirectory, request: JobRequest, needed: int, say: Callable[[str], None]
+) -> tuple[str, ...] | None:
     """The nodes that the next job is to leave out, those that failed last first; records and says what is new.
 
     Args:
-        needed: how many nodes that job asks for.
+        request: what that job asks for.
+        needed: how many nodes it asks for.
 
     Returns:
         None where no node has ever failed.
@@ -105,8 +135,7 @@ def nodes_to_exclude(run: RunDirectory, needed: int, say: Callable[[str], None])
             failed |= dict.fromkeys(re.findall(r"([^\s,.]+)[^\s,]*", event.host or ""), event)
     if not failed:
         return None
-    partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
-    known = {*program_output("sinfo", "--noheader", "--Node", "--format=%N", partition).split()}
+    known = _nodes_for(request)
     # Rounded up, so that a small cluster can do without one.
     most = max(0, min(-(-len(known) // _SHARE), len(known) - needed))
     since = time.time() - _REMEMBERED_SECONDS
@@ -117,6 +146,26 @@ def nodes_to_exclude(run: RunDirectory, needed: int, say: Callable[[str], None])
         say(f"hpctrain: the next job {how} {node}: {failed[node].message}")
     nodes = tuple(recent[:most])
     record_failed(run, {node: failed[node].message for node in nodes if isinstance(failed[node], FaultEvent)})
+    return nodes
+
+
+def _nodes_for(request: JobRequest) -> set[str]:
+    """The nodes of the partition that can run a job; none where it is not known how few these are.
+
+    A job that leaves out too many of them would wait for ever.
+    """
+    # Slurm accepts abbreviated option names.
+    if any(name.startswith(option) for option in request.sbatch for name in _NAME_NODES):
+        return set()
+    partition = f"--partition={os.environ['SLURM_JOB_PARTITION']}"
+    rows = program_output("sinfo", "--noheader", "--Node", "--format=%N %f %G", partition).splitlines()
+    gpu = f"gpu:{request.gpu_type}" if request.gpu_type else "gpu"
+    nodes = set()
+    for node, features, resources in map(str.split, rows):
+        # A constraint of several features is none of any node's.
+        fits = request.constraint is None or request.constraint in features.split(",")
+        if fits and (not request.gpus_per_node or re.search(rf"\b{re.escape(gpu)}(?![\w-])", resources)):
+            nodes.add(node)
     return nodes
 
 

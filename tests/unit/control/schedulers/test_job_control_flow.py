@@ -181,7 +181,7 @@ def test_a_job_whose_nodes_fail_a_check_comes_back_if_it_can_have_others(
     programs.add("hpctrain")
     answer = "next(word[9:] for word in sys.argv if word.startswith('--output=')).replace('%n', '0')"
     programs.add("srun", f"open({answer}, 'w').write(json.dumps({{'checks': [{check!r}]}}))")
-    programs.add("sinfo", "".join(f"print('n{node}')\n" for node in range(1, nodes + 1)))
+    programs.add("sinfo", "".join(f"print('n{node} (null) (null)')\n" for node in range(1, nodes + 1)))
     text = script(PLAIN, more={"run_directory": tmp_path, "folder": tmp_path, "check": True})
     code, output = end(programs, text, SLURM_JOB_NODELIST="n1", SLURM_JOB_PARTITION="batch")
     assert code == status and "n1 fails a check: open files: 100" in output
