@@ -343,12 +343,12 @@ def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept
     )
 
 
-def replace_plan(directory: RunDirectory, plan: Plan) -> None:
-    """Begin a further attempt with a plan, and record its hash before the file is replaced."""
+def replace_plan(directory: RunDirectory, plan: Plan, number: int) -> None:
+    """Begin a further attempt, of that number, with a plan, and record its hash before the file is replaced."""
     new = plan_sha256(plan)
     # A run that was only submitted has no events yet.
     if directory.events.exists() and new != sha256(directory.plan):
         with EventWriter(directory.events) as events:
             events.emit(PlanEvent(sha256=new))
             events.synchronise()
-    directory.begin_attempt(plan)
+    directory.begin_attempt(plan, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from hpctrain.common.recipes.mesh import parse_mesh
 from hpctrain.common.recipes.requirements import has_folder, require_ranks, shard_folder
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
-from hpctrain.common.run.events import EventWriter
+from hpctrain.common.run.events import EventsFile, EventWriter
 from hpctrain.common.run.events.kinds import ChangedEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
 from hpctrain.common.run.request import TrainingRequest
@@ -71,7 +72,7 @@ class Resumption:
         if self.changed:
             with EventWriter(directory.events) as events:
                 events.emit(ChangedEvent(differences=dict(self.changed)))
-        replace_plan(directory, self.plan)
+        replace_plan(directory, self.plan, self.attempt.number)
 
 
 def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption | None:
@@ -108,8 +109,18 @@ def resumption(directory: RunDirectory, request: TrainingRequest) -> Resumption 
         warnings += (f"{plan.title} is not what it was in the last attempt: its SHA-256 was {script[0]}",)
     if attempt.iteration and not events:
         warnings += (f"{directory.events} is lost, and with it the record of the steps up to {attempt.iteration}",)
+    warnings += (_damage(directory),)
     differing = {**edited, **changed, **({"script.sha256": script} if script else {})}
     return Resumption(attempt=attempt, plan=plan, machine=machine, changed=differing, warnings=warnings)
+
+
+def _damage(directory: RunDirectory) -> str:
+    """What is wrong with a step or what a script logged, without which a run goes on; empty for nothing."""
+    try:
+        collections.deque(EventsFile(directory.events), maxlen=0)
+    except HpctrainError as error:
+        return f"{error.message}; the run goes on, but `hpctrain report` refuses it: restore that line, or remove it"
+    return ""
 
 
 def _overridden(plan: Plan, request: TrainingRequest) -> Recipe | Script | None:

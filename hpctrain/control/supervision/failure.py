@@ -363,7 +363,9 @@ def with_recordings(failure: Failure, directory: RunDirectory) -> Failure:
     if not any(prefix.parent.glob(f"{prefix.name}*")):
         return failure
     command = f"torchfrtrace --allow-incomplete-ranks --prefix {prefix.name} {shell_word(prefix.parent)}"
-    said = f"{command} says which rank did not join which collective"
+    said = (
+        f"{command} says which rank did not join which collective (a next attempt moves the files into a folder there)"
+    )
     return replace(failure, hint="\n  ".join(filter(None, [failure.hint, said])))
 
 

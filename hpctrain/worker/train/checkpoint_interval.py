@@ -42,7 +42,8 @@ def failures_seen(events: Iterable[Event]) -> tuple[int, float]:
     """
     past = attempts(events)[:-1]
     failed = [not any(map(_in_good_order, attempt)) for attempt in past]
-    return sum(failed), sum(attempt[-1].time - attempt[0].time for attempt in past)
+    # A clock may have been set back meanwhile.
+    return sum(failed), sum(max(0.0, attempt[-1].time - attempt[0].time) for attempt in past)
 
 
 def _in_good_order(event: Event) -> bool:

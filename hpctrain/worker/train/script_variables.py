@@ -12,6 +12,7 @@ import socket
 import stat
 import tempfile
 import threading
+import zlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.regular import make_folder
+from hpctrain.common.files.regular import make_folder, read_regular
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import run_id
@@ -28,11 +29,13 @@ from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.after_import import change_after_import
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-_MLFLOW_RUN = "MLFLOW_RUN_ID"
+_MLFLOW_RUN, _WANDB_RUN = "MLFLOW_RUN_ID", "WANDB_RUN_ID"
 # How PyTorch calls the beginning of a dump's path, the second until 2.8.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+# Of an identity, which has 32.
+_MOST_BYTES = 1000
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-_HUB_SECONDS = 2.0
+_HUB_SECONDS = 4.0
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -53,7 +56,10 @@ def set_variables(directory: RunDirectory, rank: int) -> None:
     # Ranks that are started by hand may come before the run's first event.
     with contextlib.suppress(OSError):
         # The other half of it is the identity of the run that hpctrain itself tracks. Most scripts track on rank 0.
-        variables["WANDB_RUN_ID"] = run_id(directory.events)[16:] + (f"-{rank}" if rank else "")
+        identity = run_id(directory.events)[16:] + (f"-{rank}" if rank else "")
+        if _WANDB_RUN not in os.environ:
+            os.environ[_WANDB_RUN] = identity
+            change_after_import({"wandb": lambda wandb: _use_once(wandb, identity)})
     try:
         folder = code_folder()
         variables |= {CACHE: str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
@@ -63,7 +69,27 @@ def set_variables(directory: RunDirectory, rank: int) -> None:
         os.environ.setdefault(name, value)
     if rank == 0:
         _keep_mlflow_run(directory.mlflow_run)
-    change_after_import({"huggingface_hub": lambda _: _stay_offline()})
+    change_after_import({"huggingface_hub": lambda _: _stay_offline(directory)})
+
+
+def _use_once(wandb: Any, identity: str) -> None:
+    """Have only the first run of this process go on: those of a cross-validation, for example, are runs of their own.
+
+    Args:
+        wandb: its module.
+    """
+    init = wandb.init
+
+    @functools.wraps(init)
+    def begun(*arguments: Any, **settings: Any) -> Any:
+        run = init(*arguments, **settings)
+        # W&B has read the variable once and for all, and warns of changes. Versions before 0.19 refuse this one.
+        with contextlib.suppress(AttributeError, TypeError):
+            if run.id == identity:
+                wandb.setup().settings.run_id = None
+        return run
+
+    wandb.init = begun
 
 
 def _keep_mlflow_run(file: Path) -> None:
@@ -72,7 +98,7 @@ def _keep_mlflow_run(file: Path) -> None:
     A server makes the identity, so that none can be chosen beforehand.
     """
     if file.exists():
-        os.environ.setdefault(_MLFLOW_RUN, file.read_text())
+        os.environ.setdefault(_MLFLOW_RUN, read_regular(file, _MOST_BYTES, links=False).decode())
 
     def note(fluent: ModuleType) -> None:
         start_run = fluent.start_run
@@ -89,7 +115,7 @@ def _keep_mlflow_run(file: Path) -> None:
     change_after_import({"mlflow.tracking.fluent": note})
 
 
-def _stay_offline() -> None:
+def _stay_offline(directory: RunDirectory) -> None:
     """Have the libraries of Hugging Face take what is in their caches where their Hub is not reached.
 
     They ask it for each file, and wait for it and repeat that for minutes where packets are dropped. Called once the
@@ -100,7 +126,7 @@ def _stay_offline() -> None:
     hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     proxy = getproxies().get(hub.scheme)
     asked = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy and not proxy_bypass(hub.netloc) else hub
-    if asked.hostname and not _answers(asked.hostname, asked.port or _PORTS.get(asked.scheme, 443)):
+    if asked.hostname and not _host_is_answered(directory, asked.hostname, asked.port or _PORTS.get(asked.scheme, 443)):
         os.environ[_OFFLINE[0]] = "1"
         tell(
             f"hpctrain: {asked.hostname} is not reached from {socket.gethostname()} within {_HUB_SECONDS:g} s: "
@@ -109,18 +135,49 @@ def _stay_offline() -> None:
         )
 
 
-def _answers(host: str, port: int) -> bool:
-    answers = threading.Event()
+def _host_is_answered(directory: RunDirectory, host: str, port: int) -> bool:
+    """Whether the Hub answers this host: as the first of its ranks to know has seen it in this attempt.
 
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((host, port), _HUB_SECONDS):
-            answers.set()
+    Ranks that saw different things would read different files, or wait for each other.
+    """
+    answers = _answers(host, port)
+    # A link is made whole or not at all, and only once. Each attempt replaces the plan.
+    with contextlib.suppress(OSError, HpctrainError):
+        folder, name = code_folder(), f"hub-{zlib.crc32(bytes(directory.path)):08x}-"
+        first = folder / f"{name}{directory.plan.stat().st_mtime_ns}"
+        try:
+            first.symlink_to("answers" if answers else "silent")
+        except FileExistsError:
+            return first.readlink().name == "answers"
+        for old in {*folder.glob(f"{name}*")} - {first}:
+            old.unlink(missing_ok=True)
+    return answers
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether any of a host's addresses can be connected to within the limit."""
+    reached, done = threading.Event(), threading.Event()
+
+    def connect(address: tuple[Any, ...]) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(address[:2], _HUB_SECONDS):
+            reached.set()
+            done.set()
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            addresses = {address for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+            # At a time: where packets of one family are dropped, the others are not to wait for it.
+            asking = [threading.Thread(target=connect, args=(address,), daemon=True) for address in addresses]
+            for thread in asking:
+                thread.start()
+            for thread in asking:
+                thread.join()
+        done.set()
 
     # In a thread, because looking up a name has no limit.
-    asking = threading.Thread(target=connect, name="hpctrain-hub", daemon=True)
-    asking.start()
-    asking.join(_HUB_SECONDS)
-    return answers.is_set()
+    threading.Thread(target=ask, name="hpctrain-hub", daemon=True).start()
+    done.wait(_HUB_SECONDS)
+    return reached.is_set()
 
 
 def code_folder() -> Path:

@@ -12,6 +12,7 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter
 from hpctrain.common.run.events.kinds import EndEvent, PlanEvent
 from hpctrain.common.run.plan import Plan, Script
+from hpctrain.common.run.request import TrainingRequest
 from hpctrain.control.resuming.attempts import (
     Attempt,
     changed_script,
@@ -20,6 +21,7 @@ from hpctrain.control.resuming.attempts import (
     run_events,
     script_sha256,
 )
+from hpctrain.control.resuming.resume import resumption
 from support.refusals import refused
 
 PLAN = Plan(recipe=load_recipe("digits"), framework="torch", ranks=1, hosts=(), threads_per_rank=1)
@@ -52,7 +54,7 @@ def edit(directory: RunDirectory) -> None:
 def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
     assert differs(directory) == {}
     other = PLAN.model_copy(update={"threads_per_rank": 2})
-    replace_plan(directory, other)
+    replace_plan(directory, other, 2)
     # As after a crash ahead of the attempt.
     assert differs(directory) == {}
     begin(directory, other)
@@ -60,12 +62,12 @@ def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
 
 
 def test_a_crash_before_the_plan_is_replaced(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(directory: RunDirectory, plan: Plan) -> None:
+    def dies(directory: RunDirectory, plan: Plan, number: int) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
     with pytest.raises(KeyboardInterrupt):
-        replace_plan(directory, PLAN.model_copy(update={"threads_per_rank": 2}))
+        replace_plan(directory, PLAN.model_copy(update={"threads_per_rank": 2}), 2)
     assert differs(directory) == {}
 
 
@@ -79,11 +81,25 @@ def test_a_changed_digit_is_refused(directory: RunDirectory) -> None:
 def test_an_earlier_plan_is_not_the_runs_any_more(directory: RunDirectory) -> None:
     first = directory.plan.read_bytes()
     other = PLAN.model_copy(update={"threads_per_rank": 2})
-    replace_plan(directory, other)
+    replace_plan(directory, other, 2)
     begin(directory, other)
     directory.plan.write_bytes(first)
     with refused("HT-run-plan-changed"):
         differs(directory)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [('{"time": 1.0, "event": "step", "iter}', True), ('{"time": 1.0, "event": "later", "value": 1}', False)],
+)
+def test_a_damaged_step_is_a_warning(directory: RunDirectory, line: str, told: bool) -> None:
+    """A run goes on without it, but its report does not."""
+    lines = directory.events.read_text().splitlines()
+    directory.events.write_text("\n".join([lines[0], line, *lines[1:], ""]))
+    further = resumption(directory, TrainingRequest(work=None, run_dir=directory.path, dry_run=True))
+    assert further is not None and further.attempt.number == 2
+    warned = [warning for warning in further.warnings if warning.startswith(f"{directory.events}:2: not an event")]
+    assert bool(warned) == told
 
 
 def test_a_script_that_has_changed(tmp_path: Path) -> None:

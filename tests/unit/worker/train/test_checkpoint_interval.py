@@ -55,6 +55,9 @@ def test_attempts_that_did_not_stop_in_good_order_are_failures():
     assert failures_seen([]) == (0, 0.0)
     assert failures_seen(events[:1]) == (0, 0.0)
     assert failures_seen(events) == (1, 40.0 + 71.0)
+    # The clock was set back within the first attempt.
+    events[1] = FaultEvent(time=5.0, rank=None, host=None, message="a host was lost")
+    assert failures_seen(events) == (1, 71.0)
 
 
 def test_the_choice_follows_what_was_measured():

@@ -152,6 +152,30 @@ def test_trackers_go_on_after_a_resume(tmp_path: Path, hpctrain: Launch, monkeyp
     assert run.info.status == "FINISHED"
 
 
+FOLDS = """
+import sys
+from pathlib import Path
+import wandb
+from hpctrain.common.run.directory import RunDirectory
+from hpctrain.worker.train.script_variables import set_variables
+
+set_variables(RunDirectory(Path("run")), 0)
+own = wandb.init(project="p", mode="offline", id="own")
+own.finish()
+for fold in range(3):
+    with wandb.init(project="p", mode="offline") as run:
+        print("run", run.id)
+"""
+
+
+@needs.wandb
+def test_of_several_runs_of_a_script_the_first_goes_on(directory: RunDirectory) -> None:
+    """The folds of a cross-validation are runs of their own; one with an identity of its own leaves the run's alone."""
+    done = subprocess.run([sys.executable, "-c", FOLDS], check=True, capture_output=True, text=True)
+    runs = [line.removeprefix("run ") for line in done.stdout.splitlines() if line.startswith("run ")]
+    assert runs[0] == run_id(directory.events)[16:] and len({*runs}) == 3
+
+
 @pytest.fixture
 def hub(unset: None, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     """A server that Hugging Face's libraries are to ask, which does not listen yet."""
@@ -162,30 +186,67 @@ def hub(unset: None, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
 
 
 def test_the_hub_is_asked_once_where_the_user_does_not_say(
-    hub: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    directory: RunDirectory, hub: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with hub:
         monkeypatch.setenv("TRANSFORMERS_OFFLINE", "0")
-        script_variables._stay_offline()
+        script_variables._stay_offline(directory)
         monkeypatch.delenv("TRANSFORMERS_OFFLINE")
         assert "HF_HUB_OFFLINE" not in os.environ
-        script_variables._stay_offline()
+        script_variables._stay_offline(directory)
         assert os.environ.pop("HF_HUB_OFFLINE") == "1"
         assert "127.0.0.1 is not reached" in capfd.readouterr().err
         # Through a proxy it is the proxy that answers.
         monkeypatch.setenv("http_proxy", os.environ["HF_ENDPOINT"].removeprefix("http://"))
         monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
         hub.listen()
-        script_variables._stay_offline()
+        script_variables._stay_offline(directory)
         assert "HF_HUB_OFFLINE" not in os.environ
 
 
-def test_a_name_that_is_looked_up_for_long_is_not_waited_for(unset: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_of_a_host_follow_the_first_one_in_an_attempt(
+    directory: RunDirectory, unset: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where the Hub answers some of them alone; the next attempt asks again."""
+    answers = iter([False, True, True, False])
+    monkeypatch.setattr(script_variables, "_answers", lambda *_: next(answers))
+    for attempt, offline in ((1, "1"), (1, "1"), (2, None), (2, None)):
+        directory.plan.touch()
+        os.utime(directory.plan, (attempt, attempt))
+        script_variables._stay_offline(directory)
+        assert os.environ.pop("HF_HUB_OFFLINE", None) == offline
+    # Nothing is left of the first attempt.
+    assert len([*tmp_path.glob("node/hpctrain-compiled-*/hub-*")]) == 1
+
+
+def test_one_address_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(socket, "create_connection", lambda *_: contextlib.nullcontext(ended.wait(60)))
+
+    def connect(address: tuple[str, int], _seconds: float) -> contextlib.nullcontext[None]:
+        # What is sent to these is dropped.
+        if address[0] != "10.0.0.3":
+            ended.wait(60)
+            raise TimeoutError
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    found = [(0, 0, 0, "", (f"10.0.0.{number}", 443)) for number in range(4)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert script_variables._answers("hub", 443)
+    del found[3]
+    monkeypatch.setattr(script_variables, "_HUB_SECONDS", 0.1)
+    assert not script_variables._answers("hub", 443)
+    ended.set()
+
+
+def test_a_name_that_is_looked_up_for_long_is_not_waited_for(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait(60) and [])
     monkeypatch.setattr(script_variables, "_HUB_SECONDS", 0.1)
     begin = time.monotonic()
-    script_variables._stay_offline()
+    script_variables._stay_offline(directory)
     ended.set()
     assert os.environ["HF_HUB_OFFLINE"] == "1" and time.monotonic() - begin < 5
 
