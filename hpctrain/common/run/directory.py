@@ -14,7 +14,7 @@
                                  what PyTorch writes of rank N's last collectives where one hangs, for torchfrtrace
     RUN_DIR/logs/flight-recorder-attempt-A/
                                  the same of earlier attempts, the newest three that have any
-    RUN_DIR/mlflow-run           the identity of the MLflow run that a script has begun
+    RUN_DIR/mlflow-run           the identity of the MLflow run that a script has begun; wandb-run that of W&B
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
                                  what it does beside the training

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpctrain.common.run.events import Event, attempts
-from hpctrain.common.run.events.kinds import EndEvent, StoppedEvent
+from hpctrain.common.run.events.kinds import EndEvent, ExcludedEvent, StoppedEvent
 
 # The first checkpoint of an attempt comes after so long, to measure what one costs.
 _FIRST_SECONDS = 60.0
@@ -40,7 +40,8 @@ def failures_seen(events: Iterable[Event]) -> tuple[int, float]:
 
     An attempt that was stopped in good order has not failed: it has lost nothing.
     """
-    past = attempts(events)[:-1]
+    # Jobs leave nodes out between attempts.
+    past = attempts(event for event in events if not isinstance(event, ExcludedEvent))[:-1]
     failed = [not any(map(_in_good_order, attempt)) for attempt in past]
     # A clock may have been set back meanwhile.
     return sum(failed), sum(max(0.0, attempt[-1].time - attempt[0].time) for attempt in past)

@@ -6,7 +6,6 @@ Each rank does so itself: some differ by rank and host, and no launcher has to p
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 import stat
@@ -14,26 +13,21 @@ import tempfile
 import threading
 import zlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
-from hpctrain.common.files.regular import make_folder, read_regular
-from hpctrain.common.files.whole import write_whole
+from hpctrain.common.files.regular import make_folder
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.common.run.events import run_id
 from hpctrain.common.stderr import tell
 from hpctrain.worker.comm.after_import import change_after_import
+from hpctrain.worker.train.tracked_runs import keep_tracked_runs
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-_MLFLOW_RUN, _WANDB_RUN = "MLFLOW_RUN_ID", "WANDB_RUN_ID"
 # How PyTorch calls the beginning of a dump's path, the second until 2.8.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-# Of an identity, which has 32.
-_MOST_BYTES = 1000
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _HUB_SECONDS = 4.0
 _PORTS = {"http": 80, "https": 443}
@@ -52,67 +46,16 @@ def set_variables(directory: RunDirectory, rank: int) -> None:
     """Set the variables of a rank's process before its script begins."""
     # The script may change its working directory.
     directory = RunDirectory(directory.path.absolute())
-    variables = {"WANDB_RESUME": "allow", "WANDB_DIR": str(directory.path)}
-    # Ranks that are started by hand may come before the run's first event.
-    with contextlib.suppress(OSError):
-        # The other half of it is the identity of the run that hpctrain itself tracks. Most scripts track on rank 0.
-        identity = run_id(directory.events)[16:] + (f"-{rank}" if rank else "")
-        if _WANDB_RUN not in os.environ:
-            os.environ[_WANDB_RUN] = identity
-            change_after_import({"wandb": lambda wandb: _use_once(wandb, identity)})
+    variables = {}
     try:
         folder = code_folder()
-        variables |= {CACHE: str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+        variables = {CACHE: str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
     except HpctrainError as error:
         tell(f"hpctrain: warning: {error}")
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-    if rank == 0:
-        _keep_mlflow_run(directory.mlflow_run)
+    keep_tracked_runs(directory, rank)
     change_after_import({"huggingface_hub": lambda _: _stay_offline(directory)})
-
-
-def _use_once(wandb: Any, identity: str) -> None:
-    """Have only the first run of this process go on: those of a cross-validation, for example, are runs of their own.
-
-    Args:
-        wandb: its module.
-    """
-    init = wandb.init
-
-    @functools.wraps(init)
-    def begun(*arguments: Any, **settings: Any) -> Any:
-        run = init(*arguments, **settings)
-        # W&B has read the variable once and for all, and warns of changes. Versions before 0.19 refuse this one.
-        with contextlib.suppress(AttributeError, TypeError):
-            if run.id == identity:
-                wandb.setup().settings.run_id = None
-        return run
-
-    wandb.init = begun
-
-
-def _keep_mlflow_run(file: Path) -> None:
-    """Have MLflow go on with the run that the script began in an earlier attempt, else note the one that it begins.
-
-    A server makes the identity, so that none can be chosen beforehand.
-    """
-    if file.exists():
-        os.environ.setdefault(_MLFLOW_RUN, read_regular(file, _MOST_BYTES, links=False).decode())
-
-    def note(fluent: ModuleType) -> None:
-        start_run = fluent.start_run
-
-        @functools.wraps(start_run)
-        def started(*arguments: Any, **settings: Any) -> Any:
-            run = start_run(*arguments, **settings)
-            if not file.exists():
-                write_whole(file, run.info.run_id.encode(), private=True)
-            return run
-
-        fluent.start_run = started  # type: ignore[attr-defined]
-
-    change_after_import({"mlflow.tracking.fluent": note})
 
 
 def _stay_offline(directory: RunDirectory) -> None:
@@ -123,16 +66,30 @@ def _stay_offline(directory: RunDirectory) -> None:
     """
     if any(name in os.environ for name in _OFFLINE):
         return
-    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    proxy = getproxies().get(hub.scheme)
-    asked = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy and not proxy_bypass(hub.netloc) else hub
-    if asked.hostname and not _host_is_answered(directory, asked.hostname, asked.port or _PORTS.get(asked.scheme, 443)):
+    try:
+        host, port = _first_asked()
+    except ValueError:  # a wrong address, of which the library itself says more
+        return
+    if host and not _host_is_answered(directory, host, port):
         os.environ[_OFFLINE[0]] = "1"
         tell(
-            f"hpctrain: {asked.hostname} is not reached from {socket.gethostname()} within {_HUB_SECONDS:g} s: "
+            f"hpctrain: {host} is not reached from {socket.gethostname()} within {_HUB_SECONDS:g} s: "
             f"{_OFFLINE[0]}=1 has Hugging Face's libraries take what is in their caches; export {_OFFLINE[0]}=0 has "
             "them ask"
         )
+
+
+def _first_asked() -> tuple[str | None, int]:
+    """The host and the port that are connected to for the Hub: those of a proxy, where there is one.
+
+    Raises:
+        ValueError: an address is wrong.
+    """
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    proxies = getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    asked = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy and not proxy_bypass(hub.netloc) else hub
+    return asked.hostname, asked.port or _PORTS.get(asked.scheme, 443)
 
 
 def _host_is_answered(directory: RunDirectory, host: str, port: int) -> bool:

@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventWriter, run_id
 from hpctrain.common.run.events.kinds import StartEvent
-from hpctrain.worker.train import script_variables
+from hpctrain.worker.train import script_variables, tracked_runs
 from hpctrain.worker.train.script_variables import keep_dumps, set_variables
+from hpctrain.worker.train.tracked_runs import keep_tracked_runs
 from support import needs
 from support.launching import Launch
 
@@ -51,6 +53,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unset: None) -> R
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "node"))
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
+    # What other tests have imported is not changed.
+    for module in (script_variables, tracked_runs):
+        monkeypatch.setattr(module, "change_after_import", lambda _: None)
     directory = RunDirectory(Path("run"))
     with EventWriter(directory.events) as events:
         events.emit(StartEvent(attempt=1, iteration=0))
@@ -64,12 +69,9 @@ def variables() -> dict[str, str]:
 def test_they_follow_from_the_run_the_rank_and_the_node(directory: RunDirectory, tmp_path: Path) -> None:
     set_variables(directory, 0)
     keep_dumps(directory)
-    identity = run_id(directory.events)[16:]
     compiled = f"{tmp_path}/node/hpctrain-compiled-{os.getuid()}"
     dumps = f"{tmp_path}/run/logs/flight-recorder-rank-"
     expected = {
-        "WANDB_RUN_ID": identity,
-        "WANDB_RESUME": "allow",
         "WANDB_DIR": f"{tmp_path}/run",
         "TORCHINDUCTOR_CACHE_DIR": compiled,
         "TRITON_CACHE_DIR": f"{compiled}/triton",
@@ -77,10 +79,6 @@ def test_they_follow_from_the_run_the_rank_and_the_node(directory: RunDirectory,
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dumps,
     }
     assert variables() == expected
-    # Scripts that track on each rank have a run of W&B each.
-    del os.environ["WANDB_RUN_ID"]
-    set_variables(directory, 3)
-    assert variables() == {**expected, "WANDB_RUN_ID": f"{identity}-3"}
 
 
 def test_what_the_user_has_set_stays(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,21 +157,88 @@ import wandb
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.worker.train.script_variables import set_variables
 
-set_variables(RunDirectory(Path("run")), 0)
+set_variables(RunDirectory(Path("run")), int(sys.argv[2]))
 own = wandb.init(project="p", mode="offline", id="own")
 own.finish()
-for fold in range(3):
-    with wandb.init(project="p", mode="offline") as run:
-        print("run", run.id)
+for fold in range(int(sys.argv[1])):
+    run = wandb.init(project="p", mode="offline", reinit=True)
+    print("fold", run.id)
+    run.finish()
 """
 
 
+def begun(folds: int, rank: int = 0) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", FOLDS, str(folds), str(rank)], check=True, capture_output=True, text=True
+    )
+    return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("fold ")]
+
+
+@pytest.mark.long
 @needs.wandb
-def test_of_several_runs_of_a_script_the_first_goes_on(directory: RunDirectory) -> None:
+def test_a_script_goes_on_with_its_only_run(directory: RunDirectory) -> None:
     """The folds of a cross-validation are runs of their own; one with an identity of its own leaves the run's alone."""
-    done = subprocess.run([sys.executable, "-c", FOLDS], check=True, capture_output=True, text=True)
-    runs = [line.removeprefix("run ") for line in done.stdout.splitlines() if line.startswith("run ")]
-    assert runs[0] == run_id(directory.events)[16:] and len({*runs}) == 3
+    identity = run_id(directory.events)[16:]
+    assert begun(1) == begun(1) == [identity]
+    # Scripts that track on each rank have a run each.
+    assert begun(1, rank=3) == [f"{identity}-3"]
+    first, second = begun(2)
+    assert first == identity != second
+    # Nobody can say which of two goes on.
+    assert not {*begun(1)} & {first, second}
+
+
+class Server:
+    """What MLflow's module has, for runs that a server makes, of which it forgets some."""
+
+    MlflowException = RuntimeError
+
+    def __init__(self, known: set[str]) -> None:
+        self.known = known
+
+    def start_run(self, nested: bool = False) -> SimpleNamespace:
+        asked = os.environ.pop("MLFLOW_RUN_ID", None)
+        if asked and asked not in self.known:
+            raise RuntimeError("not found")
+        identity = asked or f"run{len(self.known)}"
+        self.known.add(identity)
+        return SimpleNamespace(info=SimpleNamespace(run_id=identity))
+
+
+def test_runs_of_mlflow(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: set[str] = set()
+
+    def attempt() -> Server:
+        server = Server(known)
+        monkeypatch.setattr(
+            tracked_runs,
+            "change_after_import",
+            lambda changes: [change(server) for name, change in changes.items() if "mlflow" in name],
+        )
+        keep_tracked_runs(directory, 0)
+        return server
+
+    assert attempt().start_run().info.run_id == attempt().start_run().info.run_id == "run0"
+    # One that its server has forgotten is replaced, and the next attempt goes on with that.
+    known.clear()
+    known.add("other")
+    assert attempt().start_run().info.run_id == attempt().start_run().info.run_id == "run1"
+    server = attempt()
+    assert [server.start_run().info.run_id, server.start_run(nested=True).info.run_id] == ["run1", "run2"]
+    server = attempt()
+    assert [server.start_run().info.run_id, server.start_run().info.run_id] == ["run1", "run3"]
+    assert attempt().start_run().info.run_id == "run4"
+
+
+def test_a_damaged_identity_is_none(directory: RunDirectory) -> None:
+    for content in (b"", b"\xff", b"a\0b", b"x" * 10_000):
+        directory.mlflow_run.write_bytes(content)
+        keep_tracked_runs(directory, 0)
+        assert "MLFLOW_RUN_ID" not in os.environ
+    directory.mlflow_run.unlink()
+    os.mkfifo(directory.mlflow_run)
+    keep_tracked_runs(directory, 0)
+    assert "MLFLOW_RUN_ID" not in os.environ
 
 
 @pytest.fixture
