@@ -66,7 +66,7 @@ class Checkpointing(CheckedSection):
     )
     mtbf_hours: Positive | None = Field(
         None,
-        description="mean time between failures of the whole job; without it that of the failures that the run has "
+        description="for every_steps: auto, the mean time between failures of the whole job; without it that of the failures that the run has "
         "seen, and 24 as long as it has seen none",
     )
     keep_last: Count = Field(
@@ -85,7 +85,7 @@ class Checkpointing(CheckedSection):
 
     def faults(self) -> Iterator[str]:
         if self.mtbf_hours is not None and self.every_steps != "auto":
-            yield "mtbf_hours needs every_steps: auto, which it is for"
+            yield "mtbf_hours needs every_steps: auto"
 
 
 class Numbers(Section):
