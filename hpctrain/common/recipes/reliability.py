@@ -66,8 +66,8 @@ class Checkpointing(CheckedSection):
     )
     mtbf_hours: Positive | None = Field(
         None,
-        description="for every_steps: auto, the mean time between failures of the whole job; without it that of the failures that the run has "
-        "seen, and 24 as long as it has seen none",
+        description="for every_steps: auto, the mean time between failures of the whole job; without it that of the "
+        "failures that the run has seen, and 24 as long as it has seen none",
     )
     keep_last: Count = Field(
         2, description="how many of the newest to keep; the second is the fallback for a damaged newest one"
