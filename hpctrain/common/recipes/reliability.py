@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hpctrain.common.errors import InvalidValueError
 from hpctrain.common.files.checked_yaml import Section
-from hpctrain.common.recipes.keys import CheckedSection, Count, Of, Positive
+from hpctrain.common.recipes.keys import CheckedSection, Count, Positive
 
 
 class GuardSettings(Section):
@@ -64,16 +64,28 @@ class Checkpointing(CheckedSection):
         description="also after every so many steps of the run; auto: as often as loses the least time, by what a save "
         "costs and how often the run fails",
     )
-    mtbf_hours: Annotated[Positive | None, Of("every_steps", "auto")] = Field(
+    mtbf_hours: Positive | None = Field(
         None,
-        description="mean time between failures of the whole job; without it that of the failures that the run has "
-        "seen, and 24 as long as it has seen none",
+        description="for every_steps: auto, the mean time between failures of the whole job; without it that of the "
+        "failures that the run has seen, and 24 as long as it has seen none",
     )
     keep_last: Count = Field(
         2, description="how many of the newest to keep; the second is the fallback for a damaged newest one"
     )
     keep_best: bool = Field(False, description="also the one whose test accuracy is the highest")
     keep_every_epochs: Count | None = Field(None, description="also the last of every so many epochs")
+
+    @field_validator("every_steps", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        """One sentence, where pydantic has one for each of the two."""
+        if value in (None, "auto") or (type(value) is int and value >= 1):
+            return value
+        raise InvalidValueError("HT-value-not-valid", "a number of steps, or auto, not {value!r}", value=value)
+
+    def faults(self) -> Iterator[str]:
+        if self.mtbf_hours is not None and self.every_steps != "auto":
+            yield "mtbf_hours needs every_steps: auto"
 
 
 class Numbers(Section):

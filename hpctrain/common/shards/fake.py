@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -108,6 +109,13 @@ def make_fake(folder: Path, fake: FakeSet) -> None:
             list(pool.map(_write, images, chunksize=_CHUNK))
     except OSError as error:
         raise disk_error(error, folder, "choose another folder") from error
+    except BrokenProcessPool as error:
+        raise HpctrainError(
+            "HT-process-killed",
+            "a process that makes images was killed",
+            "usually memory ran out: --size PIXELS makes smaller ones",
+            exit_code=1,
+        ) from error
 
 
 def _images(folder: Path, fake: FakeSet) -> Iterator[FakeImage]:

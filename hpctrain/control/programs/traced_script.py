@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.common.cluster.programs import run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.extras import require
 from hpctrain.common.files.disk import temporary_folder
@@ -20,11 +21,12 @@ LIMIT_SECONDS = 600.0
 _LAST_LINES = 12
 _IN_PYTHON = "or trace the network in Python: hpctrain.trace(model, batch, loss).write(path)"
 # One process on a CPU: the counts are the same on a GPU, which other work may use. Compiled code would hide its
-# operators.
+# operators. Unbuffered output is in order with the error that ends the script.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     BACKEND.name: "single",
     "TORCH_COMPILE_DISABLE": "1",
+    "PYTHONUNBUFFERED": "1",
 }
 
 
@@ -45,22 +47,30 @@ def trace_script(path: Path, arguments: Sequence[str] = (), *, limit_seconds: fl
         raise HpctrainError("HT-work-not-a-script", "there is no script {path}", "name a Python file", path=path)
     with temporary_folder("hpctrain-trace-", None) as folder:
         out = Path(folder) / "traced.json"
-        words = ("-m", "hpctrain.worker.programs.trace_script", str(out), str(path.absolute()), *arguments)
-        environment = {**os.environ, **_ENVIRONMENT}
-        try:
-            done = run_program(sys.executable, *words, seconds=limit_seconds, environment=environment)
-        except HpctrainError as error:
-            if error.code != "HT-program-no-answer":
-                raise
-            raise HpctrainError(
-                "HT-script-no-step-in-time",
-                "{path} reached no optimizer step within {seconds:g} s on the CPU",
-                f"give it arguments for less data or a smaller batch, {_IN_PYTHON}",
-                exit_code=1,
-                path=path,
-                seconds=limit_seconds,
-            ) from error
-        return _answer(path, done.returncode, out, done.stdout + done.stderr)
+        command = [sys.executable, "-m", "hpctrain.worker.programs.trace_script", str(out), str(path.absolute())]
+        # A file, because a pipe would be held by a process that the script leaves behind.
+        with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as printed:
+            try:
+                done = subprocess.run(
+                    [*command, *arguments],
+                    check=False,
+                    env={**os.environ, **_ENVIRONMENT},
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=subprocess.STDOUT,
+                    timeout=limit_seconds,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise HpctrainError(
+                    "HT-script-no-step-in-time",
+                    "{path} reached no optimizer step within {seconds:g} s on the CPU",
+                    f"give it arguments for less data or a smaller batch, {_IN_PYTHON}",
+                    exit_code=1,
+                    path=path,
+                    seconds=limit_seconds,
+                ) from error
+            printed.seek(0)
+            return _answer(path, done.returncode, out, printed.read())
 
 
 def _answer(path: Path, exit_code: int, out: Path, printed: str) -> Workload:

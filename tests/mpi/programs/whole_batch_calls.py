@@ -125,6 +125,24 @@ def beside_a_model_of_each_rank() -> Numbers:
     return [*numbers, model]
 
 
+@case
+def accumulated_by_the_switches_of_fsdp() -> Numbers:
+    """One pass without a reduction is dropped, and one is followed by a step."""
+    model, optimizer = distributed(network())
+    switch = getattr(model, "set_requires_gradient_sync", lambda _: None)
+    for x, y in batches():
+        switch(False)
+        (1000 * F.cross_entropy(model(x), y)).backward()
+        optimizer.zero_grad()
+        switch(True)
+        F.cross_entropy(model(x), y).backward()
+        switch(False)
+        F.cross_entropy(model(-x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model]
+
+
 # Losses over tokens, which ranks have different numbers of.
 
 
@@ -132,6 +150,18 @@ def tokens(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Te
     """The sum over tokens, and their number."""
     y = y.masked_fill(y > 3, -100)
     return F.cross_entropy(model(x), y, reduction="sum"), (y >= 0).sum()
+
+
+@case
+def counts_added_up_by_the_script() -> Numbers:
+    """As Hugging Face's Trainer: the count is added up over the ranks, and the loss multiplied by them."""
+    comm = ht.init()
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        total, count = tokens(model, x, y)
+        return total / torch.tensor(comm.allreduce(count.numpy().astype(float), "sum")) * comm.size
+
+    return trained(network(), loss)
 
 
 @case

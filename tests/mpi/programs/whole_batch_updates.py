@@ -64,6 +64,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "two_steps": TwoSteps,
     "slow_weights": SlowWeights,
     "line_search": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe"),
+    "fused": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
     "state_of_steps": lambda parameters: torch.optim.Adam(parameters, 0.1, weight_decay=0.1),
     "plateau_of_each_rank": lambda parameters: torch.optim.SGD(parameters, 0.1),
 }

@@ -53,7 +53,8 @@ def parse(text: str, where: str, *, root: str, remedy: str) -> Element:
         HpctrainError: not XML, cut short, or with another root.
     """
     builder = ElementTree.TreeBuilder(element_factory=partial(Element, where))
-    parser = ElementTree.XMLParser(target=builder)  # noqa: S314
+    # The text was decoded already, whatever encoding its first line names.
+    parser = ElementTree.XMLParser(target=builder, encoding="utf-8")  # noqa: S314
     try:
         parser.feed(text.encode(errors="replace"))
         element = cast(Element, parser.close())

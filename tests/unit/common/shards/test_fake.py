@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 
 from hpctrain.cli.main import main
+from hpctrain.common.shards import fake
 from hpctrain.common.shards.fake import FakeSet, make_fake
 from support.refusals import codes, refused
 from support.shard_folders import contents
@@ -50,6 +53,17 @@ def test_the_seed_decides_every_byte(tmp_path: Path):
     assert one == same
     assert one.keys() == other.keys()
     assert not set(one.values()) & set(other.values())
+
+
+def test_a_killed_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fake, "encode", _killed)
+    with refused("HT-process-killed"):
+        make_fake(tmp_path, FakeSet(images=40, classes=2, seed=1, size=16, broken=1))
+
+
+def _killed(image: object) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
 
 
 def test_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -18,6 +18,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.topology.live import this_node
 from hpctrain.control.topology.node_file import read_node_map
 from hpctrain.control.topology.readers import hwloc, nccl, nvidia_smi
+from hpctrain.control.topology.readers.xml_tree import parse
 from support.refusals import refused
 from support.topology.node_texts import (
     GPUS_ONLY,
@@ -351,6 +352,13 @@ def test_entities_are_refused(read: object) -> None:
             read(f"<!DOCTYPE {root} [{laughs}]><{root}>&l8;</{root}>", "bomb.xml")  # type: ignore[operator]
     with refused("HT-node-file-not-valid", where="bomb.xml:1"):
         nccl.read(f"<!DOCTYPE system [{laughs}]><system>&l8;</system>", "bomb.xml")
+
+
+def test_a_text_is_read_whatever_encoding_it_names() -> None:
+    """It was decoded already, and Python has no reader of some of these names."""
+    for encoding in ("UTF-16", "GB2312", "FOO"):
+        text = f'<?xml version="1.0" encoding="{encoding}"?>\n<system name="é"/>'
+        assert parse(text, "node", root="system", remedy="").get("name") == "é"
 
 
 def test_azure_ndv4() -> None:

@@ -86,7 +86,8 @@ class SharedMachine:
         return rounds
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | None) -> list[str]:
+def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | None) -> set[str]:
+    """The names of what is slow, in one direction or in both."""
     machine = SharedMachine(seed, slow)
     monkeypatch.setattr(links, "measure", lambda comm, pairs, size: setattr(comm, "pairs", pairs))
     flows = [
@@ -100,7 +101,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, ranks: int, seed: int, slow: int | N
         )
         for flow in links.measure_all(machine, rounds(ranks), 1)
     ]
-    return [fault.name for fault in compare(flows)]
+    return {fault.name for fault in compare(flows)}
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -110,12 +111,12 @@ def test_a_busy_machine_raises_no_alarm(ranks: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_slow_host_of_a_busy_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(judged(monkeypatch, 8, seed, 5) == ["h5"] for seed in range(200))
+    assert all(judged(monkeypatch, 8, seed, 5) == {"h5"} for seed in range(200))
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_a_slow_host_among_few_is_named_on_a_busy_machine(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(judged(monkeypatch, ranks, seed, 1) == ["h1"] for seed in range(200))
+    assert all(judged(monkeypatch, ranks, seed, 1) == {"h1"} for seed in range(200))
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,15 @@ def test_a_worker_that_hangs_is_not_waited_for_without_end(folder):
             list(stream)
 
 
+def test_signals_of_the_run_are_not_the_workers(folder):
+    with opened(folder, "train", recipe(1)) as source:
+        stream = source.stream(cut(np.arange(29), 2), 0)
+        next(stream)
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            os.kill(pids_of(source._pool)[0], name)
+        assert sum(len(piece) for piece in stream) == 27
+
+
 _RANK = """
 import sys, os, time, numpy as np
 from pathlib import Path

@@ -123,6 +123,19 @@ def test_every_rank_mixes_as_one_process_does(length, group, ranks, micro_batch,
     np.testing.assert_array_equal(np.concatenate(seen), expected)
 
 
+def test_no_rank_loads_more_than_one_image_beside_its_own():
+    recipe, grouped = (
+        digits_recipe(batch={"size": 64}, mixing={"mixup": 1.0, **group}) for group in ({}, {"group": 8})
+    )
+    batch = np.arange(64)
+    for ranks in (1, 2, 3, 8):
+        feeds = [Feed(recipe, OneRank(rank, ranks), 64) for rank in range(ranks)]
+        loaded = [len(part.positions) for feed in feeds for part in feed.parts(batch)]
+        assert sum(loaded) == 64 + (ranks if ranks > 1 else 0)
+    aligned = Feed(grouped, OneRank(3, 8), 64)
+    assert [len(part.positions) for part in aligned.parts(batch)] == [8]
+
+
 def test_what_is_drawn_is_distributed_as_in_the_sources():
     mixer = Mixer(EVERYTHING, seed=0)
     group = whole(1, None)

@@ -264,7 +264,8 @@ class _Copy:
             raise HpctrainError(
                 "HT-batch-not-whole",
                 "a batch was changed of which the script has what {function} returned, a copy that does not change",
-                "del what was returned before, or change a copy of the batch: x = x.clone()",
+                "del what was returned before, such as the row that the variable of a finished loop still holds, or "
+                "change a copy of the batch: x = x.clone()",
                 exit_code=1,
                 function=self._name,
             )

@@ -55,6 +55,9 @@ class Gathered:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.register_forward_hook(self._unit_done)
+                # Each pass reduces. One that a script leaves out would be missing beside those of other parts.
+                for name in ("set_requires_gradient_sync", "set_requires_all_reduce", "set_is_last_backward"):
+                    setattr(module, name, _reduces_anyway)
             elif own := self._used_by(module):
                 module.register_forward_pre_hook(functools.partial(self._gather, own), prepend=True)
                 module.register_forward_hook(functools.partial(self._part_done, own), always_call=True)
@@ -175,6 +178,10 @@ class Gathered:
             ):
                 self._root._root_post_backward_final_callback()
         self._missing.take_back()
+
+
+def _reduces_anyway(*_: object, **__: object) -> None:
+    """In place of FSDP2's switches that put off the reduction of gradients."""
 
 
 # Passes after which the order of gathers is compared on a GPU, which reading waits for.

@@ -68,7 +68,7 @@ def padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return (torch.cat([tensor, rest]) if missing else tensor).contiguous()
 
 
-# How many losses are looked at: masks and weights may agree by chance in the first of them.
+# How many losses are compared: masks and weights may agree by chance in the first of them.
 _CHECKED = 8
 # By how much rounding changes a loss, relative to it, by the size of a number in bytes.
 _ROUNDING = {2: 3e-2, 4: 1e-3, 8: 1e-6}
@@ -86,7 +86,7 @@ def _form(part: _Part) -> tuple[object, ...]:
 
 
 class MeanLosses:
-    """The check of a pipeline's loss function, which ends after a few micro-batches."""
+    """The check of a pipeline's loss function, which ends after a few comparisons."""
 
     def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         self._loss = loss
@@ -108,24 +108,36 @@ class MeanLosses:
         """
         if not self._left or found.numel() != 1:
             return
-        self._left -= 1
         own = _Part(output.detach(), target.detach(), float(found))
-        before, self._before = self._before, own if self._left else None
-        if before is None or _form(before) != _form(own):
-            return
+        before, self._before = self._before, own
         generator = torch.default_generator.get_state()
-        together = float(self._loss(torch.cat([before.output, own.output]), torch.cat([before.target, own.target])))
+        if before is None:
+            # A batch may be a single micro-batch, which its halves tell about.
+            if len(output) < 2:
+                return
+            half = len(output) // 2
+            one, other = (
+                _Part(rows, labels, float(self._loss(rows, labels)))
+                for rows, labels in zip(own.output.tensor_split([half]), own.target.tensor_split([half]), strict=True)
+            )
+            together = own.loss
+        elif _form(before) == _form(own):
+            one, other = before, own
+            together = float(self._loss(torch.cat([one.output, other.output]), torch.cat([one.target, other.target])))
+        else:
+            return
+        self._left -= 1
         if not torch.equal(torch.default_generator.get_state(), generator):  # a loss with random numbers
             torch.default_generator.set_state(generator)
             return
-        samples = len(before.output), len(own.output)
-        mean = (before.loss * samples[0] + own.loss * samples[1]) / sum(samples)
+        samples = len(one.output), len(other.output)
+        mean = (one.loss * samples[0] + other.loss * samples[1]) / sum(samples)
         tolerance = _ROUNDING.get(output.itemsize, 1e-3) * max(abs(mean), abs(together))
         # A micro-batch of masked samples alone has no mean.
         if not abs(together - mean) <= tolerance + 1e-12 and not math.isnan(together):
             raise HpctrainError(
                 "HT-pipeline-loss-not-mean",
-                "the loss of two micro-batches of a pipeline is {together:.6g} together, and {mean:.6g} as the mean of "
+                "the loss of two parts of a pipeline's batch is {together:.6g} together, and {mean:.6g} as the mean of "
                 "their own: it is no mean over samples, by whose numbers micro-batches are weighted",
                 "let the loss return the sum, and give ht.Pipeline what the sum is divided by: "
                 "count=lambda target: (target != -100).sum(), or count=len",

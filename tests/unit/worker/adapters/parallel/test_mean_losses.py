@@ -34,19 +34,22 @@ def random(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(F.dropout(output, 0.5), target)
 
 
-def _check(loss: Loss, sizes: list[int], dtype: torch.dtype = torch.float64) -> None:
+def _check(loss: Loss, sizes: list[int], dtype: torch.dtype = torch.float64, of_a_batch: int = 8) -> None:
     torch.manual_seed(0)
     check = MeanLosses(loss)
-    for size in sizes:
+    for number, size in enumerate(sizes):
+        if number % of_a_batch == 0:
+            check.begin()
         output, target = torch.randn(size, 3, dtype=dtype), torch.randint(0, 3, (size,))
         check.check(output, target, loss(output, target))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [1, 1, 1, 1], [5, 2]])
+@pytest.mark.parametrize("of_a_batch", [1, 8])
 @pytest.mark.parametrize("loss", [F.cross_entropy, penalised, random])
-def test_means_over_samples_pass(loss: Loss, sizes: list[int], dtype: torch.dtype) -> None:
-    _check(loss, sizes, dtype)
+def test_means_over_samples_pass(loss: Loss, of_a_batch: int, sizes: list[int], dtype: torch.dtype) -> None:
+    _check(loss, sizes, dtype, of_a_batch)
 
 
 def test_losses_of_different_batches_are_not_compared() -> None:
@@ -70,8 +73,10 @@ def test_losses_of_different_batches_are_not_compared() -> None:
         contrastive,
     ],
 )
-@pytest.mark.parametrize("sizes", [[4] * 8, [1] * 8, [5, 2] * 4])
-def test_other_losses_are_refused(loss: Loss, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "of_a_batch"), [([4] * 8, 8), ([1] * 8, 8), ([5, 2] * 4, 8), ([4] * 8, 1), ([5] * 8, 1)]
+)
+def test_other_losses_are_refused(loss: Loss, sizes: list[int], of_a_batch: int) -> None:
     with pytest.raises(HpctrainError) as caught:
-        _check(loss, sizes)
+        _check(loss, sizes, of_a_batch=of_a_batch)
     assert caught.value.code == "HT-pipeline-loss-not-mean"
