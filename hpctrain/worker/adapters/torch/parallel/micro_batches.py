@@ -112,8 +112,8 @@ class MeanLosses:
         before, self._before = self._before, own
         generator = torch.default_generator.get_state()
         if before is None:
-            # A batch may be a single micro-batch, which its halves tell about.
-            if len(output) < 2:
+            # A batch may be a single micro-batch, which its halves tell about. Some losses fail on a single sample.
+            if len(output) < 4:
                 return
             half = len(output) // 2
             one, other = (
