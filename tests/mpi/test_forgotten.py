@@ -50,8 +50,8 @@ MEANT = {
     "mpi": TRAINS.format(
         before="", after="model.bias.data = torch.from_numpy(comm.allreduce(model.bias.data.numpy()))"
     ),
-    # What is built on the group that ht.init() has made, which the script destroys. It sleeps because of PyTorch: a model
-    # is freed with the interpreter's lock held and joins Gloo's thread, which may still want that lock.
+    # What is built on the group that ht.init() has made, which the script destroys. It sleeps as PyTorch frees a model
+    # with the interpreter's lock held and joins Gloo's thread, which may still want that lock.
     "gloo": TRAINS.format(
         before="model = torch.nn.parallel.DistributedDataParallel(model)",
         after="torch.distributed.destroy_process_group(); import time; time.sleep(1)",
