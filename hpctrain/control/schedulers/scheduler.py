@@ -141,9 +141,11 @@ class Scheduler(ABC):
             HpctrainError: the scheduler refuses or does not answer.
         """
 
-    @abstractmethod
     def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
         """The files of what these jobs printed, the last one last; of all the run's jobs where none of them has one."""
+        if logs := [path for number in jobs if (path := directory.logs / f"job-{number}.log").exists()]:
+            return logs
+        return sorted(directory.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """The energy that the nodes of these jobs drew; None where nobody measures it."""

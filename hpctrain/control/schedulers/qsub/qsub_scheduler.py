@@ -19,10 +19,12 @@ from hpctrain.common.extras import require_trackers
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.run.directory import RunDirectory
+from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.launcher_choice import require_choices
 from hpctrain.control.schedulers.job_request import JobRequest
+from hpctrain.control.schedulers.job_script import render
 from hpctrain.control.schedulers.jobs import slurm_seconds
-from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
+from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Order, Say, Scheduler, Submitted
 from hpctrain.control.schedulers.submission import made_run, record, run_path
 
@@ -60,14 +62,15 @@ class QsubScheduler(Scheduler):
         """
 
     def describe(self, order: Order, say: Say) -> str:
-        return self._script(order, run_path(order, order.plan()))
+        plan = order.plan()
+        return self._script(order, plan, run_path(order, plan))
 
     def submit(self, order: Order, say: Say) -> Submitted:
         plan = order.plan()
         require_choices(plan)
         require_trackers(plan.trackers, {**os.environ, **order.cluster.profile.environment})
         with made_run(order, plan, {}) as directory:
-            write_whole(directory.script, self._script(order, directory.path).encode(), private=True)
+            write_whole(directory.script, self._script(order, plan, directory.path).encode(), private=True)
             done = run_program(*self._qsub(directory.script), seconds=SECONDS)
             number = re.match(r"\d+", done.stdout.strip())
             if done.returncode != 0 or number is None:
@@ -92,18 +95,10 @@ class QsubScheduler(Scheduler):
                 reason=done.stderr.strip() or done.stdout.strip(),
             )
 
-    def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
-        if logs := [path for number in jobs if (path := directory.logs / f"job-{number}.log").exists()]:
-            return logs
-        return sorted(directory.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
-
     def _qsub(self, script: Path) -> tuple[str, ...]:
         return ("qsub", *self.terse, str(script))
 
-    def _script(self, order: Order, directory: Path) -> str:
-        # Imported here because only this needs it, and it takes long.
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+    def _script(self, order: Order, plan: Plan, directory: Path) -> str:
         for option in sorted(_NOT_HERE & {*order.options}):
             raise HpctrainError(
                 "HT-option-not-usable-here",
@@ -130,26 +125,17 @@ class QsubScheduler(Scheduler):
                 seconds=request.signal_seconds,
             )
         qsub = shlex.join(self._qsub(RunDirectory(directory).script))
-        environment = Environment(  # noqa: S701 - it is bash, which the filter quotes for
-            loader=FileSystemLoader(slurm_folder()),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        environment.filters["quote"] = lambda value: shlex.quote(str(value))
         numbers = {"nodes": request.nodes, "ranks": request.ranks, "gpus_per_node": request.gpus_per_node}
         lines = [*self.directives(profile, request, directory), *(_filled(line, numbers) for line in profile.qsub)]
-        if passed := order.plan().start.passed:
-            lines.append(f"-v {','.join(passed)}")
-        return environment.get_template("qsub.sh.j2").render(
+        if plan.start.passed:
+            lines.append(f"-v {','.join(plan.start.passed)}")
+        return render(
+            "qsub.sh.j2",
+            profile,
             directives=[f"{self.prefix} {line}" for line in lines],
             run_dir=directory,
             folder=Path.cwd(),
             bin=Path(sys.executable).parent,
-            modules=profile.modules,
-            setup=profile.setup,
-            environment=profile.environment,
             number=self.number,
             signal=request.signal,
             seconds=seconds - request.signal_seconds if seconds else None,

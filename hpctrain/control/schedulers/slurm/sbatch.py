@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.plan import Plan
 from hpctrain.control.launchers.launcher_choice import require_choices, require_image
 from hpctrain.control.schedulers.job_request import SETTINGS, JobRequest, JobSettings
-from hpctrain.control.schedulers.profile import ClusterProfile, slurm_folder
+from hpctrain.control.schedulers.job_script import render
+from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Order
 from hpctrain.control.schedulers.slurm.queue import jobs_of_user
 from hpctrain.control.schedulers.submission import made_run, record, run_path
@@ -189,18 +189,9 @@ def job_script(
         virtual_environment: that the script activates.
         no_kill: the run goes on without a node that fails.
     """
-    # Imported here because only this needs it, and it takes long.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(  # noqa: S701 - it is bash, which the filter quotes for
-        loader=FileSystemLoader(slurm_folder()),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["quote"] = lambda value: shlex.quote(str(value))
-    return environment.get_template("job.sh.j2").render(
+    return render(
+        "job.sh.j2",
+        profile,
         directives=directives(request),
         run_dir=run_directory,
         folder=folder,
@@ -209,9 +200,6 @@ def job_script(
         requeue=request.requeue,
         signal=request.signal,
         signal_seconds=request.signal_seconds,
-        modules=profile.modules,
-        setup=profile.setup,
-        environment=profile.environment,
     )
 
 

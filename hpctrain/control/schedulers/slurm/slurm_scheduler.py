@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from hpctrain.common.cluster.programs import program_output, run_program
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
-from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.profile import ClusterProfile
 from hpctrain.control.schedulers.scheduler import Cluster, Order, Say, Scheduler, Submitted
@@ -66,11 +64,6 @@ class Slurm(Scheduler):
                 jobs=" ".join(jobs),
                 reason=done.stderr.strip(),
             )
-
-    def logs(self, directory: RunDirectory, jobs: Sequence[str]) -> Sequence[Path]:
-        if logs := [path for number in jobs if (path := directory.logs / f"job-{number}.log").exists()]:
-            return logs
-        return sorted(directory.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
 
     def joules(self, jobs: Sequence[str], *, seconds: float) -> int | None:
         """See :meth:`Scheduler.joules`. Steps are not counted, because they overlap.
