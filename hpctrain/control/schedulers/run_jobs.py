@@ -158,7 +158,9 @@ def _job_directory(target: str) -> Path:
     for scheduler in schedulers():
         try:
             for state in scheduler.list([target], user=os.getuid(), seconds=_ANSWER_SECONDS):
-                return state.directory
+                # Of a job that has ended not every scheduler remembers the folder, which is not the one here.
+                if state.directory.is_absolute():
+                    return state.directory
         except HpctrainError as error:
             # One whose programs are not here knows no job.
             if error.code != "HT-program-not-found":

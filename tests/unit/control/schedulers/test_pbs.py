@@ -100,6 +100,14 @@ def test_submit_status_and_cancel(
     assert codes(capsys.readouterr().err) == ["HT-option-not-usable-here"]
     Pbs().cancel(["31"])
     assert "qdel 31" in calls.read_text()
+    # A job of which PBS does not know the folder is not the run of the folder here.
+    assert main(["status", "31"]) == 0
+    ended = f"cat <<'E'\n{job(31, 'F', script='job.sh')}E"
+    install(tmp_path, monkeypatch, qstat=ended, squeue="exit 0", sacct="exit 0")
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["status", "31"]) == 2
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
     # Who does not answer knows of no end.
     install(tmp_path, monkeypatch, qselect="echo 'cannot connect to server' >&2; exit 1")
     with refused("HT-program-failed"):
