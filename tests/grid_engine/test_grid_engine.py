@@ -113,6 +113,7 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     for options, code in (
         (["--tasks-per-node", "2"], "HT-profile-lacks-key"),
         (["--qos", "high"], "HT-option-not-usable-here"),
+        (["--cpus-per-task", "4"], "HT-option-not-usable-here"),
         (["--run-dir", "a b"], "HT-run-directory-unfit"),
     ):
         assert main([*asked, *options]) == 2

@@ -14,7 +14,7 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.control.schedulers.job_request import JobRequest
 from hpctrain.control.schedulers.jobs import JobState, slurm_seconds
 from hpctrain.control.schedulers.profile import ClusterProfile
-from hpctrain.control.schedulers.qsub.qsub_scheduler import QsubScheduler, job_name, user_name
+from hpctrain.control.schedulers.qsub.qsub_scheduler import NOT_HERE, QsubScheduler, job_name, user_name
 
 # In the states of qstat, which are several letters, the first of these that occurs says it.
 _STATES = {"d": "COMPLETING", "E": "PENDING", "s": "SUSPENDED", "S": "SUSPENDED", "T": "SUSPENDED", "w": "PENDING"}
@@ -29,6 +29,8 @@ class GridEngine(QsubScheduler):
     # By this status a job asks to be run again.
     again = "exit 99"
     terse = ("-terse",)
+    # Its slots are what the parallel environment of the site says.
+    refused = NOT_HERE | {"--cpus-per-task"}
 
     def directives(self, profile: ClusterProfile, request: JobRequest, directory: Path) -> Sequence[str]:
         """See :meth:`QsubScheduler.directives`.

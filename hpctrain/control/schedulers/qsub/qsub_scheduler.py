@@ -30,7 +30,7 @@ from hpctrain.control.schedulers.submission import made_run, record, run_path
 
 SECONDS = 60.0
 # Options of `hpctrain submit` that are Slurm's, or that only its jobs act on.
-_NOT_HERE = frozenset(
+NOT_HERE = frozenset(
     (
         *("--qos", "--constraint", "--dependency", "--sbatch", "--check", "--spare", "--verify"),
         *("--container-runtime", "--container"),
@@ -52,6 +52,8 @@ class QsubScheduler(Scheduler):
     again: ClassVar[str]
     # Of qsub, so that it prints the job's number alone.
     terse: ClassVar[tuple[str, ...]] = ()
+    # Options that it cannot honour.
+    refused: ClassVar[frozenset[str]] = NOT_HERE
 
     @abstractmethod
     def directives(self, profile: ClusterProfile, request: JobRequest, directory: Path) -> Sequence[str]:
@@ -99,7 +101,7 @@ class QsubScheduler(Scheduler):
         return ("qsub", *self.terse, str(script))
 
     def _script(self, order: Order, plan: Plan, directory: Path) -> str:
-        for option in sorted(_NOT_HERE & {*order.options}):
+        for option in sorted(self.refused & {*order.options}):
             raise HpctrainError(
                 "HT-option-not-usable-here",
                 "{option} has no meaning for {scheduler}",
