@@ -9,48 +9,22 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.gpu_runs import GPUS, execute, launch, of_make_gpu
+from support.gpu_runs import CARD, GPUS, TOY, execute, launch, of_make_gpu, shards_of_photographs, speed
 from support.pages import ROOT
 
 pytestmark = of_make_gpu
 
-PROGRAM = Path(__file__).with_name("programs") / "recipe_speed.py"
-_TOY = "" if GPUS else "toy sizes on a CPU: the figures mean nothing"
-_CARD = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]} if GPUS else {}
 _IMAGES = ("data.path=/none", "precision=bf16", "compile=on")
-_SMALL_IMAGES = ("model.name=resnet18", "images.size=32")
-_SMALL_TEXT = ("model.layers=2", "model.width=64", "model.heads=2", "model.context=32", "model.vocabulary=512")
-
-
-def speed(folder: Path, note: Any, recipe: str, *changes: str, seconds: float = 240) -> dict[str, float]:
-    """Samples or tokens a second of the recipe's step and of a plain loop; their ratios."""
-    options: dict[str, Any] = {"recipe": recipe, "set": changes, "compile": bool(GPUS)}
-    options |= {"rounds": 5, "together": 5} if GPUS else {"rounds": 2, "together": 1}
-    command = [sys.executable, str(PROGRAM), "out.json", json.dumps(options)]
-    execute(command, folder, seconds=seconds, OMP_NUM_THREADS="1", **_CARD)
-    found = json.loads((folder / "out.json").read_text())
-    rates: dict[str, float] = found["rates"]
-    note(set=" ".join(changes), a_second=rates, to_plain=rates["recipe"] / rates["plain"], remark=_TOY)
-    note(peak_bytes=found["peak_bytes"])
-    note(waits_for_the_gpu_in_a_step=found["waits"])
-    assert all(rate > 0 for rate in rates.values())
-    # The losses and the norm of the gradients, read together; by an event, where the update comes before, none is seen.
-    assert found["waits"] in ((0, 1) if GPUS else (None,))
-    return rates
+_TOY_IMAGES = ("model.name=resnet18", "images.size=32")
+_TOY_TEXT = ("model.layers=2", "model.width=64", "model.heads=2", "model.context=32", "model.vocabulary=512")
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory) -> Path:
-    """Photographs of 500 x 375, as ImageNet's are on average; a tenth of them for validation."""
-    folder = tmp_path_factory.mktemp("photographs")
-    images, size = (2200, 500) if GPUS else (110, 80)
-    launch(folder, "data", "fake", "images", "--images", str(images), "--size", str(size), "--broken", "0")
-    launch(folder, "data", "shard", "images", "shards")
-    return folder / "shards"
+    return shards_of_photographs(tmp_path_factory.mktemp("photographs"), 2200 if GPUS else 110)
 
 
 @pytest.mark.parametrize("name", ["goyal2017", "you2017-lars@256", "lamb"])
@@ -59,7 +33,7 @@ def test_images(tmp_path, note, shards, name):
     batch = 256 if GPUS else 8
     size = "per_rank" if name == "goyal2017" else "size"
     # On a CPU, to compile the kinds of a network's blocks would take minutes; those of a GPT are one.
-    small = () if GPUS else (*_SMALL_IMAGES, "compile=off")
+    small = () if GPUS else (*_TOY_IMAGES, "compile=off")
     changes = (*_IMAGES, f"batch.{size}={batch}", f"batch.micro_batch={batch}", *small)
     rates = speed(tmp_path, note, name, *changes)
     workers = max(1, len(os.sched_getaffinity(0)) - 2)
@@ -69,7 +43,7 @@ def test_images(tmp_path, note, shards, name):
         whole += ["schedule.milestones=[0.5]", "schedule.warmup_epochs=0"]
     settings = [word for each in whole for word in ("--set", each)]
     start = ("run", name, "--framework", "torch", "-np", "1", *settings, "--run-dir", "run", "--tracking", "none")
-    launch(tmp_path, *start, seconds=120, **_CARD)
+    launch(tmp_path, *start, seconds=120, **CARD)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     rate = summary["samples_per_s"]
     note(from_shards=rate, workers=workers, data_share=summary["data_share"])
@@ -80,7 +54,7 @@ def test_images(tmp_path, note, shards, name):
 @pytest.mark.parametrize("micro_batch", [12, 48])
 def test_text(tmp_path, note, micro_batch):
     """gpt2-124m with so many windows of 1,024 tokens at once, of a batch of 96."""
-    size, small = (96, ()) if GPUS else (micro_batch, _SMALL_TEXT)
+    size, small = (96, ()) if GPUS else (micro_batch, _TOY_TEXT)
     changes = ("data.path=/none", "compile=on", f"batch.size={size}", f"batch.micro_batch={micro_batch}", *small)
     speed(tmp_path, note, "gpt2-124m", *changes)
 
@@ -102,9 +76,9 @@ def test_a_gpt_of_a_billion_parameters(tmp_path, note):
         "print(json.dumps(rows))\n"
     )
     benchmarks = f"{ROOT / 'benchmarks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = execute([sys.executable, "-c", program], tmp_path, seconds=200, PYTHONPATH=benchmarks, **_CARD)
+    done = execute([sys.executable, "-c", program], tmp_path, seconds=200, PYTHONPATH=benchmarks, **CARD)
     rows = json.loads(done.stdout.splitlines()[-1])
-    note(steps=rows, remark=_TOY)
+    note(steps=rows, remark=TOY)
     assert [row["recomputation"] for row in rows] == [False, True]
     assert all(row["tokens_per_s"] > 0 and row["predicted_bytes"] > 0 for row in rows)
     if GPUS:

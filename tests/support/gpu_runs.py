@@ -6,6 +6,7 @@ Ranks are connected over NCCL, or over Gloo without a GPU.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpctrain.worker.bench.loader_rates import photographs, write_folders, write_shards
 from support.imported_programs import imported
 from support.pages import ROOT
 
@@ -28,9 +30,12 @@ on_gpus = pytest.mark.skipif(not GPUS, reason="PyTorch sees no GPU")
 # What only `make gpu` runs, on a machine without a GPU too.
 of_make_gpu = pytest.mark.skipif(not os.environ.get(REPORT), reason="only `make gpu` runs it")
 BACKEND = "nccl" if GPUS else "gloo"
+CARD = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]} if GPUS else {}
+TOY = "" if GPUS else "toy sizes on a CPU: the figures mean nothing"
 # A GPU adds up in another order.
 FLOAT32 = 1e-4 if GPUS else 1e-5
 PARALLEL = ROOT / "tests" / "mpi" / "programs" / "parallel.py"
+_SPEED = ROOT / "tests" / "gpu" / "programs" / "recipe_speed.py"
 _TOLERANCE = {"float64": 1e-10, "float32": FLOAT32, "bfloat16": 0.05}
 # For a program to end once it is asked to, before it is killed.
 _GRACE_SECONDS = 5.0
@@ -112,3 +117,36 @@ def differences(out: Path, ranks: int, cases: list[str]) -> list[dict[str, Any]]
         kind = str(case.precision or case.dtype).removeprefix("torch.")
         rows.append({"case": name, "largest difference": apart, "allowed": _TOLERANCE[kind]})
     return rows
+
+
+def speed(
+    folder: Path, note: Any, recipe: str, *changes: str, variants: Sequence[str] = (), seconds: float = 240
+) -> dict[str, float]:
+    """Samples or tokens a second of a recipe's step, of its variants, and of a plain loop; their ratios.
+
+    Args:
+        note: the fixture, which writes them into the report.
+        changes: what ``--set`` would change of the recipe.
+        variants: names of :data:`recipe_speed.VARIANTS`.
+    """
+    options: dict[str, Any] = {"recipe": recipe, "set": changes, "variants": variants, "compile": bool(GPUS)}
+    options |= {"rounds": 5, "together": 5} if GPUS else {"rounds": 2, "together": 1}
+    command = [sys.executable, str(_SPEED), "out.json", json.dumps(options)]
+    execute(command, folder, seconds=seconds, OMP_NUM_THREADS="1", **CARD)
+    measured = json.loads((folder / "out.json").read_text())
+    rates: dict[str, float] = measured["rates"]
+    to_plain = {name: rate / rates["plain"] for name, rate in rates.items() if name != "plain"}
+    note(set=" ".join(changes), a_second=rates, to_plain=to_plain, remark=TOY)
+    note(peak_bytes=measured["peak_bytes"])
+    note(waits_for_the_gpu_in_a_step=measured["waits"])
+    assert all(rate > 0 for rate in rates.values())
+    # The losses and the norm of the gradients, read together; by an event, where the update comes before, none is seen.
+    assert measured["waits"] in ((0, 1) if GPUS else (None,))
+    return rates
+
+
+def shards_of_photographs(folder: Path, count: int) -> Path:
+    """So many photographs of 500 x 375 as shards: ImageNet's are as large on average."""
+    write_folders(folder / "files", photographs(count))
+    write_shards(folder / "shards", folder / "files", 64)
+    return folder / "shards"

@@ -1,7 +1,7 @@
 """A recipe's steps in turn with a plain loop over the same network, in one process: ``recipe_speed.py OUT.json '{…}'``.
 
 The recipe's step is that of its trainer, without the loop around it. A plain loop is compiled, has its batch on the
-device, and computes in bfloat16 too.
+device, and computes in bfloat16 too. ``variants`` names changes of the recipe's step that are measured beside them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,13 +29,28 @@ from hpctrain.common.recipes.schema import Recipe
 from hpctrain.worker import models
 from hpctrain.worker.bench.in_turn import rotated
 from hpctrain.worker.data.samples import Samples
+from hpctrain.worker.train import torch_chunked_loss, torch_compile
 from hpctrain.worker.train.feed import SamplesAhead
 from hpctrain.worker.train.torch_trainer import TorchTrainer
 
 Call = Callable[[], object]
 
-
 _WARM_UP = 3
+_compile = torch.compile
+
+
+def _of_any_size(function: Any, **_: object) -> Any:
+    return _compile(function)
+
+
+# What another decision would make of a recipe's step: a trainer is made, and its steps are taken, within such a change.
+VARIANTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "chunks of 2**25 logits": lambda: mock.patch.multiple(torch_chunked_loss, _LOGITS_ON_GPU=2**25, _MOST_CHUNKS=128),
+    "chunks of 2**29 logits": lambda: mock.patch.object(torch_chunked_loss, "_LOGITS_ON_GPU", 2**29),
+    "kernels for any size": lambda: mock.patch.object(torch, "compile", _of_any_size),
+    # No module has this class, so that the network is compiled as a whole.
+    "one graph": lambda: mock.patch.object(torch_compile, "network", lambda _: SimpleNamespace(block="")),
+}
 
 
 def samples(recipe: Recipe, count: int) -> Samples:
@@ -59,6 +77,19 @@ def steps_ahead(trainer: TorchTrainer, recipe: Recipe, parts: list[Samples]) -> 
         trainer.meanwhile = lambda: None
 
     return step
+
+
+def variant(name: str, recipe: Recipe, parts: list[Samples]) -> Call:
+    """The recipe's step with one of :data:`VARIANTS`."""
+    change = VARIANTS[name]
+    with change():
+        step = steps_ahead(TorchTrainer(recipe, ht.init("single")), recipe, parts)
+
+    def run() -> None:
+        with change():
+            step()
+
+    return run
 
 
 def waits(call: Call) -> int | None:
@@ -131,7 +162,7 @@ def _wait() -> None:
 
 
 def main(out: str, chosen: str) -> None:
-    """Measure ``recipe`` with the changes ``set``: ``rounds`` of ``together`` steps each."""
+    """Measure ``recipe`` with the changes ``set``, and its ``variants``: ``rounds`` of ``together`` steps each."""
     options: dict[str, Any] = json.loads(chosen)
     recipe = load_recipe(options["recipe"], options["set"]).at(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -142,6 +173,7 @@ def main(out: str, chosen: str) -> None:
         "recipe": steps_ahead(trainer, recipe, parts),
         "plain": plain(recipe, parts, device, compiled=options["compile"]),
     }
+    calls |= {name: variant(name, recipe, parts) for name in options["variants"]}
     seconds = timed(calls, options["rounds"], options["together"])
     each = recipe.model.context if recipe.data.name == "text" else 1
     rates = {name: recipe.global_batch * each / found for name, found in seconds.items()}

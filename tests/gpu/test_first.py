@@ -1,0 +1,92 @@
+"""The first quarter of an hour on a GPU, in the order of what it decides: ``make gpu ONLY=first``.
+
+Each check is bounded, and all bounds together are 14 minutes. What one says is in the report when it ends, so that a
+card that is taken back leaves what was measured. Without a GPU they run at toy sizes, so that they do not rot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from hpctrain import HpctrainError
+from hpctrain.worker.adapters.torch.parallel.schedules import schedule_on
+from support.gpu_runs import (
+    BACKEND,
+    CARD,
+    GPUS,
+    PARALLEL,
+    TOY,
+    differences,
+    launch,
+    of_make_gpu,
+    shards_of_photographs,
+    speed,
+    start,
+)
+
+pytestmark = of_make_gpu
+
+_TOY_TEXT = ("model.layers=2", "model.width=64", "model.heads=2", "model.context=32", "model.vocabulary=512")
+_TOY_IMAGES = ("model.name=resnet18", "images.size=32", "compile=off")
+
+
+def test_pytorch(note):
+    """Whether pipelines run at all with this machine's PyTorch."""
+    try:
+        pipelines = schedule_on(2, "1f1b")
+    except HpctrainError as error:
+        pipelines = str(error)
+    nccl = torch.cuda.nccl.version() if GPUS else None
+    note(torch=torch.__version__, cuda=torch.version.cuda, nccl=nccl, pipelines=pipelines)
+
+
+@pytest.mark.parametrize("micro_batch", [12, 48])
+def test_chunks_of_the_loss(tmp_path, note, micro_batch):
+    """gpt2-124m, and how many logits its output layer should have at once. 110 seconds each."""
+    size, toy = (96, ()) if GPUS else (micro_batch, _TOY_TEXT)
+    changes = ("data.path=/none", "compile=on", f"batch.size={size}", f"batch.micro_batch={micro_batch}", *toy)
+    variants = ("chunks of 2**25 logits", "chunks of 2**29 logits")
+    speed(tmp_path, note, "gpt2-124m", *changes, variants=variants, seconds=110)
+
+
+def test_graphs_of_a_residual_network(tmp_path, note):
+    """ResNet-50, and what of it should be compiled: each block, as it is, or the whole. 210 seconds."""
+    batch, toy = (256, ()) if GPUS else (8, _TOY_IMAGES)
+    changes = ("data.path=/none", "precision=bf16", "compile=on", f"batch.per_rank={batch}", *toy)
+    variants = ("kernels for any size", "one graph") if GPUS else ()
+    speed(tmp_path, note, "goyal2017", *changes, f"batch.micro_batch={batch}", variants=variants, seconds=210)
+
+
+@pytest.mark.parametrize("decode", ["full", "gpu"])
+def test_decoding_beside_a_training(tmp_path, note, decode):
+    """ResNet-50 from JPEG files, which processes decode, or the GPU. 100 seconds each."""
+    if decode == "gpu" and not GPUS:
+        pytest.skip("PyTorch sees no GPU")
+    shards = shards_of_photographs(tmp_path, 1100 if GPUS else 110)
+    batch, toy = (256, ()) if GPUS else (8, _TOY_IMAGES)
+    workers = max(1, len(os.sched_getaffinity(0)) - 2)
+    values = (f"data.path={shards}", f"data.decode={decode}", f"data.workers={workers}", "precision=bf16")
+    # Its rate falls after 30 epochs, which such a run does not have.
+    length = (f"epochs={16 if GPUS else 1}", "schedule.milestones=[0.5]", "schedule.warmup_epochs=0")
+    batches = (f"batch.per_rank={batch}", f"batch.micro_batch={batch}")
+    settings = [word for value in (*values, *length, *batches, *toy) for word in ("--set", value)]
+    run = ("run", "goyal2017", "--framework", "torch", "-np", "1", *settings, "--run-dir", "run", "--tracking", "none")
+    launch(tmp_path, *run, seconds=100, **CARD)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    note(images_a_second=summary["samples_per_s"], data_share=summary["data_share"], workers=workers, remark=TOY)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_pipeline_on_one_card(tmp_path, note, schedule):
+    """Two stages that share it equal one process. 80 seconds each; NCCL says in the report what it waits for."""
+    arguments = (str(tmp_path / "out"), f"{BACKEND}=pp_{schedule}")
+    says = {"HPCTRAIN_TIMEOUT": "60", "NCCL_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"}
+    done = launch(tmp_path, "run", str(PARALLEL), *start(2), "--", *arguments, seconds=80, status=None, **says)
+    rows = differences(tmp_path / "out", 2, [f"pp_{schedule}"])
+    note(cases=rows, status=done.returncode, said=done.stdout.splitlines()[-40:] if done.returncode else [])
+    assert done.returncode == 0 and rows
+    assert not [row for row in rows if not row["largest difference"] <= row["allowed"]]
