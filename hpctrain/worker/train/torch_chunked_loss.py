@@ -140,13 +140,15 @@ def chunk_gradient(logits: torch.Tensor, labels: torch.Tensor, smoothing: float)
     wide = _wide(logits)
     losses, total = _losses(wide, labels, smoothing)
     known = (labels != BROKEN)[:, None].to(wide.dtype)
-    wide = wide.sub_(total[:, None]).exp_()
-    if smoothing:
-        wide = wide.sub_(smoothing / wide.shape[1])
     if torch.compiler.is_compiling():
-        # One pass over the logits. For a scatter, the compiler would write them in float32 and read them again.
+        # One pass over the logits. For a scatter, the compiler would write them in float32 and read them again; and of
+        # logits that change in place, PyTorch 2.11 computes the losses afterwards.
         is_label = torch.arange(wide.shape[1], device=wide.device) == labels[:, None]
+        wide = (wide - total[:, None]).exp() - smoothing / wide.shape[1]
         wide = torch.where(is_label, wide - (1 - smoothing), wide) * known
     else:
+        wide = wide.sub_(total[:, None]).exp_()
+        if smoothing:
+            wide = wide.sub_(smoothing / wide.shape[1])
         wide = wide.scatter_add_(1, labels.clamp(min=0)[:, None], (smoothing - 1) * torch.ones_like(known)).mul_(known)
     return losses, wide.to(logits.dtype)
