@@ -19,8 +19,6 @@ from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import reading
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import EventsFile, kept
-from hpctrain.common.run.events.kinds import EpochEvent
-from hpctrain.common.run.events.reader import BOUNDS
 from hpctrain.report.output import answer, answer_json, print_table, tell
 
 if TYPE_CHECKING:
@@ -175,7 +173,7 @@ def checkpoint_rows(directory: RunDirectory) -> list[CheckpointRow]:
         HpctrainError: this is no run's directory, or its events are damaged.
     """
     folder = require_checkpoints(directory)
-    accuracies = scores(kept(EventsFile(directory.events).outline(*BOUNDS, EpochEvent)))
+    accuracies = scores(kept(EventsFile(directory.events).outline))
     newest = newest_whole(folder)
     faults = dict(newest.damaged)
     rows = []

@@ -126,7 +126,7 @@ class Record:
     @cached_property
     def events(self) -> Sequence[Event]:
         """The events in order, but for steps and logs."""
-        return [event for event in kept(self._source.outline()) if not isinstance(event, StepEvent)]
+        return [event for event in kept(self._source.outline) if not isinstance(event, StepEvent)]
 
     @cached_property
     def attempts(self) -> list[PastAttempt]:

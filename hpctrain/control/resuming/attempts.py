@@ -280,7 +280,7 @@ def run_events(directory: RunDirectory, *also: type[Event]) -> list[Event]:
         HpctrainError: the file is damaged; names the line.
     """
     kinds = (StartEvent, CheckpointEvent, StallEvent, FaultEvent, StoppedEvent, EndEvent, *also)
-    events = EventsFile(directory.events).few(*kinds)
+    events = (event for event in EventsFile(directory.events).outline if isinstance(event, kinds))
     return list(itertools.dropwhile(lambda event: not isinstance(event, StartEvent), events))
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from hpctrain.common.extras import require_server
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event, EventsFile, run_id
+from hpctrain.common.run.events import Event, read_events, run_id
 from hpctrain.common.run.events.kinds import EndEvent, StartEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.report.tracking.curves import Curves
@@ -73,7 +73,7 @@ class MlflowRun:
             self._run = known[0].info.run_id
         else:
             tags = {_TAG: identity, "hpctrain.run_dir": str(self._directory.path.absolute())}
-            began = _milliseconds(next(iter(EventsFile(self._directory.events))).time)
+            began = _milliseconds(next(read_events(self._directory.events)).time)
             name = title(self._plan, self._directory)
             run = self._client.create_run(experiment, start_time=began, tags=tags, run_name=name)
             self._run = run.info.run_id

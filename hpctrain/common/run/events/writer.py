@@ -62,7 +62,7 @@ class EventWriter:
         self._open(path, alone=True)
         events = EventsFile(path)
         recorded: list[Sequence[Event]] = [events.newest(StepEvent), events.newest(LogEvent)]
-        recorded += attempts(events.outline())[-1:]
+        recorded += attempts(events.outline)[-1:]
         # Events of unknown kinds cannot be compared, and this version emits none of them.
         self._there = {_identity(event) for part in recorded for event in part if not isinstance(event, OtherEvent)}
         while self._recent:
