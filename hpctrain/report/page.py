@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,6 @@ from markupsafe import Markup
 
 from hpctrain.common.cluster.gpus import SHARING_NOTE
 from hpctrain.common.cluster.host_list import fold_hosts
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import encodable, printable, shortened
 from hpctrain.common.files.whole import write_whole
 from hpctrain.common.recipes.difference import flat
@@ -38,8 +37,8 @@ from hpctrain.report.run_energy import energy_text, kwh
 from hpctrain.report.summary import Summary, summarise_record
 
 UNFINISHED = "unfinished"
-# Of more lines and attempts, faults of one attempt, and ranks, a page counts the rest.
-_MOST_LINES, _MOST_FAULTS, _MOST_RANKS = 100, 10, 1000
+# Of more lines and attempts, and of faults of one attempt, a page counts the rest.
+_MOST_LINES, _MOST_FAULTS = 100, 10
 # How long a scheduler may take to say what its nodes drew.
 _ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 500
@@ -87,8 +86,7 @@ def _summary_of(record: Record, plan: Plan) -> dict[str, Any]:
 def render(directory: RunDirectory) -> str:
     """Render the page."""
     plan, record = read_model(directory.plan, Plan), Record.read(directory)
-    unread: list[HpctrainError] = []
-    ranks = [*read_records(directory, unread).values()]
+    ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     left, verdict = directory.summary.exists(), read_verdict(directory)
     summary = read_summary(directory) if left else _summary_of(record, plan)
@@ -107,9 +105,6 @@ def render(directory: RunDirectory) -> str:
         survived=first_of([*filter(None, map(event_line, _trouble(record)))], _MOST_LINES),
         attempts=[_attempt_row(attempt) for attempt in record.attempts[-_MOST_LINES:]],
         earlier_attempts=len(record.attempts) - _MOST_LINES,
-        ranks=_rank_rows(ranks, over=summary["status"] != UNFINISHED),
-        more_ranks=len(ranks) - _MOST_RANKS,
-        unread=first_of([error.message for error in unread], _MOST_LINES),
     )
 
 
@@ -217,25 +212,6 @@ def _faults(record: Record, ranks: Iterable[RankRecord], words: LastWords | None
 
 def _error(rank: RankRecord) -> str:
     return f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
-
-
-def _rank_rows(ranks: Sequence[RankRecord], *, over: bool) -> list[tuple[Any, ...]]:
-    """The rows of the ranks; of very many, of those first that are not done.
-
-    Args:
-        over: the run has ended, and with it the ranks that were killed before they could record their end.
-    """
-    first = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda rank: rank.status == "done")
-    rows = []
-    for rank in first[:_MOST_RANKS]:
-        ended = rank.status != "running"
-        status = "ended with the run" if over and not ended else rank.status
-        # A clock may have been set back meanwhile.
-        time = duration(rank.ended - rank.started) if ended and rank.ended >= rank.started else None
-        # The exit code of a lost rank is not known.
-        code = rank.exit_code if ended and rank.status != "lost" else None
-        rows.append((rank.rank, rank.host, status, time, code))
-    return rows
 
 
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
