@@ -1,19 +1,15 @@
-"""The runs in a folder, newest first, and what differs between runs."""
+"""The runs in a folder, newest first."""
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word, shortened
-from hpctrain.common.recipes.difference import settings
 from hpctrain.common.recipes.mesh_traffic import aligned
-from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.plan import Plan
+from hpctrain.common.run.directory import RunDirectory
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.run_jobs import own_jobs
 from hpctrain.control.schedulers.scheduler import Scheduler
@@ -27,8 +23,6 @@ _ANSWER_SECONDS = 10.0
 _LONGEST_NAME = 24
 
 Jobs = Callable[[Scheduler], tuple[Sequence[JobState], str | None]]
-# A run, and its settings by dotted key.
-_Settled = tuple[RunStatus, dict[str, Any]]
 
 
 def list_runs(folder: Path) -> tuple[list[RunStatus], str | None]:
@@ -43,8 +37,8 @@ def list_runs(folder: Path) -> tuple[list[RunStatus], str | None]:
             asked[scheduler] = _jobs(scheduler, folder)
         return asked[scheduler]
 
-    found = [_read(RunDirectory(plan.parent.absolute()), jobs) for plan in folder.glob("*/plan.json")]
-    runs = sorted(_with_differences(found), key=lambda run: run.updated, reverse=True)
+    runs = [_read(RunDirectory(plan.parent.absolute()), jobs) for plan in folder.glob("*/plan.json")]
+    runs.sort(key=lambda run: run.updated, reverse=True)
     return runs, next((problem for _, problem in asked.values() if problem), None)
 
 
@@ -55,7 +49,7 @@ def _jobs(scheduler: Scheduler, folder: Path) -> tuple[Sequence[JobState], str |
         return [], error.message
 
 
-def _read(directory: RunDirectory, jobs: Jobs) -> _Settled:
+def _read(directory: RunDirectory, jobs: Jobs) -> RunStatus:
     made = 0.0
     try:
         made = directory.plan.stat().st_mtime
@@ -63,30 +57,11 @@ def _read(directory: RunDirectory, jobs: Jobs) -> _Settled:
         numbers = {*submitted_jobs(directory), *record.jobs}
         known, problem = jobs(scheduler_of(directory)) if numbers else ([], None)
         run = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)
-        return run.model_copy(update={"updated": run.updated or made}), _settings(read_model(directory.plan, Plan))
+        return run.model_copy(update={"updated": run.updated or made})
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
-        return RunStatus(run_dir=str(directory.path), title="", state="damaged", message=message, updated=made), {}
-
-
-def _settings(plan: Plan) -> dict[str, Any]:
-    return {
-        **settings(plan.work),
-        **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
-        **{f"versions.{name}": version for name, version in plan.versions.items()},
-    }
-
-
-def _with_differences(runs: Sequence[_Settled]) -> list[RunStatus]:
-    described = []
-    for title in {run.title for run, _ in runs}:
-        alike = [(run, values) for run, values in runs if run.title == title]
-        keys = dict.fromkeys(key for _, values in alike for key in values)
-        differing = [key for key in keys if any(values.get(key) != alike[0][1].get(key) for _, values in alike)]
-        for run, values in alike:
-            described.append(run.model_copy(update={"differs": {key: values.get(key) for key in differing}}))
-    return described
+        return RunStatus(run_dir=str(directory.path), title="", state="damaged", message=message, updated=made)
 
 
 def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str:
@@ -104,8 +79,7 @@ def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str
             _metric(run),
             _when(run.updated),
             duration(run.elapsed_s) or "",
-            run.message.partition("\n")[0]
-            or ", ".join(f"{key}={_value_text(value)}" for key, value in run.differs.items()),
+            run.message.partition("\n")[0],
         )
         for run in reversed(runs)
     ]
@@ -116,13 +90,10 @@ def _metric(run: RunStatus) -> str:
     """The newest of what a run measures: the test accuracy, or the loss, or what a script logs last."""
     measured = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
     known = ((name, value) for name, value in measured.items() if value is not None)
-    return next((f"{shortened(_value_text(name), _LONGEST_NAME)} {value:.4g}" for name, value in known), "")
-
-
-def _value_text(value: Any) -> str:
-    """A value in one line: a list as words of a command line."""
-    text = shlex.join(map(str, value)) if isinstance(value, list | tuple) else "—" if value is None else str(value)
-    return text if text.isprintable() else repr(text)
+    texts = (
+        f"{shortened(name if name.isprintable() else repr(name), _LONGEST_NAME)} {value:.4g}" for name, value in known
+    )
+    return next(texts, "")
 
 
 def _when(moment: float) -> str:

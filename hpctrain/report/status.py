@@ -59,7 +59,6 @@ class RunStatus(BaseModel):
         excluded: nodes that jobs of the run leave out, and why, a line each.
         unread: why the records of some ranks cannot be read, which may then be alive, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
-        differs: in a list of runs, the settings in which those of this title differ, by dotted key.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -94,7 +93,6 @@ class RunStatus(BaseModel):
     excluded: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     silent: bool = False
-    differs: dict[str, Any] = {}
 
 
 def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
