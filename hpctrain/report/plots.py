@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -58,44 +59,38 @@ MOST_NAMES = 100
 
 class Means:
     """The points of a curve, at most 600. Of more values each point is the mean of equally many, the last of what is
-    left: where no more points are free, neighbours become one.
+    left.
     """
 
     def __init__(self) -> None:
-        # Of each point: the sum of x, the number of values, the sum of the y that can be drawn, and their number.
-        self._sums: list[list[float]] = []
-        self._each = 1
+        self._x, self._y = array("d"), array("d")
 
     def __len__(self) -> int:
-        return len(self._sums)
+        return len(self._x)
 
     def add(self, x: float, y: float | None) -> None:
         """Add the next value. A point leaves out None and what cannot be drawn, and is a gap without other values."""
-        if not self._sums or self._sums[-1][1] == self._each:
-            if len(self._sums) == _POINTS:
-                pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
-                self._sums = [[one + other for one, other in zip(*pair, strict=True)] for pair in pairs]
-                self._each *= 2
-            self._sums.append([0.0, 0, 0.0, 0])
-        point = self._sums[-1]
-        point[0] += x
-        point[1] += 1
-        # Not true of NaN either.
-        if y is not None and abs(y) < _LARGEST:
-            point[2] += y
-            point[3] += 1
+        self._x.append(x)
+        # The comparison is not true of NaN either.
+        self._y.append(y if y is not None and abs(y) < _LARGEST else np.nan)
 
     @property
     def known(self) -> bool:
         """Whether any point is not a gap."""
-        return any(point[3] for point in self._sums)
+        return not np.isnan(self._y).all()
 
     @property
     def points(self) -> tuple[FloatArray, FloatArray]:
         """The values of x, and of y; NaN for a gap."""
-        x, count, y, drawn = np.array(self._sums).reshape(-1, 4).T
-        with np.errstate(invalid="ignore"):
-            return x / count, y / drawn
+        each = max(1, -(-len(self) // _POINTS))
+        return _means(self._x, each), _means(self._y, each)
+
+
+def _means(values: Sequence[float], each: int) -> FloatArray:
+    rows = np.pad(np.array(values), (0, -len(values) % each), constant_values=np.nan).reshape(-1, each)
+    with np.errstate(invalid="ignore"):
+        means: FloatArray = np.nansum(rows, axis=1) / np.isfinite(rows).sum(axis=1)
+    return means
 
 
 def curves(record: Record, reported: Reported | None) -> dict[str, str]:
