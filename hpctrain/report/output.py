@@ -144,15 +144,8 @@ class Patient:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._given_up():
