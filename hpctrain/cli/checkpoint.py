@@ -110,11 +110,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _paths(target: Path) -> list[Path]:
-    """The checkpoint itself, or those of a run.
-
-    Raises:
-        HpctrainError: the run has none.
-    """
+    """The checkpoint itself, or those of a run."""
     if _is_checkpoint(target):
         return [target]
     folder = require_checkpoints(RunDirectory(target))
@@ -148,9 +144,6 @@ def checkpoint_rows(directory: RunDirectory) -> list[dict[str, Any]]:
     step, and ``ends_epoch`` whether that was its last; only then is there a ``test_accuracy`` of the model, from 0 to
     1. ``bytes`` are those of all ranks' shares, and ``time`` is when it was written, in seconds since the epoch. What
     is not known is None.
-
-    Raises:
-        HpctrainError: this is no run's directory, or its events are damaged.
     """
     folder = require_checkpoints(directory)
     accuracies = scores(kept(EventsFile(directory.events).outline))
@@ -176,11 +169,7 @@ def _row(path: Path, state: str, fault: str | None = None, accuracy: float | Non
 
 
 def require_checkpoints(directory: RunDirectory) -> Path:
-    """The folder of a run's checkpoints.
-
-    Raises:
-        HpctrainError: this is no run's directory.
-    """
+    """The folder of a run's checkpoints."""
     with reading(directory.path, "name a run directory that you may read"):
         there = directory.plan.exists() or directory.checkpoints.is_dir()
     if not there:

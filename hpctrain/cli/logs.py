@@ -115,9 +115,6 @@ class RankLogs:
     Args:
         ranks: the ranks whose logs are read; None for all of the ``world_size``.
         epochs: whether rank 0's lines include those that ``hpctrain run`` shows of a recipe's epochs.
-
-    Raises:
-        HpctrainError: the run has no such rank.
     """
 
     def __init__(

@@ -123,11 +123,7 @@ def print_table(table: RenderableType, *, stderr: bool = False) -> None:
 
 
 def save(file: Path, content: str) -> None:
-    """Write the file, and print its path.
-
-    Raises:
-        HpctrainError: it cannot be written.
-    """
+    """Write the file, and print its path."""
     try:
         file.write_bytes(content.encode())
     except OSError as error:

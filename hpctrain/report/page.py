@@ -58,21 +58,13 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str], str], ...] = (
 
 
 def write_report(directory: RunDirectory) -> Path:
-    """Write the report of a run, finished or not, and return its path.
-
-    Raises:
-        HpctrainError: the directory holds no run, or cannot be written.
-    """
+    """Write the report of a run, finished or not, and return its path."""
     write_whole(directory.report, encodable(printable(render(directory))).encode(), private=True, elsewhere=_ELSEWHERE)
     return directory.report
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary that a run left, or one of what it has recorded so far.
-
-    Raises:
-        HpctrainError: the directory holds no run.
-    """
+    """The summary that a run left, or one of what it has recorded so far."""
     plan = read_model(directory.plan, Plan)
     if directory.summary.exists():
         return read_model(directory.summary, Summary).model_dump()

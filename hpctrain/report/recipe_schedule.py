@@ -56,9 +56,6 @@ def schedule(recipe: Recipe) -> dict[str, Any]:
     """The figures of the run by a recipe of :func:`at_world`.
 
     The lists have a value for the start of each epoch and one for the end of the last.
-
-    Raises:
-        HpctrainError: an epoch would have no step.
     """
     samples = training_samples(recipe.data)
     rate = learning_rate(recipe, samples)

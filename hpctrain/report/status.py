@@ -96,11 +96,7 @@ class RunStatus(BaseModel):
 
 
 def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
-    """The current status of a run; and the scheduler's error if it does not answer.
-
-    Raises:
-        HpctrainError: a file of the run is damaged.
-    """
+    """The current status of a run; and the scheduler's error if it does not answer."""
     record = Record.read(directory)
     try:
         jobs = jobs_of(directory, record.jobs, seconds=_ANSWER_SECONDS)

@@ -88,11 +88,7 @@ def verify(path: Path, *, hashes: bool = True) -> list[str]:
 
 
 def require_whole(path: Path) -> None:
-    """Refuse a checkpoint that is damaged.
-
-    Raises:
-        HpctrainError: it is, or see :func:`verify`.
-    """
+    """Refuse a checkpoint that is damaged."""
     if faults := verify(path):
         raise HpctrainError(
             "HT-checkpoint-damaged",
@@ -104,11 +100,7 @@ def require_whole(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint so that nothing looks for it; returns the new path.
-
-    Raises:
-        HpctrainError: the disk refuses.
-    """
+    """Rename a damaged checkpoint so that nothing looks for it; returns the new path."""
     free, number = path.with_name(f"{DAMAGED}{path.name}"), 1
     while free.exists():
         number += 1

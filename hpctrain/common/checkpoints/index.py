@@ -48,11 +48,7 @@ class Index:
 
 
 def read_index(path: Path, manifest: CheckpointManifest) -> Index:
-    """Look what is in a checkpoint.
-
-    Raises:
-        HpctrainError: a file cannot be read, or pieces are missing, overlap, or are not what their keys say.
-    """
+    """Look what is in a checkpoint."""
     index = Index()
     for name in manifest.files:
         for stored in _stored(path / name):

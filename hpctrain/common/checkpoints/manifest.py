@@ -125,11 +125,7 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
 
 def write_manifest(path: Path, manifest: CheckpointManifest) -> None:
-    """Write the manifest and its hash into a folder that has neither.
-
-    Raises:
-        OSError: the disk is full, or refuses.
-    """
+    """Write the manifest and its hash into a folder that has neither."""
     text = manifest.model_dump_json(indent=2) + "\n"
     content = text.encode()
     for name, part in ((MANIFEST, content), (SUM, _sum(content))):

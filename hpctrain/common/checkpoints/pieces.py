@@ -88,11 +88,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, key: str, lengths: tuple[int, ...]) -> Place:
-        """The place of what a file has under a key, with so many elements along each dimension.
-
-        Raises:
-            ValueError: the key is of a piece with others.
-        """
+        """The place of what a file has under a key, with so many elements along each dimension."""
         if not (match := _KEY.fullmatch(key)):
             return cls(key, lengths, Box.whole(lengths))
         name, ranges, sizes = match.groups()

@@ -45,9 +45,6 @@ def write_share(
         rank, ranks: the number of the rank, and how many ranks there are.
         proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
             of ranks that hold the same, under a name that the group alone has.
-
-    Raises:
-        HpctrainError: the disk is full, or refuses.
     """
     path = fresh / share_name(rank, ranks)
     part = path.with_suffix(".part")

@@ -127,9 +127,6 @@ def read_state(path: Path, rank: int, ranks: int) -> tuple[CheckpointManifest, S
     Args:
         path: a complete checkpoint (see :func:`hpctrain.common.checkpoints.find.verify`).
         rank, ranks: the number of the rank, and how many ranks there are now.
-
-    Raises:
-        HpctrainError: it is not there, or damaged.
     """
     manifest = read_manifest(path)
     return manifest, SavedState(manifest, read_index(path, manifest), rank, ranks)

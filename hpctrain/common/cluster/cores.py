@@ -18,11 +18,7 @@ _SYSTEM = "sys/devices/system"
 
 
 def cores_of_list(text: str, where: str) -> tuple[int, ...]:
-    """The CPUs of a list such as ``0-31,64-95``, ascending.
-
-    Raises:
-        HpctrainError: not such a list.
-    """
+    """The CPUs of a list such as ``0-31,64-95``, ascending."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -38,9 +34,6 @@ def cores_of_mask(text: str, where: str) -> tuple[int, ...]:
 
     An empty word is zero, and a mask without commas may be of any length. ``0xf...f``, hwloc's endless run of ones, is
     refused.
-
-    Raises:
-        HpctrainError: not such a mask.
     """
     words = text.strip().split(",")
     digits = 8 if len(words) > 1 else MOST_CPUS // 4

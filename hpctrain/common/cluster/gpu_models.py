@@ -100,11 +100,7 @@ def buses() -> dict[str, Bus]:
 
 
 def gpu(name: str) -> GpuModel:
-    """The data sheet of one GPU.
-
-    Raises:
-        HpctrainError: there is none of this name.
-    """
+    """The data sheet of one GPU."""
     found = gpus().get(name)
     if found is None:
         raise HpctrainError(

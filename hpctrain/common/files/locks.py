@@ -26,9 +26,6 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
 
     Args:
         seconds: how long to wait for another one.
-
-    Raises:
-        HpctrainError: another one still has it, or the folder cannot be made.
     """
     path = folder / ".lock"
     try:
@@ -62,9 +59,6 @@ def lock(descriptor: int, path: Path, seconds: float, elsewhere: str) -> bool:
 
     Returns:
         False if the other process still has it; True also on a file system without locks.
-
-    Raises:
-        HpctrainError: the file system has locks, and refuses.
     """
     deadline = time.monotonic() + seconds
     while True:

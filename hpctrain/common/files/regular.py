@@ -91,9 +91,6 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
         hint: how to name or make a right one.
         limit: bytes that it may have.
         errors: how undecodable bytes are treated, see :meth:`bytes.decode`.
-
-    Raises:
-        HpctrainError: it cannot be read, is no regular file, is longer, or is not text.
     """
     try:
         content = read_regular(path, limit)

@@ -23,9 +23,6 @@ def require_room(folder: Path, wanted: int, done: str, hint: str) -> None:
 
     Args:
         wanted: bytes that are to be ``done``, as "written".
-
-    Raises:
-        HpctrainError: the disk has less; with ``hint``.
     """
     free = shutil.disk_usage(folder).free
     if wanted > free:
@@ -47,9 +44,6 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, elsewhere:
     Args:
         private: readable by its owner only, as files of a run directory are; one that is there already keeps its mode.
         elsewhere: how the user writes to another place, for the error.
-
-    Raises:
-        HpctrainError: the disk is full, or refuses.
     """
     fresh = temporary(path)
     try:

@@ -122,11 +122,7 @@ class RunDirectory:
         return self.ranks / f"rank-{rank}.json"
 
     def create(self, plan: BaseModel) -> None:
-        """Make the directory, readable by its owner only, with its folders and its plan.
-
-        Raises:
-            HpctrainError: it already holds a run, or cannot be made.
-        """
+        """Make the directory, readable by its owner only, with its folders and its plan."""
         text = plan_text(plan)
         try:
             make_folder(self.path)
@@ -159,9 +155,6 @@ class RunDirectory:
 
         Args:
             number: the attempt's, from 2; the dumps of the one before it are kept.
-
-        Raises:
-            HpctrainError: it cannot be written.
         """
         write_whole(self.plan, plan_text(plan), private=True)
         try:
@@ -195,11 +188,7 @@ def plan_sha256(plan: BaseModel) -> str:
 
 
 def plan_text(plan: BaseModel) -> bytes:
-    """The content of ``plan.json``.
-
-    Raises:
-        HpctrainError: it holds text that is not UTF-8.
-    """
+    """The content of ``plan.json``."""
     try:
         return f"{plan.model_dump_json(indent=2)}\n".encode()
     except PydanticSerializationError as error:
@@ -218,11 +207,7 @@ def default_directory(title: str) -> Path:
 
 
 def new_directory(path: Path) -> RunDirectory:
-    """Make a directory of that name, with a number appended if it already exists.
-
-    Raises:
-        HpctrainError: it cannot be made.
-    """
+    """Make a directory of that name, with a number appended if it already exists."""
     number, free = 1, path
     while True:
         try:

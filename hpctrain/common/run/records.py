@@ -101,11 +101,7 @@ def processes_with(*words: str) -> list[int]:
 
 
 def hold(directory: RunDirectory) -> int:
-    """Open a run's directory, by which this process is known to belong to the run; returns the descriptor.
-
-    Raises:
-        HpctrainError: it cannot be opened.
-    """
+    """Open a run's directory, by which this process is known to belong to the run; returns the descriptor."""
     try:
         return os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -220,9 +216,5 @@ def is_own_record(directory: RunDirectory, rank: int) -> bool:
 
 
 def write_record(directory: RunDirectory, record: RankRecord) -> None:
-    """Write or replace a rank's record.
-
-    Raises:
-        HpctrainError: the disk is full.
-    """
+    """Write or replace a rank's record."""
     write_json(directory.rank(record.rank), record.model_dump(mode="json"))

@@ -134,11 +134,7 @@ class StepFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, step: StepRecord) -> None:
-        """Write a step.
-
-        Raises:
-            HpctrainError: there is no room for it.
-        """
+        """Write a step."""
         head = {
             "samples": len(step.samples),
             "kept": [[tensor.kind, tensor.name, list(tensor.shape), tensor.dtype, tensor.norm] for tensor in step.kept],
@@ -149,19 +145,11 @@ class StepFiles:
         self._count += 1
 
     def write(self, facts: RankFacts) -> None:
-        """Write what is known of the rank, over what was.
-
-        Raises:
-            HpctrainError: there is no room for it.
-        """
+        """Write what is known of the rank, over what was."""
         write_whole(self._folder / "facts.json", json.dumps(asdict(facts)).encode(), private=True)
 
     def read(self) -> tuple[RankFacts, list[StepRecord]]:
-        """What this rank wrote, as far as it got.
-
-        Raises:
-            HpctrainError: a file holds something else.
-        """
+        """What this rank wrote, as far as it got."""
         try:
             facts = RankFacts(**json.loads(read_regular(self._folder / "facts.json", _MOST_FACTS, links=False)))
             steps = [_read(path) for path in sorted(self._folder.glob("step-*"))]

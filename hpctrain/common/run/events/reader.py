@@ -134,11 +134,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def run_id(path: Path) -> str:
-    """Identifies a run everywhere and in all of its attempts, also when its directory was moved: from its first event.
-
-    Raises:
-        OSError: the run has no event.
-    """
+    """The identity of a run in all of its attempts, wherever its directory is: the hash of its first event."""
     with open_regular(path, links=False) as file:
         return hashlib.sha256(file.readline(LONGEST_LINE)).hexdigest()[:32]
 

@@ -29,9 +29,6 @@ class EventWriter:
         path: the file, or None to write nothing as long as another process does, which emits the same events: ranks
             other than 0 until :meth:`take_over`.
         alone: nobody else writes just now, so that a partial last line is what a crash left, and is cut off.
-
-    Raises:
-        HpctrainError: the file cannot be opened.
     """
 
     def __init__(self, path: Path | None, *, alone: bool = True) -> None:
@@ -52,11 +49,7 @@ class EventWriter:
             raise disk_error(error, path) from error
 
     def take_over(self, path: Path) -> None:
-        """Continue for a process that died: write the newest events that it had not written, and all later ones.
-
-        Raises:
-            HpctrainError: the file cannot be read or opened.
-        """
+        """Continue for a process that died: write the newest events that it had not written, and all later ones."""
         if self._file:
             return
         self._open(path, alone=True)
@@ -82,22 +75,14 @@ class EventWriter:
             self._file.close()
 
     def emit(self, event: Event) -> None:
-        """Append one event.
-
-        Raises:
-            HpctrainError: the disk is full; says how to go on.
-        """
+        """Append one event."""
         if self._file is None:
             self._recent.append(event)
         else:
             self._write(event)
 
     def synchronise(self) -> None:
-        """Return when everything emitted is on disk. Any thread may call it.
-
-        Raises:
-            HpctrainError: the disk refuses.
-        """
+        """Return when everything emitted is on disk. Any thread may call it."""
         if self._file is None:
             return
         try:
