@@ -12,8 +12,8 @@
     RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
     RUN_DIR/logs/flight-recorder-rank-N
                                  what PyTorch writes of rank N's last collectives where one hangs, for torchfrtrace
-    RUN_DIR/logs/flight-recorder-attempt-A/
-                                 the same of earlier attempts, the newest three that have any
+    RUN_DIR/logs/flight-recorder-before/
+                                 the same of the newest earlier attempt that has any
     RUN_DIR/mlflow-run           the identity of the MLflow run that a script has begun; wandb-run that of W&B
     RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
     RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
@@ -52,8 +52,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # The limit for a plan, a record or a summary: the plan of ten thousand ranks has about one megabyte.
 _MOST_BYTES = 2**24
-# Of how many attempts before this one the flight recorder's dumps are kept: one has up to megabytes a rank.
-_MOST_DUMPS = 3
 # How many faults a message lists.
 _MOST_FAULTS = 20
 _CODES = {
@@ -150,36 +148,28 @@ class RunDirectory:
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def begin_attempt(self, plan: BaseModel, number: int) -> None:
-        """Replace the plan by ``plan``, and remove the files about how the last attempt ended.
-
-        Args:
-            number: the attempt's, from 2; the dumps of the one before it are kept.
-        """
+    def begin_attempt(self, plan: BaseModel) -> None:
+        """Replace the plan by ``plan``, and remove the files about how the last attempt ended."""
         write_whole(self.plan, plan_text(plan), private=True)
         try:
             for stale in (self.stop, self.summary, *self.ranks.glob("rank-*.json")):
                 stale.unlink(missing_ok=True)
-            self._keep_dumps(number - 1)
+            self._keep_dumps()
             # Left by processes that were killed while they wrote; nothing else writes between two attempts.
             remove_leftovers(self.path)
             remove_leftovers(self.ranks)
         except OSError as error:
             raise disk_error(error, self.path) from error
 
-    def _keep_dumps(self, attempt: int) -> None:
+    def _keep_dumps(self) -> None:
         """Move the flight recorder's dumps out of the next attempt's way: nobody may have looked at them yet."""
-        prefix, name = self.flight_recorder, "flight-recorder-attempt-"
-        dumps = [*self.logs.glob(f"{prefix.name}*")]
-        if not dumps:
-            return
-        folder = self.logs / f"{name}{attempt}"
-        make_folder(folder)
-        for dump in dumps:
-            dump.replace(folder / dump.name)
-        kept = sorted(self.logs.glob(f"{name}*"), key=lambda path: path.stat().st_mtime_ns)
-        for old in kept[:-_MOST_DUMPS]:
-            shutil.rmtree(old, ignore_errors=True)
+        dumps = [*self.logs.glob(f"{self.flight_recorder.name}*")]
+        if dumps:
+            folder = self.logs / "flight-recorder-before"
+            shutil.rmtree(folder, ignore_errors=True)
+            make_folder(folder)
+            for dump in dumps:
+                dump.replace(folder / dump.name)
 
 
 def plan_sha256(plan: BaseModel) -> str:

@@ -351,4 +351,4 @@ def replace_plan(directory: RunDirectory, plan: Plan, number: int) -> None:
         with EventWriter(directory.events) as events:
             events.emit(PlanEvent(sha256=new))
             events.synchronise()
-    directory.begin_attempt(plan, number)
+    directory.begin_attempt(plan)
