@@ -343,8 +343,8 @@ def require_own_plan(directory: RunDirectory, events: Sequence[Event], *, accept
     )
 
 
-def replace_plan(directory: RunDirectory, plan: Plan, number: int) -> None:
-    """Begin a further attempt, of that number, with a plan, and record its hash before the file is replaced."""
+def replace_plan(directory: RunDirectory, plan: Plan) -> None:
+    """Begin a further attempt with a plan, and record its hash before the file is replaced."""
     new = plan_sha256(plan)
     # A run that was only submitted has no events yet.
     if directory.events.exists() and new != sha256(directory.plan):
