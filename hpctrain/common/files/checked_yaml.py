@@ -135,24 +135,23 @@ def dump(values: dict[str, Any]) -> str:
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=2**16))
 
 
-class _ManifestDumper(_Dumper):
-    """Quotes what Kubernetes' reader takes for something else too, and writes texts of several lines as such."""
+class _ManifestDumper(yaml.SafeDumper):
+    """Quotes what Kubernetes' reader takes for something else, and writes texts of several lines as such."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-# A copy, which what is added below does not change for files of YAML 1.2.
-_ManifestDumper.yaml_implicit_resolvers = {
-    first: list(found) for first, found in _Dumper.yaml_implicit_resolvers.items()
-}
+# Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
+_NO_TEXT_OF_GO = re.compile(r"[yYnN]|[-+]?0o[0-7_]+")
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "'" if _NO_TEXT_OF_GO.fullmatch(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _ManifestDumper.add_representer(str, _represent_text)
-# Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
-_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"[yYnN]\Z"), list("yYnN"))
-_ManifestDumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?0o[0-7_]+\Z"), list("-+0"))
 
 
 def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
