@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -62,21 +61,10 @@ def find_mpi() -> MpiInstallation:
         ) from error
     # Some modules' wrappers print their own lines, and some print the version to stderr.
     text = answer.stdout + answer.stderr
-    if "HOME" not in os.environ and "home directory" in text:
-        raise HpctrainError(
-            "HT-mpi-unavailable",
-            "{mpirun} needs the variable HOME, which is not set here",
-            "export HOME=DIR",
-            mpirun=mpirun,
-        )
     flavour, version = parse_version(text, mpirun)
     # Only compilers beside mpirun are certain to belong to it.
-    return MpiInstallation(
-        flavour=flavour,
-        version=version,
-        mpirun=mpirun,
-        mpicxx=_beside(mpirun, "mpicxx"),
-    )
+    mpicxx = shutil.which("mpicxx", path=str(mpirun.parent))
+    return MpiInstallation(flavour=flavour, version=version, mpirun=mpirun, mpicxx=Path(mpicxx) if mpicxx else None)
 
 
 def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
@@ -104,8 +92,3 @@ def _find_mpirun() -> Path:
             "HT-mpi-unavailable", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
         )
     return Path(found)
-
-
-def _beside(mpirun: Path, name: str) -> Path | None:
-    found = shutil.which(name, path=str(mpirun.parent))
-    return Path(found) if found else None
