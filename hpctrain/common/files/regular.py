@@ -7,7 +7,6 @@ A pipe or a device in place of a file would be waited for without end. What a sh
 
 from __future__ import annotations
 
-import codecs
 import errno
 import hashlib
 import os
@@ -84,7 +83,7 @@ def last_lines(path: Path, count: int, *, begin: int = 0) -> tuple[str, ...]:
 
 
 def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "strict") -> str:
-    """The text of a file that the user names, in UTF-8, or in UTF-16 with its byte order mark.
+    """The text of a file that the user names, in UTF-8.
 
     Args:
         kind: what such a file is called, without its article.
@@ -93,10 +92,7 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
         errors: how undecodable bytes are treated, see :meth:`bytes.decode`.
     """
     try:
-        content = read_regular(path, limit)
-        # Windows' shells write UTF-16.
-        utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return content.decode("utf-16" if utf16 else "utf-8-sig", errors)
+        return read_regular(path, limit).decode("utf-8-sig", errors)
     except OSError as error:
         raise HpctrainError(
             "HT-file-unreadable",
