@@ -113,7 +113,6 @@ class RankLogs:
     """The logs of the ranks, merged.
 
     Args:
-        ranks: the ranks whose logs are read; None for all of the ``world_size``.
         epochs: whether rank 0's lines include those that ``hpctrain run`` shows of a recipe's epochs.
     """
 
@@ -226,12 +225,6 @@ def merge(lines: Mapping[int, Sequence[str]]) -> Iterator[tuple[tuple[int, ...],
     The lines of a rank come in their order, each exactly once. The n-th occurrence of a line on one rank is merged with
     the n-th on another, unless the orders of the ranks contradict each other; the line then comes once for each. The
     cost grows with the number of lines.
-
-    Args:
-        lines: the lines that each rank printed, by rank.
-
-    Yields:
-        The ranks, rising, and the line.
     """
     left = {rank: deque(_numbered(queue)) for rank, queue in sorted(lines.items())}
     expected = Counter(line for queue in left.values() for line in queue)

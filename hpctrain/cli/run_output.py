@@ -96,7 +96,7 @@ class Terminal:
 
 def print_metrics(plan: Plan, summary: Summary) -> None:
     """Print what a run that is done has reached, and of a recipe what its source reports."""
-    from hpctrain.report.results import reported_text, result_title
+    from hpctrain.report.summary import reported_text, result_title
 
     for name, value in summary["metrics"].items():
         say(f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4f}'}", sys.stdout)

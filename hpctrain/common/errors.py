@@ -28,9 +28,6 @@ class HpctrainError(Exception):
         hint: the valid choices, or the command that corrects it.
         exit_code: 2 for wrong use, 1 for a run that failed, 3 for a check that found a fault.
         values: what the sentence is made from, by name.
-
-    Attributes:
-        message: the sentence with the values in it.
     """
 
     # Keras adds the arguments of a layer's call to an error by making another of its class from one text: not of these.
@@ -110,11 +107,7 @@ class TransientError(HpctrainError):
 
 
 def joined(faults: Sequence[HpctrainError], hint: str, *, more: int = 0) -> HpctrainError:
-    """The only fault of a file; for several, one error with their codes and values, each once.
-
-    Args:
-        more: how many faults there are besides.
-    """
+    """The only fault of a file; for several, one error with their codes and values, each once."""
     if len(faults) == 1 and not more:
         return faults[0].but(hint=hint)
     found: list[dict[str, Any]] = []

@@ -30,7 +30,6 @@ class Setting(Generic[_Value]):
         valid: the values that it takes, as an error and the documentation name them.
         parse: makes the value of a text; None for a text that is not valid.
         default: the value where the variable is not set. Where the default is None, an empty text counts as not set.
-        purpose: what it is for, as the documentation says it.
         set_by: ``user``; ``hpctrain`` for one that scripts may read; ``internal`` for one that is not documented.
     """
 

@@ -25,9 +25,6 @@ HOROVOD, DDP = "horovod by hand", "ddp over gloo"
 def ratio(seconds: Seconds, name: str, other: str | None) -> float | None:
     """The median over rounds of the ratios, which a drift of the machine's speed does not affect; None without the
     other.
-
-    Args:
-        seconds: of each alternative in each round.
     """
     if other is None or other not in seconds:
         return None
@@ -49,11 +46,7 @@ def step_rows(seconds: Seconds) -> list[Row]:
 
 
 def loader_rows(seconds: Mapping[str, Sequence[float]]) -> list[Row]:
-    """The rows of ``bench loader``, one per number of processes.
-
-    Args:
-        seconds: the seconds an image took in each round, by the number of processes.
-    """
+    """The rows of ``bench loader``, one per number of processes."""
     return [
         {"workers": int(workers), "variant": "hpctrain", "samples_per_s": 1 / statistics.median(times)}
         for workers, times in seconds.items()

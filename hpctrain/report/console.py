@@ -35,9 +35,6 @@ _WINDOW = 50
 class Console:
     """Shows events as they come: the figures of epochs on ``stdout``, the rest on ``stderr``; and what a rank writes to
     either, as it comes.
-
-    Args:
-        stdout, stderr: the streams; by default the process's own.
     """
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:

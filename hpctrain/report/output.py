@@ -97,7 +97,6 @@ def table(
     Args:
         left: the columns that are aligned to the left; all others are to the right.
         folded: those that a narrow terminal folds; it cuts all others.
-        gap: spaces between columns.
     """
     from rich import box
     from rich.table import Table

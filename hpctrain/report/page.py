@@ -32,9 +32,8 @@ from hpctrain.report.faults import event_line, first_of
 from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import PastAttempt, Record, of_kind
-from hpctrain.report.results import reported_text, result_name, result_title
 from hpctrain.report.run_energy import energy_text, kwh
-from hpctrain.report.summary import Summary, summarise_record
+from hpctrain.report.summary import Summary, reported_text, result_name, result_title, summarise_record
 
 UNFINISHED = "unfinished"
 # Of more lines and attempts, and of faults of one attempt, a page counts the rest.

@@ -277,9 +277,7 @@ class Sums:
         energy: the number of the last step whose energy was read.
 
     Attributes:
-        totals: the totals of all steps.
         metered: the totals of the steps up to the last reading of energy.
-        epoch_ends: the last step of each epoch.
         logged: the last value of each name that a script logged.
     """
 

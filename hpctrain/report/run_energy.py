@@ -41,9 +41,6 @@ def energy_of(events: Sequence[Event], plan: Plan) -> MeasuredEnergy | None:
     Args:
         events: the events of all attempts, with or without steps. The energy of the attempts is added up: a step that
             was lost and done again was paid for twice.
-
-    Returns:
-        The energy; None where none was recorded.
     """
     readings = of_kind(events, EnergyEvent)
     if not readings:

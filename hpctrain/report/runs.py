@@ -68,7 +68,6 @@ def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str
     """One line for each run, newest last, with a path that other commands take.
 
     Args:
-        folder: that of the runs.
         width: columns; why a run is in its state is cut to them, and its path never is.
     """
     table = [

@@ -40,20 +40,13 @@ class RunStatus(BaseModel):
             ``stopped`` for a run that ended without recording why.
         message: why it waits, failed or stopped; empty where there is nothing to say.
         resume: the command that resumes it, where nothing else will.
-        attempt: the attempt's number, from 1.
         job_ids: the jobs of all attempts, and those that wait.
-        jobs: the jobs that Slurm still knows.
         hosts: in the order of the ranks.
-        step_loss: the loss of the last step.
         train_loss, test_accuracy: the figures of the last epoch, as in ``summary.json``.
-        logged: the newest values that a script logged, by name.
         samples_per_s, step_seconds: means over the last steps; the second includes the time between steps.
-        elapsed_s: the seconds of this attempt so far.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.
-        job_remaining_s: the seconds until the running job's time limit.
         updated: the time of the last event, in seconds since the epoch; before the first 0, and in a list that of the
             plan.
-        last_event_s: the seconds since the last event.
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
         excluded: nodes that jobs of the run leave out, and why, a line each.
@@ -106,12 +99,7 @@ def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
 
 
 def run_status(directory: RunDirectory, record: Record, jobs: Sequence[JobState], *, answered: bool) -> RunStatus:
-    """Read the rest of a run: its plan, its summary and its processes.
-
-    Args:
-        jobs: those that its scheduler knows.
-        answered: whether the scheduler did.
-    """
+    """Read the rest of a run: its plan, its summary and its processes."""
     job_ids = tuple(dict.fromkeys([*record.jobs, *submitted_jobs(directory), *(job.id for job in jobs)]))
     in_a_job = bool(record.start.job if record.start else job_ids)
     unread: list[HpctrainError] = []
@@ -129,11 +117,7 @@ def run_status(directory: RunDirectory, record: Record, jobs: Sequence[JobState]
 
 
 def _alive(directory: RunDirectory, start: StartEvent | None, unread: list[HpctrainError]) -> bool | None:
-    """Whether the run's launcher or a rank is alive; None if they are on another host, or another user's.
-
-    Args:
-        unread: gets why the records of some ranks cannot be read.
-    """
+    """Whether the run's launcher or a rank is alive; None if they are on another host, or another user's."""
     records = [*read_records(directory, unread).values()]
     named = (start and launcher_process(start), *(record.process() for record in records))
     living = [process for process in named if process]
@@ -152,9 +136,6 @@ class KnownRun:
     """Everything that is known about a run.
 
     Attributes:
-        jobs: the jobs that Slurm still knows.
-        job_ids: the numbers of all jobs that it has had.
-        summary: the status in summary.json; None where there is none.
         alive: whether its processes are alive; None where that cannot be seen from here.
     """
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.common.checkpoints.index import read_index
 from hpctrain.common.checkpoints.layout import DAMAGED, checkpoint_path, iterations
 from hpctrain.common.checkpoints.manifest import FileRecord, OtherVersionError, read_manifest
+from hpctrain.common.checkpoints.read import read_index
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import open_regular
@@ -34,9 +34,6 @@ def newest_whole(folder: Path, *, hashes: bool = True) -> Newest:
     """Find the newest whole checkpoint in ``folder``, by the lengths and hashes of its files.
 
     It may be looked for while a run writes new ones and deletes old ones.
-
-    Args:
-        hashes: whether content is compared with its hashes, see :func:`verify`.
 
     Raises:
         OtherVersionError: the newest that is not damaged cannot be read by this hpctrain.

@@ -23,12 +23,7 @@ class Policy:
     every_epochs: int | None = None
 
     def kept(self, known: Mapping[int, SavedProgress], scores: Mapping[int, float]) -> set[int]:
-        """The iterations whose checkpoints are kept.
-
-        Args:
-            known: all that there are, by iteration.
-            scores: the test accuracy (0 to 1) by iteration.
-        """
+        """The iterations whose checkpoints are kept."""
         found = set(sorted(known)[-self.last :])
         if self.best and (scored := known.keys() & scores.keys()):
             # Of equal scores the earlier wins, because it is the one that was kept so far.

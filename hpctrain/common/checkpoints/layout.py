@@ -79,9 +79,6 @@ def writers(held: Sequence[Mapping[Place, int]]) -> list[list[Place]]:
 
     Args:
         held: for each rank the pieces that it holds, with their bytes.
-
-    Returns:
-        The pieces that each rank writes; each piece is one rank's.
     """
     holders: dict[Place, list[int]] = {}
     for rank, places in enumerate(held):

@@ -77,13 +77,7 @@ class FileRecord(FrozenModel):
 
 
 class CheckpointManifest(BaseModel):
-    """The content of ``state.json``.
-
-    Attributes:
-        progress: how far the training was.
-        plan: the plan of the run at that time, with its recipe.
-        files: the ranks' shares, by their names.
-    """
+    """The content of ``state.json``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants", defer_build=True)
 
@@ -110,7 +104,6 @@ def read_manifest(path: Path) -> CheckpointManifest:
 
     Raises:
         OtherVersionError: it is of another version of hpctrain.
-        HpctrainError: it is not there, or damaged.
     """
     try:
         manifest = CheckpointManifest.model_validate_json(_content(path))

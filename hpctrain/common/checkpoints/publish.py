@@ -41,8 +41,6 @@ def write_share(
     """Write a rank's share and its receipt into a new checkpoint; both or neither.
 
     Args:
-        fresh: where the checkpoint is made.
-        rank, ranks: the number of the rank, and how many ranks there are.
         proof: tells what has to be the same on ranks, lest each writes a part of another state: a value for each group
             of ranks that hold the same, under a name that the group alone has.
     """
@@ -74,8 +72,6 @@ def publish(
     """Wait for all shares and make the checkpoint visible; one that fails is deleted. Called on one rank.
 
     Args:
-        fresh: where the shares are written.
-        abandoned: an event that ends the waiting early.
         seconds: how long to wait from one share to the next: disks of clusters have been seen to stand still for
             minutes.
 
@@ -84,7 +80,6 @@ def publish(
 
     Raises:
         TransientError: the ranks' proofs differ.
-        HpctrainError: shares did not come, or the disk is full or refuses.
     """
     try:
         receipts = _receipts(fresh, progress.ranks, abandoned, seconds)

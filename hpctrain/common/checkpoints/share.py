@@ -85,12 +85,7 @@ class CheckpointShare:
             self._advance(end)
 
     def write(self, path: Path) -> FileRecord:
-        """Write the copy to a new file; returns the manifest's entry for it, once it is on disk.
-
-        Raises:
-            OSError: the disk is full, or refuses.
-            RuntimeError: the copy was not made.
-        """
+        """Write the copy to a new file; returns the manifest's entry for it, once it is on disk."""
         with open(path, "xb", buffering=0, opener=private) as file:
             write_through(file.fileno(), self._content.data, self._wait_for)
         return FileRecord(bytes=len(self._content), xxh128=self._hash.hexdigest())

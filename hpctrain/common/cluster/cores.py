@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from hpctrain.common.cluster.interfaces import kernel_text
 from hpctrain.common.cluster.node_map import NumaNode
-from hpctrain.common.cluster.rdma import kernel_text
 from hpctrain.common.errors import HpctrainError
 
 # More than any machine has; a wrong file must not fill the memory.
@@ -60,9 +60,6 @@ def cores_of_nodes(nodes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | N
     of equal length (0-31,64-95), and a node with one run has one thread a core, or the threads of a core side by side.
     Of other nodes (0-3,8-10, or every second CPU) nobody can tell which CPUs share a core, nor of nodes that list the
     same CPU, as files of some clouds do: None.
-
-    Args:
-        nodes: the CPUs of each NUMA node, ascending.
     """
     runs = [_runs(cpus) for cpus in nodes]
     nodes_of_cpu = Counter(cpu for cpus in nodes for cpu in set(cpus))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hpctrain.common.errors import HpctrainError, nearest
 from hpctrain.common.files.checked_yaml import Section, load_checked
@@ -74,13 +74,6 @@ class Bus(Section):
 class _Gpus(Section):
     gpus: dict[str, GpuModel]
     buses: dict[str, Bus]
-
-    @model_validator(mode="after")
-    def _buses_are_known(self) -> Self:
-        unknown = {each.bus for each in self.gpus.values()} - set(self.buses)
-        if unknown:
-            raise ValueError(f"no entry in buses: {', '.join(sorted(unknown))}")
-        return self
 
 
 @cache

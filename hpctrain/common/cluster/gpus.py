@@ -82,10 +82,6 @@ def own_gpu(local_rank: int, visible: str | None, present: int) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` of a rank that shares GPUs: one of those that it sees; None where it sees none.
 
     Where a batch system shows each rank a GPU of its own, that one stays.
-
-    Args:
-        visible: the variable as it is; None if it is not set.
-        present: the GPUs of the host.
     """
     devices = visible_devices(visible, present) if present else []
     return devices[local_rank % len(devices)] if devices else None

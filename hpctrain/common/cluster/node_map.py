@@ -118,11 +118,8 @@ class NodeMap:
     """One host.
 
     Attributes:
-        gpus: in the order of their index.
         adapters: all RDMA devices, those that training must not use too (see ``fabric_adapters``).
-        numa_nodes: in the order of their index.
         gpu_adapter: distance class of each GPU and adapter, by position.
-        warnings: sentences about what is odd in the node map.
         whole: whether the format lists all cores of a host, not only those of NUMA nodes near its devices.
     """
 
@@ -221,13 +218,12 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     room = {node.index: len(node.cores) for node in node_map.numa_nodes if node.cores}
     only = next(iter(room)) if node_map.whole and len(room) == 1 else None
     wanted = [None if gpu is None else only if gpu.numa is None else gpu.numa for gpu in gpus]
-    # A rank whose node is not known is lent none of another, which could be on another socket.
-    known = {node.index for node in node_map.numa_nodes if node.complete}
-    cut = len(known) < len(node_map.numa_nodes)
-    bound = [gpu is None or numa in known for gpu, numa in zip(gpus, wanted, strict=True)]
-    if not room or (cut and None in gpus):
+    if not room or not all(node.complete for node in node_map.numa_nodes):
         return wanted
-    if sum(bound) > sum(room.values()) and not cut:
+    # A rank whose node is not known is lent none of another, which could be on another socket.
+    known = {node.index for node in node_map.numa_nodes}
+    bound = [gpu is None or numa in known for gpu, numa in zip(gpus, wanted, strict=True)]
+    if sum(bound) > sum(room.values()):
         raise HpctrainError(
             "HT-ranks-too-many",
             "{ranks} ranks for {cores} cores: every rank needs a core of its own",
@@ -239,10 +235,10 @@ def _homes(node_map: NodeMap, gpus: Sequence[Gpu | None]) -> list[int | None]:
     used: Counter[int] = Counter()
     homes: list[int | None] = []
     lent: list[int] = []
-    for rank, (gpu, numa) in enumerate(zip(gpus, wanted, strict=True)):
+    for rank, numa in enumerate(wanted):
         if numa in room and used[numa] < room[numa]:
             used[numa] += 1
-        elif gpu is None or (bound[rank] and not cut):
+        elif bound[rank]:
             lent.append(rank)
         homes.append(numa)
     spare = []

@@ -90,7 +90,6 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
     Args:
         path: where it lies, for messages.
         kind: what such a file is called, without its article.
-        hint: how to see a right one.
 
     Raises:
         HpctrainError: it is not valid YAML, or the model refuses something in it; names the faults with file, line
@@ -170,10 +169,8 @@ def validate(values: Any, model: type[M], where: Callable[[Location], str], kind
     """Validate plain values with a model.
 
     Args:
-        values: as YAML or JSON have them.
         where: to look for the value at a location.
         kind: what the whole is called, without its article.
-        hint: how to see a right one.
     """
     try:
         # Validated as JSON, because only then does pydantic's strict mode accept a list for a tuple.

@@ -75,12 +75,7 @@ def matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def require_empty(folder: Path, but: Collection[str] = ()) -> None:
-    """Refuse a folder that has files, apart from hidden ones and those whose names are in ``but``.
-
-    Raises:
-        HpctrainError: it has some.
-        OSError: it cannot be listed.
-    """
+    """Refuse a folder that has files, apart from hidden ones and those whose names are in ``but``."""
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".") and path.name not in but)
     if others:
         raise HpctrainError(

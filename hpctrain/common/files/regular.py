@@ -87,8 +87,6 @@ def read_text(path: Path, kind: str, hint: str, *, limit: int, errors: str = "st
 
     Args:
         kind: what such a file is called, without its article.
-        hint: how to name or make a right one.
-        limit: bytes that it may have.
         errors: how undecodable bytes are treated, see :meth:`bytes.decode`.
     """
     try:

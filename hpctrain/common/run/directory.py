@@ -236,9 +236,6 @@ def write_json(path: Path, value: Any) -> None:
 def read_model(path: Path, model: type[Model], *, links: bool = False) -> Model:
     """Read a JSON file and check it.
 
-    Args:
-        links: also through a symbolic link.
-
     Raises:
         HpctrainError: it is not there, not JSON, or not what ``model`` describes; names the file and the key.
     """

@@ -114,7 +114,6 @@ class HostOptions(FrozenModel):
 
     Attributes:
         hosts: a list in bracket form, each part with ``:SLOTS`` after it or none.
-        hostfile: a file that lists them.
         nodes: how many hosts of the allocation or the fabric.
         routes: the file of the fabric's forwarding tables.
         node: a file with a host's node map, or ``live`` for this machine's own; every host is taken to be like it.
@@ -136,7 +135,6 @@ class Start(FrozenModel):
     Attributes:
         launcher: what starts the ranks, one of :data:`hpctrain.common.cluster.launcher.Launcher`.
         python: the interpreter of the ranks; None for that of this environment, or ``python3`` of the container.
-        container: what the ranks run in.
         environment: what the user wants every rank to have.
         passed: variables that every rank gets from whoever starts it; secrets, whose values no plan holds.
         oversubscribe: whether the ranks, and processes that a script starts by MPI, may be more than the cores.

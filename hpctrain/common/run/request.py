@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.common.cluster.gpus import fitting_backend, require_shareable
@@ -117,19 +117,18 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
             )
         return None
     chosen = framework or ("keras" if installed == {"keras"} else "torch")
-    for known in FRAMEWORKS:
-        if chosen == known:
-            if known not in installed:
-                raise HpctrainError(
-                    "HT-package-not-installed",
-                    "{framework} is not installed in this Python",
-                    f"pip install 'hpctrain[{known}]'",
-                    framework=known,
-                )
-            return known
-    raise HpctrainError(
-        "HT-choice-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
-    )
+    if chosen not in FRAMEWORKS:
+        raise HpctrainError(
+            "HT-choice-unknown", "unknown framework {framework!r}", nearest(chosen, FRAMEWORKS), framework=chosen
+        )
+    if chosen not in installed:
+        raise HpctrainError(
+            "HT-package-not-installed",
+            "{framework} is not installed in this Python",
+            f"pip install 'hpctrain[{chosen}]'",
+            framework=chosen,
+        )
+    return cast(Framework, chosen)
 
 
 def require_possible(plan: Plan, *, with_data: bool = True) -> None:

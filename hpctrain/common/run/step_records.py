@@ -40,11 +40,7 @@ def _signs() -> NDArray[np.float64]:
 
 
 def projection(flat: Any, numbers: Callable[[Any], NDArray[Any]]) -> tuple[float, NDArray[np.float64]]:
-    """The norm of a tensor of one dimension, and its elements or their projection.
-
-    Args:
-        numbers: makes a NumPy array of a part of it.
-    """
+    """The norm of a tensor of one dimension, and its elements or their projection."""
     count, total, square = flat.shape[0], np.zeros(SUMS), 0.0
     if count <= SUMS:
         values = numbers(flat).astype(np.float64)

@@ -18,8 +18,8 @@ from pathlib import Path
 from hpctrain.common.checkpoints.layout import damaged_checkpoints
 from hpctrain.common.cluster.launcher import in_pod
 from hpctrain.common.errors import HpctrainError
-from hpctrain.common.files.locks import lock
 from hpctrain.common.files.regular import private, sha256
+from hpctrain.common.files.whole import lock
 from hpctrain.common.run.directory import RunDirectory, plan_sha256, resume_command
 from hpctrain.common.run.events import Event, EventsFile, EventWriter, attempts
 from hpctrain.common.run.events.kinds import (

@@ -84,7 +84,6 @@ def parse_event(line: bytes, where: str) -> Event:
     """Parse one line of an events file.
 
     Args:
-        line: one line of the file, with or without its newline.
         where: the file, and the line's number where it is known.
 
     Raises:
@@ -160,7 +159,6 @@ class EventsFile:
     are asked for. Each loop over all events reads the file anew, so that one of them is in memory at a time.
 
     Attributes:
-        lines: the number of lines.
         has_steps: whether any attempt has made a step.
         outline: all events but steps and logs, with the last step of the attempt before each end of an epoch: what
             :func:`kept` needs.

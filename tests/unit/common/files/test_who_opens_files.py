@@ -16,7 +16,7 @@ _OPENERS = frozenset(("open", "os.open", "io.open", "tarfile.open", "gzip.open",
 _ALLOWED = {
     "the kernel's": {
         "worker.energy_meter",
-        "common.cluster.rdma",
+        "common.cluster.interfaces",
         "worker.comm.stalls",
         "common.cluster.cores",
         "common.cluster.memory_group",
