@@ -10,7 +10,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.disk import disk_error
 from hpctrain.common.files.regular import open_regular, private
 from hpctrain.common.run.events.kinds import CheckpointEvent, Event, LogEvent, OtherEvent, StepEvent
@@ -113,24 +112,13 @@ def _identity(event: Event) -> tuple[Any, ...]:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to.
-
-    Raises:
-        HpctrainError: the file ends in more than any event has, which nothing is cut off of.
-    """
+    """A crash in the middle of a line leaves a part of it, which the next line must not be glued to."""
     with open_regular(path, links=False) as file:
         end = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, end - 2 * LONGEST_LINE))
         text = file.read(end - begin)
-    if begin and b"\n" not in text:
-        raise HpctrainError(
-            "HT-events-without-line-ends",
-            "{path} ends in {megabytes:.0f} MB without the end of a line, which are no events",
-            "restore it; without it, a run goes on from its newest checkpoint",
-            exit_code=1,
-            path=path,
-            megabytes=len(text) / 1e6,
-        )
-    if (whole := intact_length(text)) < len(text):
+    whole = intact_length(text)
+    # What is longer than any line is left to the reader, which refuses it.
+    if whole < len(text) and (whole or not begin):
         with open(path, "r+b", opener=private) as writable:
             writable.truncate(begin + whole)
