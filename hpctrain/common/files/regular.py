@@ -1,8 +1,7 @@
 """Opens files that others may have written, or put something else in place of: regular files only, within a bound; and
 makes files and folders that only their owner can read, whatever the umask.
 
-A pipe or a device in place of a file would be waited for without end. What a shell hands over as a file, as for
-``--fabric <(scontrol show topology)``, is read all the same.
+A pipe or a device in place of a file would be waited for without end.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -18,7 +16,6 @@ from pathlib import Path
 from hpctrain.common.errors import HpctrainError
 
 _LAST_BYTES = 1 << 16
-_FROM_SHELL = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/self/fd/\d+")
 
 
 def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
@@ -31,8 +28,6 @@ def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
     Raises:
         OSError: it cannot be opened, or is something else; ``strerror`` says what.
     """
-    if links and _FROM_SHELL.fullmatch(str(path)):
-        return path.open("rb")
     return os.fdopen(open_descriptor(path, os.O_RDONLY, links=links), "rb")
 
 
@@ -63,7 +58,7 @@ def read_regular(path: Path, limit: int, *, links: bool = True) -> bytes:
         OSError: see :func:`open_regular`; or the file is longer.
     """
     with open_regular(path, links=links) as file:
-        # Nothing is read of a file whose size says it already; one that grows, and a pipe of the shell, have none.
+        # Nothing is read of a file whose size says it already; one that grows has none.
         too_long = os.fstat(file.fileno()).st_size > limit
         content = b"" if too_long else file.read(limit + 1)
     if too_long or len(content) > limit:
