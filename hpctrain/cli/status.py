@@ -96,7 +96,6 @@ def _table(run: RunStatus) -> str:
         ("survived", run.survived),
         ("stalls", run.stalls),
         ("excluded", run.excluded),
-        ("unreadable", run.unread),
     ]
     width = min(max(len(name) for name, _ in rows), _WIDEST_NAME)
     return "\n".join(

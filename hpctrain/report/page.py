@@ -67,7 +67,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     plan = read_model(directory.plan, Plan)
     if directory.summary.exists():
         return read_model(directory.summary, Summary).model_dump()
-    return _summary_of(Record.read(directory), plan)
+    return _summary_of(Record(directory), plan)
 
 
 def _summary_of(record: Record, plan: Plan) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _summary_of(record: Record, plan: Plan) -> dict[str, Any]:
 
 def render(directory: RunDirectory) -> str:
     """Render the page."""
-    plan, record = read_model(directory.plan, Plan), Record.read(directory)
+    plan, record = read_model(directory.plan, Plan), Record(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     left, verdict = directory.summary.exists(), read_verdict(directory)

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TypeVar
 
 from hpctrain.common.errors import HpctrainError
@@ -114,14 +113,9 @@ class Record:
         HpctrainError: the file cannot be read, or a line of it is no event; names the line. From here and all members.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._source = EventsFile(path)
-
-    @classmethod
-    def read(cls, directory: RunDirectory) -> Record:
-        """The record of a run that may still be going on."""
-        return cls(directory.events)
+    def __init__(self, directory: RunDirectory) -> None:
+        self._path = directory.events
+        self._source = EventsFile(self._path)
 
     @cached_property
     def events(self) -> Sequence[Event]:

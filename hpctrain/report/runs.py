@@ -53,7 +53,7 @@ def _read(directory: RunDirectory, jobs: Jobs) -> RunStatus:
     made = 0.0
     try:
         made = directory.plan.stat().st_mtime
-        record = Record.read(directory)
+        record = Record(directory)
         numbers = {*submitted_jobs(directory), *record.jobs}
         known, problem = jobs(scheduler_of(directory)) if numbers else ([], None)
         run = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)

@@ -50,7 +50,6 @@ class RunStatus(BaseModel):
         survived: the faults that it recovered from and the damaged checkpoints that it skipped, a line each.
         stalls: ranks that others had to wait for in this attempt, a line each.
         excluded: nodes that jobs of the run leave out, and why, a line each.
-        unread: why the records of some ranks cannot be read, which may then be alive, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
     """
 
@@ -84,13 +83,12 @@ class RunStatus(BaseModel):
     survived: tuple[str, ...] = ()
     stalls: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
     silent: bool = False
 
 
 def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
     """The current status of a run; and the scheduler's error if it does not answer."""
-    record = Record.read(directory)
+    record = Record(directory)
     try:
         jobs = jobs_of(directory, record.jobs, seconds=_ANSWER_SECONDS)
     except HpctrainError as error:
@@ -102,7 +100,6 @@ def run_status(directory: RunDirectory, record: Record, jobs: Sequence[JobState]
     """Read the rest of a run: its plan, its summary and its processes."""
     job_ids = tuple(dict.fromkeys([*record.jobs, *submitted_jobs(directory), *(job.id for job in jobs)]))
     in_a_job = bool(record.start.job if record.start else job_ids)
-    unread: list[HpctrainError] = []
     known = KnownRun(
         directory=directory,
         plan=read_model(directory.plan, Plan),
@@ -110,15 +107,14 @@ def run_status(directory: RunDirectory, record: Record, jobs: Sequence[JobState]
         jobs=jobs,
         job_ids=job_ids,
         summary=summary_status(directory),
-        alive=False if in_a_job and answered else _alive(directory, record.start, unread),
-        unread=tuple(error.message for error in unread),
+        alive=False if in_a_job and answered else _alive(directory, record.start),
     )
     return known.status(time.time())
 
 
-def _alive(directory: RunDirectory, start: StartEvent | None, unread: list[HpctrainError]) -> bool | None:
+def _alive(directory: RunDirectory, start: StartEvent | None) -> bool | None:
     """Whether the run's launcher or a rank is alive; None if they are on another host, or another user's."""
-    records = [*read_records(directory, unread).values()]
+    records = read_records(directory).values()
     named = (start and launcher_process(start), *(record.process() for record in records))
     living = [process for process in named if process]
     if any(works_in(process, directory.path) for process in living):
@@ -146,7 +142,6 @@ class KnownRun:
     job_ids: tuple[str, ...]
     summary: str | None
     alive: bool | None
-    unread: tuple[str, ...] = ()
 
     def status(self, now: float) -> RunStatus:
         """The status at a time, in seconds since the epoch."""
@@ -181,7 +176,6 @@ class KnownRun:
             survived=tuple(filter(None, map(event_line, survived))),
             stalls=tuple(filter(None, map(event_line, attempt.stalls if attempt else ()))),
             excluded=tuple(filter(None, map(event_line, of_kind(record.events, ExcludedEvent)))),
-            unread=self.unread,
             updated=record.last_time or 0.0,
             **self._times(state, now),
         )

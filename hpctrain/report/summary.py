@@ -109,7 +109,7 @@ def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any
         uses. The keys about energy are those of :mod:`hpctrain.report.run_energy`: kWh and joules of all attempts, a
         sample counted once however often it was trained on.
     """
-    return summarise_record(Record.read(directory), plan, status)
+    return summarise_record(Record(directory), plan, status)
 
 
 def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:

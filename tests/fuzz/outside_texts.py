@@ -153,7 +153,7 @@ def _events(content: bytes, folder: Path) -> None:
     known = KnownRun(
         directory=directory,
         plan=plan,
-        record=Record.read(directory),
+        record=Record(directory),
         jobs=(),
         job_ids=(),
         summary=None,

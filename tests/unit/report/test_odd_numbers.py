@@ -63,7 +63,7 @@ def test_page_summary_and_curves(directory: RunDirectory) -> None:
     assert str(event_line(typed(non_finite(2)))) in page
     assert "NaN" not in page
     assert DAMAGED_LINE in page and CHANGED_LINE in page
-    record = Record.read(directory)
+    record = Record(directory)
     assert len(record.epochs) == EPOCHS
     assert summarise_record(record, recipe_plan(), "done")["metrics"]["train_loss"] is not None
 

@@ -212,7 +212,7 @@ def test_a_record_of_a_long_run_is_small(tmp_path: Path) -> None:
     path = write(directory.events, [StartEvent(attempt=1, iteration=0), run(), *map(step, range(1, 20_001))])
     tracemalloc.start()
     try:
-        record = Record.read(directory)
+        record = Record(directory)
         assert record.sums.totals.count == 20_000
         _, peak = tracemalloc.get_traced_memory()
     finally:
