@@ -25,7 +25,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import FaultEvent, OverlapEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
-from hpctrain.control.schedulers.run_jobs import LastWords, last_words
+from hpctrain.control.schedulers.run_jobs import LastWords, last_words, summary_status
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
 from hpctrain.report.faults import event_line, first_of
@@ -33,7 +33,7 @@ from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
 from hpctrain.report.record import PastAttempt, Record, of_kind
 from hpctrain.report.run_energy import energy_text, kwh
-from hpctrain.report.summary import Summary, reported_text, result_name, result_title, summarise_record
+from hpctrain.report.summary import reported_text, result_name, result_title, summarise_record
 
 UNFINISHED = "unfinished"
 # Of more lines and attempts, and of faults of one attempt, a page counts the rest.
@@ -63,15 +63,13 @@ def write_report(directory: RunDirectory) -> Path:
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """The summary that a run left, or one of what it has recorded so far."""
-    plan = read_model(directory.plan, Plan)
-    if directory.summary.exists():
-        return read_model(directory.summary, Summary).model_dump()
-    return _summary_of(Record(directory), plan)
+    """The summary of a run by what it has recorded so far, with the status that it left."""
+    return _summary(directory, Record(directory), read_model(directory.plan, Plan))
 
 
-def _summary_of(record: Record, plan: Plan) -> dict[str, Any]:
-    return summarise_record(record, plan, record.end.status if record.end else UNFINISHED)
+def _summary(directory: RunDirectory, record: Record, plan: Plan) -> dict[str, Any]:
+    ended = record.end.status if record.end else UNFINISHED
+    return summarise_record(record, plan, summary_status(directory) or ended)
 
 
 def render(directory: RunDirectory) -> str:
@@ -79,8 +77,7 @@ def render(directory: RunDirectory) -> str:
     plan, record = read_model(directory.plan, Plan), Record(directory)
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
-    left, verdict = directory.summary.exists(), read_verdict(directory)
-    summary = read_summary(directory) if left else _summary_of(record, plan)
+    verdict, summary = read_verdict(directory), _summary(directory, record, plan)
     return template("page.html.jinja").render(
         plan=plan,
         summary=summary,

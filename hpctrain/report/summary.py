@@ -7,14 +7,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.recipes.sections import Reported
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events.kinds import EpochEvent
 from hpctrain.common.run.plan import Plan
-from hpctrain.common.run.value_types import Count, Number, Outcome, Seconds, Text
 from hpctrain.report.record import Record
 from hpctrain.report.run_energy import energy_keys, energy_of
 
@@ -69,29 +66,6 @@ def row_text(row: Reported) -> str:
     deviation = "" if row.deviation is None else f" ± {row.deviation:g}"
     remarks = [text for text in ("of other values" if row.of_other_values else "", row.remark) if text]
     return f"{row.value:g}{deviation}" + (f" ({'; '.join(remarks)})" if remarks else "")
-
-
-class Summary(BaseModel):
-    """The keys of ``summary.json`` that the report reads."""
-
-    model_config = ConfigDict(extra="allow", defer_build=True)
-
-    status: Outcome
-    framework: str | None = None
-    backend: str | None = None
-    shared_gpus: bool = False
-    seconds: Seconds | None = None
-    epochs: Count | None
-    steps: Count | None
-    samples_per_s: Number
-    communication_share: Number
-    communication_bytes: Count | None = None
-    gathered_bytes: Count | None = None
-    data_share: Number = None
-    energy_kwh: Number = None
-    joules_per_sample: Number = None
-    energy_covers: Text | None = None
-    metrics: dict[str, Number]
 
 
 def summarise(directory: RunDirectory, plan: Plan, status: str) -> dict[str, Any]:
