@@ -106,8 +106,8 @@ class Record:
     """What one run recorded, each event once, however often the run was resumed. Unknown kinds of events are left out.
 
     Everything is read where it is first asked for, of what the run had recorded when the record was made. A long run
-    has too many steps and logs to keep them: the newest are here, their totals, and :meth:`steps` and :meth:`logs`,
-    which read them again.
+    has too many steps and logs to keep them: the newest are here, and their totals; a loop over the record reads all
+    again.
 
     Raises:
         HpctrainError: the file cannot be read, or a line of it is no event; names the line. From here and all members.
@@ -243,7 +243,7 @@ class Record:
             first_steps |= {event.iteration + 1 for event in (attempt.start, attempt.stopped) if event}
         energy = last_of(self.events, EnergyEvent)
         sums = Sums(first_steps, energy.iteration if energy else 0)
-        for event in kept(self._source):
+        for event in self:
             sums.add(event)
         if sums.totals.count and self.run is None:
             raise HpctrainError(
@@ -253,13 +253,9 @@ class Record:
             )
         return sums
 
-    def steps(self) -> Iterator[StepEvent]:
-        """All steps, in order."""
-        return (event for event in kept(self._source) if isinstance(event, StepEvent))
-
-    def logs(self) -> Iterator[LogEvent]:
-        """The events of what a script logged, in order."""
-        return (event for event in kept(self._source) if isinstance(event, LogEvent))
+    def __iter__(self) -> Iterator[Event]:
+        """All events, in order, for which the file is read once more."""
+        return kept(self._source)
 
 
 class Sums:
