@@ -112,23 +112,21 @@ def require_shareable(hosts: Iterable[tuple[str, int, int]]) -> None:
         hosts: the name of each, with its ranks and the GPUs that these see.
     """
     (host, ranks, gpus), *others = dict.fromkeys(hosts)
-    problem, hint = "", ""
     if elsewhere := [name for name, _, _ in others if name != host]:
         problem = f"it connects the ranks of one host through the loopback interface, and {elsewhere[0]} has ranks too"
-        hint = "name one host, or leave --share-gpus out"
     elif gpus == 0:
         problem = "it has no GPU that is visible"
-        hint = "leave --share-gpus out, and train on the CPU: --backend mpi or gloo"
     elif gpus >= ranks:
         problem = f"it has {gpus} GPUs for {ranks} ranks, which is one for each"
-        hint = (
-            "leave --share-gpus out, or give --no-share-gpus to resume a run that had it; CUDA_VISIBLE_DEVICES=0 "
-            "leaves the run one GPU to share"
-        )
-    if problem:
-        raise HpctrainError(
-            "HT-gpus-not-shareable", "--share-gpus on {host}: {problem}", hint, host=host, problem=problem
-        )
+    else:
+        return
+    raise HpctrainError(
+        "HT-gpus-not-shareable",
+        "--share-gpus on {host}: {problem}",
+        "leave --share-gpus out, or give --no-share-gpus to resume a run that had it",
+        host=host,
+        problem=problem,
+    )
 
 
 def fitting_backend(
