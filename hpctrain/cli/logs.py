@@ -146,14 +146,8 @@ class RankLogs:
             if self._ranks is None or rank in self._ranks:
                 self._logs.setdefault(rank, _Log(path))
         new = {rank: log.new(last=last, at_most=share) for rank, log in self._logs.items()}
-        if len(new) == 1:
-            # Nothing to merge, in what may be a long log.
-            ((rank, lines),) = new.items()
-            prefix = self._prefix((rank,))
-            yield from (f"{prefix}{line}" for line in lines)
-        else:
-            for ranks, line in merge(new):
-                yield f"{self._prefix(ranks)}{line}"
+        for ranks, line in merge(new):
+            yield f"{self._prefix(ranks)}{line}"
         if self._events:
             yield from self._events.lines()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import math
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Self
@@ -71,7 +71,7 @@ class HpctrainError(Exception):
             "message": self.message,
             "hint": self.hint,
             "exit_code": self.exit_code,
-            "values": {name: _plain(value) for name, value in self.values.items()},
+            "values": json.loads(json.dumps(self.values, default=_plain), parse_constant=str),
         }
 
     @classmethod
@@ -146,16 +146,7 @@ def abbreviated(names: Sequence[str], most: int = _NAMED) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can have it."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    # NumPy's numbers too.
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    return str(value)
+    """A value of a type that JSON does not have: NumPy's numbers, sets, and whatever else has a text."""
+    if isinstance(value, (Integral, Real)):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return [*value] if isinstance(value, (set, frozenset)) else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
@@ -101,7 +100,7 @@ def _picture(svg: str) -> Markup:
 
 
 def template(name: str) -> Template:
-    """A page's template, for tables with the filters ``text`` and ``breaking``."""
+    """A page's template, for tables with the filter ``text``."""
     environment = Environment(
         loader=PackageLoader("hpctrain.report", ""),
         autoescape=True,
@@ -110,7 +109,6 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters["text"] = _text
-    environment.filters["breaking"] = _breaking
     return environment.get_template(name)
 
 
@@ -215,11 +213,6 @@ def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:
         hosts = start.hosts and fold_hosts(start.hosts)
         begun = (start.attempt, _date(start.time), start.iteration, start.job, hosts)
     return (*begun, "\n".join(ending))
-
-
-def _breaking(text: str, mark: str) -> Markup:
-    """A text that a narrow page breaks behind each ``mark``."""
-    return Markup("<wbr>").join(re.split(f"(?<={re.escape(mark)})", text))
 
 
 def _text(value: Any) -> str:

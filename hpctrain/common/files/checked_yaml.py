@@ -161,8 +161,8 @@ def dump_all(documents: Sequence[Mapping[str, Any]]) -> str:
 
 def parse_value(text: str, where: str) -> Any:
     """The value of one line of YAML."""
-    root = _parse(text, where, "the value is ")
-    return None if root is None else _value(root, where, "the value is ")
+    root = _parse(text, where)
+    return None if root is None else _value(root, where)
 
 
 def validate(values: Any, model: type[M], where: Callable[[Location], str], kind: str, hint: str) -> M:
@@ -188,18 +188,18 @@ def subsection(section: type[BaseModel], key: str) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _parse(text: str, place: object, one_value: str = "") -> yaml.Node | None:
-    with _valid_yaml(place, one_value):
+def _parse(text: str, place: object) -> yaml.Node | None:
+    with _valid_yaml(place):
         return _Reader(text).get_single_node()
 
 
-def _value(root: yaml.Node, place: object, one_value: str = "") -> Any:
-    with _valid_yaml(place, one_value):
+def _value(root: yaml.Node, place: object) -> Any:
+    with _valid_yaml(place):
         return _Reader("").construct_document(root)
 
 
 @contextlib.contextmanager
-def _valid_yaml(place: object, one_value: str) -> Iterator[None]:
+def _valid_yaml(place: object) -> Iterator[None]:
     """Make an error that names the place of what PyYAML refuses, and of what is nested too deep for Python's stack."""
     try:
         yield
@@ -208,9 +208,8 @@ def _valid_yaml(place: object, one_value: str) -> Iterator[None]:
         problem = "nested too deep" if isinstance(error, RecursionError) else getattr(error, "problem", error)
         raise HpctrainError(
             "HT-file-not-yaml",
-            "{where}: {one_value}not valid YAML: {problem}",
-            where=f"{place}:{mark.line + 1}" if mark and not one_value else place,
-            one_value=one_value,
+            "{where}: not valid YAML: {problem}",
+            where=f"{place}:{mark.line + 1}" if mark else place,
             problem=str(problem),
         ) from error
 

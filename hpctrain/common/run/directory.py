@@ -1,30 +1,4 @@
-"""The files of one run, by name.
-
-::
-
-    RUN_DIR/plan.json            everything that decided the run's numbers
-    RUN_DIR/events.jsonl         what happened, in all attempts
-    RUN_DIR/summary.json         how the last attempt ended
-    RUN_DIR/checkpoints/         step-N/ each, of which the newest is resumed from
-    RUN_DIR/stop                 while it is there, the ranks are asked to write a checkpoint and leave. The launcher
-                                 makes the file at a signal, and removes it when it begins an attempt; `hpctrain
-                                 cancel` makes it for a job
-    RUN_DIR/logs/rank-N.log      what rank N printed, in all attempts
-    RUN_DIR/logs/flight-recorder-rank-N
-                                 what PyTorch writes of rank N's last collectives where one hangs, for torchfrtrace
-    RUN_DIR/logs/flight-recorder-before/
-                                 the same of the newest earlier attempt that has any
-    RUN_DIR/mlflow-run           the identity of the MLflow run that a script has begun; wandb-run that of W&B
-    RUN_DIR/ranks/rank-N.json    rank N's host, process and, once it ended, its exit status and error
-    RUN_DIR/job.sh               what was submitted to Slurm, with submission.json and logs/job-ID.log; job.json says
-                                 what it does beside the training
-    RUN_DIR/code/                a copy of a submitted script's code, which its jobs run; code.diff says how the code
-                                 differed from the commit that plan.json names
-    RUN_DIR/tensorboard/         curves for TensorBoard
-    RUN_DIR/wandb/               curves for Weights & Biases, which `wandb sync` uploads
-    RUN_DIR/verify.json          what `hpctrain verify` found, if the run is one of it, with steps/rank-N/ of each rank
-    RUN_DIR/report.html          the report
-"""
+"""The files of one run, by name; ``docs/first-run.md`` says what each holds."""
 
 from __future__ import annotations
 
@@ -98,6 +72,8 @@ class RunDirectory:
     events: ClassVar = _Within("events.jsonl")
     summary: ClassVar = _Within("summary.json")
     checkpoints: ClassVar = _Within("checkpoints")
+    # While it is there, the ranks are asked to write a checkpoint and leave. The launcher makes it at a signal, and
+    # removes it when it begins an attempt; `hpctrain cancel` makes it for a job.
     stop: ClassVar = _Within("stop")
     script: ClassVar = _Within("job.sh")
     submission: ClassVar = _Within("submission.json")
@@ -108,6 +84,7 @@ class RunDirectory:
     logs: ClassVar = _Within("logs")
     # The beginning of the names of PyTorch's files, which end in the rank.
     flight_recorder: ClassVar = _Within("logs/flight-recorder-rank-")
+    # The identity of the MLflow run that a script has begun.
     mlflow_run: ClassVar = _Within("mlflow-run")
     ranks: ClassVar = _Within("ranks")
     code: ClassVar = _Within("code")

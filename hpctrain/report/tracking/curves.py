@@ -1,17 +1,7 @@
 """What a tracker gets of a run: its parameters and facts, and the names and values of its curves.
 
-========================== ===================================================================
-``step/loss``              the loss of each step
-``step/learning_rate``
-``step/seconds``           how long it took
-``step/samples_per_s``     of all ranks
-``step/communication_share``  of its time, 0 to 1
-``epoch/NAME``             each measurement of an epoch: ``train_loss``, ``test_accuracy``,
-                           ``samples_per_s`` and what else its event has
-``NAME``                   what a script logs, as it names it
-========================== ===================================================================
-
-All are over the number of the step, and what is not finite or was not measured is left out.
+``docs/tracking.md`` lists the curves. All are over the number of the step, and what is not finite or was not measured is
+left out.
 """
 
 from __future__ import annotations

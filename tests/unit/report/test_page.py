@@ -27,8 +27,7 @@ class _Page(HTMLParser):
         self.identifiers: list[str] = []
         self._open: list[str] = []
         self.source = write_report(directory).read_text()
-        # Where a line may end is no end of a word.
-        self.feed(self.source.replace("<wbr>", ""))
+        self.feed(self.source)
         self.text = " ".join(self.text.split())
         assert not self._open
 
