@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpctrain.cli.options import AsJson
-from hpctrain.common.checkpoints.find import newest_whole, verify
-from hpctrain.common.checkpoints.keep import scores
+from hpctrain.common.checkpoints.find import newest_whole, scores, verify
 from hpctrain.common.checkpoints.layout import MANIFEST, checkpoint_path, damaged_checkpoints, iterations
 from hpctrain.common.checkpoints.manifest import read_manifest
 from hpctrain.common.errors import HpctrainError

@@ -83,7 +83,7 @@ class Terminal:
         return summarise(directory, plan, status)
 
     def ended(self, plan: Plan, directory: RunDirectory, failure: Failure | None, summary: Summary) -> None:
-        from hpctrain.report.run_energy import energy_text
+        from hpctrain.report.summary import energy_text
 
         if not failure:
             print_metrics(plan, summary)

@@ -105,7 +105,7 @@ def _table(run: RunStatus) -> str:
 
 def _lines(value: str | tuple[str, ...]) -> Iterator[tuple[bool, str]]:
     """Each line, and whether it is the first."""
-    from hpctrain.report.faults import first_of
+    from hpctrain.report.record import first_of
 
     for number, line in enumerate([value] if isinstance(value, str) else first_of(value, _MOST_LINES)):
         yield number == 0, shortened(line)

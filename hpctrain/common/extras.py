@@ -42,9 +42,6 @@ def require_trackers(trackers: Sequence[str], environment: Mapping[str, str] = o
     """Refuse to begin a run whose curves could never reach their tracker.
 
     A server that does not answer now is no reason to refuse: it may answer later.
-
-    Raises:
-        HpctrainError: a tracker's package is not installed, or no server is named.
     """
     # A tracker without an extra of its own comes with the frameworks.
     require(*(name for name in trackers if name in MODULES))

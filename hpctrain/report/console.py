@@ -24,9 +24,8 @@ from hpctrain.common.run.events.kinds import (
     StepEvent,
     StoppedEvent,
 )
-from hpctrain.report.faults import event_line
 from hpctrain.report.output import Patient, say
-from hpctrain.report.record import StepTotals, iterations
+from hpctrain.report.record import StepTotals, event_line, iterations
 
 # Steps over which the bar averages: enough to be calm, few enough to follow a change.
 _WINDOW = 50

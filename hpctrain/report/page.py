@@ -27,12 +27,10 @@ from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.run_jobs import LastWords, last_words, summary_status
 from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
-from hpctrain.report.faults import event_line, first_of
 from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
-from hpctrain.report.record import PastAttempt, Record, of_kind
-from hpctrain.report.run_energy import energy_text, kwh
-from hpctrain.report.summary import reported_text, result_name, result_title, summarise_record
+from hpctrain.report.record import PastAttempt, Record, event_line, first_of, of_kind
+from hpctrain.report.summary import energy_text, kwh, reported_text, result_name, result_title, summarise_record
 
 UNFINISHED = "unfinished"
 # Of more lines and attempts, and of faults of one attempt, a page counts the rest.

@@ -22,8 +22,7 @@ from hpctrain.control.schedulers.cancel import launcher_process
 from hpctrain.control.schedulers.jobs import JobState
 from hpctrain.control.schedulers.run_jobs import LastWords, jobs_of, last_words, may_go_on, summary_status
 from hpctrain.control.schedulers.submission import submitted_jobs
-from hpctrain.report.faults import event_line
-from hpctrain.report.record import Record, StepTotals, of_kind
+from hpctrain.report.record import Record, StepTotals, event_line, of_kind
 
 # The status appears without the scheduler's answer if that takes longer.
 _ANSWER_SECONDS = 10.0
@@ -38,10 +37,8 @@ class RunStatus(BaseModel):
     Attributes:
         state: ``not started``, ``waiting`` (for its job to start), ``running``, ``done``, ``failed``, ``resumable``, or
             ``stopped`` for a run that ended without recording why.
-        message: why it waits, failed or stopped; empty where there is nothing to say.
         resume: the command that resumes it, where nothing else will.
         job_ids: the jobs of all attempts, and those that wait.
-        hosts: in the order of the ranks.
         train_loss, test_accuracy: the figures of the last epoch, as in ``summary.json``.
         samples_per_s, step_seconds: means over the last steps; the second includes the time between steps.
         remaining_s: the seconds until the training is done, at ``step_seconds`` a step.

@@ -43,7 +43,6 @@ class SavedProgress(BaseModel):
 
     Attributes:
         epoch: the one in work, from 1. Its evaluation comes after the checkpoint of its last step.
-        ends_epoch: whether it was saved at the last step of its epoch.
         losses, sizes: of the steps of that epoch: the mean loss, and how many samples it is of. The sum of the sizes is
             where the epoch is, although ranks that died may have made later batches smaller.
         epoch_seconds, seconds: spent on the steps of that epoch, and on the whole run.

@@ -118,11 +118,7 @@ class Piece:
 def check_cover(places: Iterable[tuple[Place, str]]) -> None:
     """Refuse pieces that do not make whole arrays, each of whose elements is there once.
 
-    Args:
-        places: each piece's place, with the name of the file that holds it.
-
     Raises:
-        HpctrainError: names the array, and what has the pieces that are at fault.
     """
     arrays: dict[str, list[tuple[Box, str]]] = {}
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}

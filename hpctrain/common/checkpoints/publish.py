@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.common.checkpoints.keep import hide
+from hpctrain.common.checkpoints.find import hide
 from hpctrain.common.checkpoints.layout import checkpoint_path, share_name
 from hpctrain.common.checkpoints.manifest import CheckpointManifest, FileRecord, SavedProgress, write_manifest
 from hpctrain.common.checkpoints.share import CheckpointShare

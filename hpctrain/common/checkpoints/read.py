@@ -26,7 +26,6 @@ class Stored:
     """An array in a file: a piece of one, or a rank's own.
 
     Attributes:
-        dtype: the name of its type there.
         opened: the file as the library reads it, which is mapped into memory.
     """
 
@@ -96,9 +95,6 @@ class SavedState(Mapping[str, "NDArray[Any]"]):
 
     An array is whole, however it was divided when it was saved; :meth:`piece` reads a part of it, and of the files only
     what overlaps. What is a rank's own has no number after its name.
-
-    Raises:
-        HpctrainError: a file cannot be read; from each access.
     """
 
     def __init__(self, manifest: CheckpointManifest, index: Index, rank: int, ranks: int) -> None:

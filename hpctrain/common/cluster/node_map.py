@@ -359,23 +359,17 @@ def _unknown_cores(node_map: NodeMap, where: str) -> Iterator[str]:
 
 def _left_out(node_map: NodeMap, where: str) -> Iterator[str]:
     taken = node_map.fabric_adapters
-    virtual, farther = [], []
-    for adapter in node_map.adapters:
-        if adapter in taken:
-            continue
-        if adapter.virtual:
-            virtual.append(adapter.name)
-        elif adapter.active is False:
-            yield f"{where}: {adapter.name} is down: left out"
-        elif adapter.link_layer in ("Ethernet", *UNUSED):
-            yield f"{where}: {adapter.name} is {adapter.link_layer}: left out"
-        else:
-            farther.append(adapter.name)
-    if virtual:
-        yield f"{where}: {counted('virtual functions, left out', virtual)}"
-    if farther:
-        yield f"{where}: {counted('adapters farther from the GPUs than its Ethernet, left out', farther)}"
+    if left := [f"{adapter.name} ({_reason(adapter)})" for adapter in node_map.adapters if adapter not in taken]:
+        yield f"{where}: {counted('adapters that training leaves out', left)}"
     if not node_map.gpus:
         yield f"{where}: no GPU"
     if not taken:
         yield f"{where}: no adapter with RDMA that is up"
+
+
+def _reason(adapter: Adapter) -> str:
+    if adapter.virtual:
+        return "virtual function"
+    if adapter.active is False:
+        return "down"
+    return adapter.link_layer if adapter.link_layer in ("Ethernet", *UNUSED) else "farther than the GPUs' Ethernet"

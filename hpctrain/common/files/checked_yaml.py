@@ -88,12 +88,7 @@ def load_checked(text: str, path: Path, model: type[M], kind: str, hint: str) ->
     """Load a file into its model.
 
     Args:
-        path: where it lies, for messages.
         kind: what such a file is called, without its article.
-
-    Raises:
-        HpctrainError: it is not valid YAML, or the model refuses something in it; names the faults with file, line
-            and key.
     """
     document = read_document(text, path, kind)
     return validate(document.values, model, document.where, kind, hint)

@@ -89,7 +89,6 @@ class StepRecord:
 
     Attributes:
         samples: a number for each sample that a model got as input since the step before, from its elements.
-        kept: gradients and parameters, in the optimizer's order.
     """
 
     samples: NDArray[np.float64]
@@ -106,7 +105,6 @@ class RankFacts:
         low: the floating type with the fewest bits in which the models compute.
         batches: whether a model got batches that ``ht.shard`` divides.
         divided: whether the ranks divide a model, its tensors or its stages.
-        complete: whether all steps that were asked for were made.
     """
 
     framework: str = ""

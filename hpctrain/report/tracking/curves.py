@@ -1,7 +1,7 @@
 """What a tracker gets of a run: its parameters and facts, and the names and values of its curves.
 
-``docs/tracking.md`` lists the curves. All are over the number of the step, and what is not finite or was not measured is
-left out.
+``docs/tracking.md`` lists the curves. All are over the number of the step, and what is not finite or was not measured
+is left out.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpctrain.common.checkpoints.keep import Policy, scores
+from hpctrain.common.checkpoints.find import Policy, scores
 from hpctrain.common.cluster.gpus import usable_gpus
 from hpctrain.common.recipes.families import Framework
 from hpctrain.common.recipes.schema import Recipe

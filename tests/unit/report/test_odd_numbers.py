@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from hpctrain.common.run.directory import RunDirectory
-from hpctrain.report.faults import event_line
 from hpctrain.report.page import render
 from hpctrain.report.plots import Means
-from hpctrain.report.record import Record
+from hpctrain.report.record import Record, event_line
 from hpctrain.report.summary import summarise_record
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, Line, recipe_plan, run_events, typed

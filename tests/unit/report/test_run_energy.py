@@ -16,8 +16,7 @@ from hpctrain.common.run.events import Event
 from hpctrain.common.run.events.kinds import EnergyEvent, StartEvent
 from hpctrain.common.run.value_types import HostEnergy
 from hpctrain.report.page import read_summary, render
-from hpctrain.report.run_energy import energy_of
-from hpctrain.report.summary import summarise
+from hpctrain.report.summary import energy_of, summarise
 from support.golden import check_text
 from support.report.written_runs import EPOCHS, STEPS, Line, recipe_plan, record_of, run_events, write_run
 

@@ -25,13 +25,8 @@ class BaseEvent(BaseModel):
     event: str = Field(description="the kind")
 
     def last_step_needed(self, done: int) -> int:
-        """The iteration that a checkpoint must have reached for this event to count after a resume.
-
-        Args:
-            done: the iteration of the last step recorded ahead of this event.
-
-        Returns:
-            0 for what stays true whatever is done again.
+        """The iteration that a checkpoint must have reached for this event to count after a resume, where the last
+        step recorded ahead of it is ``done``; 0 for what stays true whatever is done again.
         """
         return 0
 

@@ -83,9 +83,6 @@ def kind_of(line: bytes) -> bytes:
 def parse_event(line: bytes, where: str) -> Event:
     """Parse one line of an events file.
 
-    Args:
-        where: the file, and the line's number where it is known.
-
     Raises:
         HpctrainError: it is no event, lacks a key of its kind, or has a value that its kind cannot have; says which.
     """
@@ -159,7 +156,6 @@ class EventsFile:
     are asked for. Each loop over all events reads the file anew, so that one of them is in memory at a time.
 
     Attributes:
-        has_steps: whether any attempt has made a step.
         outline: all events but steps and logs, with the last step of the attempt before each end of an epoch: what
             :func:`kept` needs.
 
