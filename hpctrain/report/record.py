@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shortened
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.events import Event, EventsFile, attempts, kept
@@ -162,8 +161,7 @@ class Record:
     """
 
     def __init__(self, directory: RunDirectory) -> None:
-        self._path = directory.events
-        self._source = EventsFile(self._path)
+        self._source = EventsFile(directory.events)
 
     @cached_property
     def events(self) -> Sequence[Event]:
@@ -293,12 +291,6 @@ class Record:
         sums = Sums(first_steps, energy.iteration if energy else 0)
         for event in self:
             sums.add(event)
-        if sums.totals.count and self.run is None:
-            raise HpctrainError(
-                "HT-run-no-start-event",
-                "{where}: there are steps, but no event 'run' that says of what",
-                where=self._path,
-            )
         return sums
 
     def __iter__(self) -> Iterator[Event]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.common.files.printable import shortened
@@ -22,51 +21,27 @@ _JOULES = 3.6e6
 _SOURCES: dict[EnergySource, str] = {"gpu": "GPUs", "cpu": "CPUs", "dram": "DRAM"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredEnergy:
-    """The energy read on all hosts, in all attempts of a run.
-
-    Attributes:
-        joules: the joules by source; a source that no host could read is missing.
-        covers: in words, on which hosts each source was read, what could not be read and why.
-    """
-
-    joules: dict[EnergySource, float]
-    covers: str
-
-    @property
-    def total(self) -> float | None:
-        """The joules of all sources, which do not overlap; None without a source."""
-        return sum(self.joules.values()) if self.joules else None
-
-
-def energy_of(events: Sequence[Event], plan: Plan) -> MeasuredEnergy | None:
-    """The energy of a run.
+def energy_keys(events: Sequence[Event], plan: Plan, samples: int | None) -> dict[str, Any]:
+    """The keys of ``summary.json`` about energy; those of a run without a reading, or without a counter, are None.
 
     Args:
-        events: the events of all attempts, with or without steps. The energy of the attempts is added up: a step that
-            was lost and done again was paid for twice.
+        events: those of all attempts, whose energy is added up: a step that was lost and done again was paid for twice.
+        samples: of the steps that count up to the last reading.
     """
     readings = of_kind(events, EnergyEvent)
-    if not readings:
-        return None
     # A reading of a meter, which its host and its begin identify, includes those before it.
     meters = {(host, reading.began): reading for event in readings for host, reading in event.hosts.items()}
     joules: dict[EnergySource, float] = {}
     for reading in meters.values():
         for source, drawn in reading.joules.items():
             joules[source] = joules.get(source, 0.0) + drawn
-    return MeasuredEnergy(joules=joules, covers=_covers(meters, events, plan))
-
-
-def energy_keys(energy: MeasuredEnergy | None, samples: int | None) -> dict[str, Any]:
-    """The keys of ``summary.json``; ``samples`` are those of the steps that count up to the last reading."""
-    total, by_source = (energy.total, energy.joules) if energy else (None, {})
+    # The sources do not overlap.
+    total = sum(joules.values()) if joules else None
     return {
         "energy_kwh": kwh(total),
-        "energy_by_source": {source: kwh(by_source.get(source)) for source in _SOURCES} if by_source else None,
+        "energy_by_source": {source: kwh(joules.get(source)) for source in _SOURCES} if joules else None,
         "joules_per_sample": total / samples if total is not None and samples else None,
-        "energy_covers": energy.covers if energy else None,
+        "energy_covers": _covers(meters, events, plan) if readings else None,
     }
 
 
@@ -193,7 +168,7 @@ def summarise_record(record: Record, plan: Plan, status: str) -> dict[str, Any]:
             {"attempt": attempt} | {key: value for key, value in fault.record().items() if key not in ("time", "event")}
             for attempt, fault in record.survived
         ],
-        **energy_keys(energy_of(record.events, plan), record.sums.metered.samples),
+        **energy_keys(record.events, plan, record.sums.metered.samples),
         "metrics": record.sums.logged if plan.script else _metrics(record.epochs, plan),
     }
 

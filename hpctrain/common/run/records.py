@@ -170,7 +170,13 @@ def read_records(directory: RunDirectory, unread: list[HpctrainError] | None = N
         paths = matching(directory.ranks, "rank-*.json")
     for path in paths:
         with _collected(problems):
-            records.append(_read_record(directory, path))
+            record = read_model(path, RankRecord)
+            if directory.rank(record.rank) != path:
+                problem = f"it is {record.rank}, whose file is another"
+                raise HpctrainError(
+                    "HT-file-value", "{where}: {key}: {problem}", where=path, key="rank", problem=problem
+                )
+            records.append(record)
     return {record.rank: record for record in sorted(records, key=lambda record: record.rank)}
 
 
@@ -180,14 +186,6 @@ def _collected(problems: list[HpctrainError]) -> Iterator[None]:
         yield
     except HpctrainError as error:
         problems.append(error)
-
-
-def _read_record(directory: RunDirectory, path: Path) -> RankRecord:
-    record = read_model(path, RankRecord)
-    if directory.rank(record.rank) != path:
-        problem = f"it is {record.rank}, whose file is another"
-        raise HpctrainError("HT-file-value", "{where}: {key}: {problem}", where=path, key="rank", problem=problem)
-    return record
 
 
 def final_records(directory: RunDirectory) -> tuple[dict[int, RankRecord], list[str]]:

@@ -147,11 +147,6 @@ def test_very_much_of_everything_is_counted(tmp_path: Path) -> None:
         assert counted in page, counted
 
 
-def test_steps_of_no_run(tmp_path: Path) -> None:
-    with refused("HT-run-no-start-event", where=tmp_path / "run" / "events.jsonl"):
-        write_report(write_run(tmp_path / "run", recipe_plan(), run_events()[1:3]))
-
-
 def test_the_settings_are_those_of_the_training() -> None:
     """What a recipe says of itself is no setting, such as a cost that is empty."""
     found = dict(settings(recipe_plan())["Recipe"])
