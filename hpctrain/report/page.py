@@ -20,8 +20,7 @@ from hpctrain.common.recipes.keys import used_values
 from hpctrain.common.recipes.mesh_traffic import bytes_text
 from hpctrain.common.recipes.schema import Recipe
 from hpctrain.common.run.directory import RunDirectory, read_model
-from hpctrain.common.run.events import Event
-from hpctrain.common.run.events.kinds import FaultEvent, OverlapEvent
+from hpctrain.common.run.events.kinds import FaultEvent
 from hpctrain.common.run.plan import Plan
 from hpctrain.common.run.records import RankRecord, read_records
 from hpctrain.control.schedulers.run_jobs import LastWords, last_words, summary_status
@@ -29,7 +28,7 @@ from hpctrain.control.schedulers.submission import scheduler_of
 from hpctrain.control.verify.differences import lines_of, read_verdict
 from hpctrain.report.output import duration
 from hpctrain.report.plots import MOST_NAMES, curves
-from hpctrain.report.record import PastAttempt, Record, event_line, first_of, of_kind
+from hpctrain.report.record import PastAttempt, Record, event_line, first_of
 from hpctrain.report.summary import energy_text, kwh, reported_text, result_name, result_title, summarise_record
 
 UNFINISHED = "unfinished"
@@ -75,19 +74,21 @@ def render(directory: RunDirectory) -> str:
     ranks = read_records(directory).values()
     reported = plan.recipe.reported_at(plan.recipe.global_batch) if plan.recipe else None
     verdict, summary = read_verdict(directory), _summary(directory, record, plan)
+    others = (event for event in record.events if not isinstance(event, FaultEvent))
+    trouble = [*(fault for _, fault in record.survived), *others]
     return template("page.html.jinja").render(
         plan=plan,
         summary=summary,
         unfinished=summary["status"] == UNFINISHED,
         sharing_note=SHARING_NOTE,
         last_time=_date(record.last_time) if record.last_time else "",
-        figures=[*_figures(summary, plan.recipe), *_hidden(record), *_energy(summary, record, directory)],
+        figures=[*_figures(summary, plan.recipe), *_energy(summary, record, directory)],
         verdict=[line.strip() for line in lines_of(verdict)] if verdict else [],
         curves=[(shortened(name, _LONGEST_NAME), _picture(svg)) for name, svg in curves(record, reported).items()],
         left_out=len(record.sums.logged) - MOST_NAMES,
         settings=settings(plan),
         faults=_faults(record, ranks, None if summary["status"] == "done" else last_words(directory)),
-        survived=first_of([*filter(None, map(event_line, _trouble(record)))], _MOST_LINES),
+        survived=first_of([*filter(None, map(event_line, trouble))], _MOST_LINES),
         attempts=[_attempt_row(attempt) for attempt in record.attempts[-_MOST_LINES:]],
         earlier_attempts=len(record.attempts) - _MOST_LINES,
     )
@@ -146,20 +147,6 @@ def _energy(summary: Mapping[str, Any], record: Record, directory: RunDirectory)
     return figures
 
 
-def _hidden(record: Record) -> list[tuple[str, str, str]]:
-    """The part of the time with a reduction in flight that lies before the last gradient, in the step with times."""
-    event = next(iter(of_kind(record.events, OverlapEvent)), None)
-    timeline = event.timeline if event else ()
-    gradients = [seconds for seconds, what, _ in timeline if what == "gradient"]
-    launched = [seconds for seconds, what, _ in timeline if what == "launched"]
-    finished = [seconds for seconds, what, _ in timeline if what == "finished"]
-    if not (event and gradients and launched and finished) or max(finished) <= min(launched):
-        return []
-    hidden = max(0.0, max(gradients) - min(launched)) / (max(finished) - min(launched))
-    remark = f"of the time with a reduction in flight, before the last gradient of step {event.iteration} on rank 0"
-    return [("hidden communication", f"{hidden:.0%}", remark)]
-
-
 def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
     """The plan as tables: titles, and rows of dotted keys and values."""
     tables = {
@@ -179,12 +166,6 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
         tables = {"Script": [("path", plan.script.path), ("arguments", " ".join(plan.script.arguments))], **tables}
     tables["Versions"] = list(plan.versions.items())
     return tables
-
-
-def _trouble(record: Record) -> list[Event]:
-    """The faults that the run recovered from, and all else that is no fault."""
-    others = [event for event in record.events if not isinstance(event, FaultEvent)]
-    return [*(fault for _, fault in record.survived), *others]
 
 
 def _faults(record: Record, ranks: Iterable[RankRecord], words: LastWords | None) -> list[str]:
