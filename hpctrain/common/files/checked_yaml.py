@@ -129,11 +129,8 @@ def dump(values: dict[str, Any]) -> str:
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=2**16))
 
 
-class _ManifestDumper(yaml.SafeDumper):
-    """Quotes what Kubernetes' reader takes for something else, and writes texts of several lines as such."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+class _ManifestDumper(_Dumper):
+    """Quotes what Kubernetes' reader takes for something else too, and writes texts of several lines as such."""
 
 
 # Source: resolve.go of go-yaml 2, which sigs.k8s.io/yaml reads with.
