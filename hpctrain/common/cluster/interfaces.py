@@ -16,12 +16,7 @@ ADAPTERS = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaPort:
-    """A port of an adapter.
-
-    Attributes:
-        link_layer: ``InfiniBand`` or ``Ethernet``, as sysfs says.
-        state: the port's state in sysfs, such as ``ACTIVE``.
-    """
+    """A port of an adapter."""
 
     path: Path
     link_layer: str

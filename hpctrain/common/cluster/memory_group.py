@@ -28,9 +28,7 @@ class GroupMemory:
     """The memory of a control group and those below it.
 
     Attributes:
-        limit: bytes that its processes may have together.
         peak: the most that they have had; None where the kernel does not count it.
-        kills: how many of them the kernel has killed because memory ran out.
     """
 
     limit: int

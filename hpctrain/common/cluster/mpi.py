@@ -30,7 +30,7 @@ _INTEL = re.compile(r"Intel\(R\) MPI Library.*Version (?P<version>\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class MpiInstallation:
-    """An MPI: its launcher and, where its development files are installed, its compilers.
+    """An MPI and its launcher.
 
     ``flavour`` decides the launcher's options; Open MPI 5 and later share theirs.
     """
@@ -38,7 +38,6 @@ class MpiInstallation:
     flavour: Flavour
     version: str
     mpirun: Path
-    mpicxx: Path | None
 
     @property
     def name(self) -> str:
@@ -62,9 +61,7 @@ def find_mpi() -> MpiInstallation:
     # Some modules' wrappers print their own lines, and some print the version to stderr.
     text = answer.stdout + answer.stderr
     flavour, version = parse_version(text, mpirun)
-    # Only compilers beside mpirun are certain to belong to it.
-    mpicxx = shutil.which("mpicxx", path=str(mpirun.parent))
-    return MpiInstallation(flavour=flavour, version=version, mpirun=mpirun, mpicxx=Path(mpicxx) if mpicxx else None)
+    return MpiInstallation(flavour=flavour, version=version, mpirun=mpirun)
 
 
 def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:

@@ -34,7 +34,6 @@ class Gpu:
     Attributes:
         index: its number in CUDA's order by bus ID (``CUDA_DEVICE_ORDER=PCI_BUS_ID``) and in nvidia-smi.
         bus_id: ``domain:bus:device.function``, None where the format has none.
-        numa: its NUMA node, None where unknown.
     """
 
     index: int
@@ -50,12 +49,9 @@ class Adapter:
         name: ``mlx5_0``; its bus ID (it has colons) where the format names no devices; NCCL's own name of several that
             it merged (``mlx5_0+mlx5_1``).
         bus_id: ``domain:bus:device.function``, None where the format has none.
-        numa: its NUMA node, None where unknown.
-        link_layer: None where the format does not tell.
         active: whether a port of it is up, None where the format does not tell.
         virtual: a virtual function of an adapter that this host has whole. A virtual machine that is given nothing but
             virtual functions has none of these.
-        gbit: Gbit/s of all its ports in one direction, None where the format does not tell.
     """
 
     name: str

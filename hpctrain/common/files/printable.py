@@ -1,9 +1,7 @@
 """Text of others, which can hold what moves a terminal's cursor or changes it, or what is not UTF-8.
 
-Python reads the name of a file that is not UTF-8 with a lone surrogate for each byte that it cannot decode
-(:func:`os.fsdecode`), and error messages quote such names. UTF-8 has no form for a lone surrogate, and strict readers
-of JSON refuse its escape. :func:`encodable` and :func:`json_text` replace it by its Python escape as plain text:
-``\\udcff``.
+Python reads the name of a file that is not UTF-8 with a lone surrogate for each byte that it cannot decode. UTF-8 has
+no form for one, so that :func:`encodable` and :func:`json_text` replace it by its Python escape: ``\\udcff``.
 """
 
 from __future__ import annotations

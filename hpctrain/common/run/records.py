@@ -54,8 +54,6 @@ class RankRecord(BaseModel):
 
     Attributes:
         status: ``lost`` is what the others write of a rank that died when they go on without it.
-        listens: the rank ends in good order when it is asked to stop.
-        joined: whether it has met all other ranks.
         trained: what a rank of a script has trained by itself, as it seems.
         log_begin: where in its log this attempt begins, in bytes: there is one log for all.
         peak_bytes: the most memory that the rank itself had, where it has recorded its end.

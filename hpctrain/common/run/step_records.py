@@ -62,7 +62,6 @@ class Kept:
     Attributes:
         kind: ``gradient``, what the optimizer got; ``parameter``, after the step; ``own``, the gradient of this rank
             before any reduction.
-        values: its elements, or their projection.
     """
 
     kind: str

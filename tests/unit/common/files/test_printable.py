@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from hpctrain.common.files.printable import dotted, encodable, json_text, printable
-from hpctrain.report.output import answer, answer_json, tell, terminal
+from hpctrain.report.output import answer, answer_json, table, tell
 
 _HOSTILE = "a\x1b]0;title\x07b\x9b2J\u202ec\r"
 
@@ -37,14 +36,11 @@ def test_json_is_still_the_same(values: dict[str, str]) -> None:
 def test_answers_remarks_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
     answer(_HOSTILE)
     tell(_HOSTILE)
-    table = Table(title=Text(_HOSTILE))
-    table.add_row(Text(_HOSTILE), style="bold")
-    stream = io.StringIO()
-    terminal(file=stream, force_terminal=True, width=200).print(table)
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    console.print(table(["a"], [[_HOSTILE]], title=_HOSTILE))
     printed = capsys.readouterr()
     assert printed.out == printed.err == "a\\u001b]0;title\\u0007b\\u009b2J\\u202ec\\u000d\n"
-    shown = stream.getvalue()
-    assert "\x1b[1m" in shown, "its own styles"
+    shown = console.file.getvalue()
     assert not any(each in shown for each in ("\x1b]", "\x07", "\x9b", "\u202e", "\r"))
 
 
