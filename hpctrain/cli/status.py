@@ -51,7 +51,7 @@ def status(
 
 
 def _show_runs(*, as_json: bool) -> None:
-    from hpctrain.report.runs import list_runs, runs_text
+    from hpctrain.report.status import list_runs, runs_text
 
     rows, problem = list_runs(RUNS)
     if problem:

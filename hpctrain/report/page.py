@@ -170,13 +170,13 @@ def settings(plan: Plan) -> dict[str, list[tuple[str, Any]]]:
 
 def _faults(record: Record, ranks: Iterable[RankRecord], words: LastWords | None) -> list[str]:
     """The run's fault events or, before the launcher wrote one, the errors of the ranks; else that in its job's log."""
-    raised = [f"Rank {rank.rank} on {rank.host}: {_error(rank)}" for rank in ranks if rank.status == "failed"]
+    raised = []
+    for rank in ranks:
+        if rank.status == "failed":
+            error = f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
+            raised.append(f"Rank {rank.rank} on {rank.host}: {error}")
     of_job = [words.error] if words and words.error else []
     return first_of([fault.message for fault in record.faults] or raised or of_job, _MOST_FAULTS)
-
-
-def _error(rank: RankRecord) -> str:
-    return f"{rank.error.type}: {rank.error.message}" if rank.error else f"exit status {rank.exit_code}"
 
 
 def _attempt_row(attempt: PastAttempt) -> tuple[Any, ...]:

@@ -35,11 +35,7 @@ def training_samples(data: Data) -> int:
 
 
 def at_world(recipe: Recipe, world: int | None) -> Recipe:
-    """The recipe for ``world`` ranks.
-
-    Raises:
-        HpctrainError: the batch depends on the number of ranks, and it is None; or there are too many for the mesh.
-    """
+    """The recipe for ``world`` ranks; None where its batch does not depend on their number."""
     if world is None and recipe.batch.fixed_size is None:
         raise HpctrainError(
             "HT-argument-missing",

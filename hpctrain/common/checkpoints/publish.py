@@ -71,12 +71,11 @@ def publish(
 ) -> CheckpointManifest | None:
     """Wait for all shares and make the checkpoint visible; one that fails is deleted. Called on one rank.
 
+    It returns the manifest; None where the checkpoint was abandoned.
+
     Args:
         seconds: how long to wait from one share to the next: disks of clusters have been seen to stand still for
             minutes.
-
-    Returns:
-        What it then says of itself; None where it was abandoned.
 
     Raises:
         TransientError: the ranks' proofs differ.

