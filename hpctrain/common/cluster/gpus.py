@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from hpctrain.common.errors import HpctrainError
+from hpctrain.common.files.regular import read_regular
 
 SHARING_NOTE = (
     "Ranks share GPUs, for trying things out: speeds and energy of this run say nothing about a run with a GPU a rank"
 )
 
-# Of a GPU, and of a part of one (MIG).
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+_MOST_BYTES = 2**16
+# Of a GPU, of a part of one (MIG), and of AMD's.
 _UUIDS = ("GPU-", "MIG-")
 
 
-def usable_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of NVIDIA's GPUs that this process may use, by NVML and by CUDA_VISIBLE_DEVICES."""
+def usable_gpus(environment: Mapping[str, str] = os.environ, amd_nodes: Path = _AMD_NODES) -> int:
+    """The number of GPUs that this process may use: NVIDIA's by NVML, else AMD's by their driver (never tried).
+
+    Args:
+        environment: CUDA_VISIBLE_DEVICES, or ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES, restrict them.
+        amd_nodes: the folder in which AMD's driver lists processors and GPUs.
+    """
     with opened_nvml() as nvml:
-        present = int(nvml.nvmlDeviceGetCount()) if nvml else 0
-    return min(present, len(visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), present)))
+        present = int(nvml.nvmlDeviceGetCount()) if nvml else sum(map(_is_amd_gpu, amd_nodes.glob("*/properties")))
+    for name in ("CUDA_VISIBLE_DEVICES",) if nvml else ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        present = min(present, len(visible_devices(environment.get(name), present)))
+    return present
 
 
 @contextlib.contextmanager
@@ -39,6 +51,14 @@ def opened_nvml() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def _is_amd_gpu(properties: Path) -> bool:
+    """Whether a node has vector units, which processors have not; reading another user's may be forbidden."""
+    try:
+        return re.search(rb"^simd_count [1-9]", read_regular(properties, _MOST_BYTES), re.MULTILINE) is not None
+    except OSError:
+        return False
 
 
 def visible_devices(devices: str | None, present: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
 
@@ -30,12 +32,21 @@ def test_gpus_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, devices: str | No
     assert calls == ["init", "shutdown"]
 
 
-def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvidias_driver_amds_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    assert usable_gpus({}) == 0
+    assert usable_gpus({}, tmp_path) == 0
+    # A processor, and two GPUs of AMD's driver.
+    for number, units in enumerate([0, 304, 304]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(
+            f"cpu_cores_count 0\nsimd_count {units}\nmem_banks_count 1\n"
+        )
+    assert usable_gpus({}, tmp_path) == 2
+    assert usable_gpus({"ROCR_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert usable_gpus({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": ""}, tmp_path) == 0
 
 
 @pytest.mark.parametrize(
