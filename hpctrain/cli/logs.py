@@ -119,6 +119,14 @@ class RankLogs:
     def __init__(
         self, directory: RunDirectory, ranks: frozenset[int] | None, world_size: int, *, epochs: bool = False
     ) -> None:
+        beyond = sorted(rank for rank in ranks or () if rank >= world_size)
+        if beyond:
+            raise HpctrainError(
+                "HT-option-bad-value",
+                "--rank: there is no rank {rank}",
+                f"the run has the ranks 0 to {world_size - 1}",
+                rank=beyond[0],
+            )
         self._directory = directory
         self._ranks = ranks
         self._logs: dict[int, _Log] = {}

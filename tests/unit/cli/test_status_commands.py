@@ -140,6 +140,7 @@ def test_logs_follow_until_the_run_ends(tmp_path: Path) -> None:
 def test_logs_misuse(finished: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(finished.path)
     said = {
+        (run, "--rank", "2"): "HT-option-bad-value",
         (run, "--rank", "one"): "--rank one",
         (run, "--rank", ""): "empty range",
         (run, "--rank", "1", "--job"): "leave out one of them",
