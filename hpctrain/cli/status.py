@@ -33,7 +33,8 @@ def status(
 ) -> None:
     """Show a run's state, step, loss, speed and remaining time. Without a run, list those in hpctrain-runs/.
 
-    The list has a line for each run: its state, steps, newest metric, last event, duration, and why it is in its state.
+    The list has a line for each run: its state, steps, newest metric, last event, duration, and why it is in its state
+    or in which settings it differs from the other runs of its script or recipe.
     """
     if target is None:
         _show_runs(as_json=as_json)

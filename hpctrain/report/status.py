@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hpctrain.common.errors import HpctrainError
 from hpctrain.common.files.printable import shell_word, shortened
+from hpctrain.common.recipes.difference import settings
 from hpctrain.common.recipes.mesh_traffic import aligned
 from hpctrain.common.run.directory import RunDirectory, read_model, resume_command
 from hpctrain.common.run.events import Event
@@ -57,6 +59,7 @@ class RunStatus(BaseModel):
         stalls: ranks that others had to wait for in this attempt, a line each.
         excluded: nodes that jobs of the run leave out, and why, a line each.
         silent: whether it runs, but has recorded nothing for longer than its steps explain.
+        differs: in a list of runs, the settings in which those of this title differ, by dotted key.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -90,6 +93,7 @@ class RunStatus(BaseModel):
     stalls: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     silent: bool = False
+    differs: dict[str, Any] = {}
 
 
 def read_status(directory: RunDirectory) -> tuple[RunStatus, str | None]:
@@ -276,7 +280,7 @@ def list_runs(folder: Path) -> tuple[list[RunStatus], str | None]:
         return asked[scheduler]
 
     runs = [_read(RunDirectory(plan.parent.absolute()), jobs) for plan in folder.glob("*/plan.json")]
-    runs.sort(key=lambda run: run.updated, reverse=True)
+    runs = sorted(_with_differences(runs), key=lambda run: run.updated, reverse=True)
     return runs, next((problem for _, problem in asked.values() if problem), None)
 
 
@@ -288,6 +292,7 @@ def _jobs(scheduler: Scheduler, folder: Path) -> tuple[Sequence[JobState], str |
 
 
 def _read(directory: RunDirectory, jobs: Jobs) -> RunStatus:
+    """One of several runs, with all of its settings."""
     made = 0.0
     try:
         made = directory.plan.stat().st_mtime
@@ -295,11 +300,30 @@ def _read(directory: RunDirectory, jobs: Jobs) -> RunStatus:
         numbers = {*submitted_jobs(directory), *record.jobs}
         known, problem = jobs(scheduler_of(directory)) if numbers else ([], None)
         run = run_status(directory, record, own_jobs(directory, numbers, known), answered=problem is None)
-        return run.model_copy(update={"updated": run.updated or made})
+        plan = read_model(directory.plan, Plan)
+        values = {
+            **settings(plan.work),
+            **{key: getattr(plan, key) for key in ("ranks", "framework", "backend")},
+            **{f"versions.{name}": version for name, version in plan.versions.items()},
+        }
+        return run.model_copy(update={"updated": run.updated or made, "differs": values})
     except (HpctrainError, OSError) as error:
         # Another user's run, or one that is being removed, does not keep the others from being listed.
         message = error.message if isinstance(error, HpctrainError) else str(error)
         return RunStatus(run_dir=str(directory.path), title="", state="damaged", message=message, updated=made)
+
+
+def _with_differences(runs: Sequence[RunStatus]) -> list[RunStatus]:
+    """Runs with those of their settings in which the runs of one title differ."""
+    described = []
+    for title in {run.title for run in runs}:
+        alike = [run for run in runs if run.title == title]
+        first = alike[0].differs
+        keys = dict.fromkeys(key for run in alike for key in run.differs)
+        differing = [key for key in keys if any(run.differs.get(key) != first.get(key) for run in alike)]
+        for run in alike:
+            described.append(run.model_copy(update={"differs": {key: run.differs.get(key) for key in differing}}))
+    return described
 
 
 def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str:
@@ -316,7 +340,8 @@ def runs_text(runs: Sequence[RunStatus], folder: Path, width: int | None) -> str
             _metric(run),
             _when(run.updated),
             duration(run.elapsed_s) or "",
-            run.message.partition("\n")[0],
+            run.message.partition("\n")[0]
+            or ", ".join(f"{key}={_value_text(value)}" for key, value in run.differs.items()),
         )
         for run in reversed(runs)
     ]
@@ -327,10 +352,13 @@ def _metric(run: RunStatus) -> str:
     """The newest of what a run measures: the test accuracy, or the loss, or what a script logs last."""
     measured = run.logged or {"accuracy": run.test_accuracy, "loss": run.train_loss, "step loss": run.step_loss}
     known = ((name, value) for name, value in measured.items() if value is not None)
-    texts = (
-        f"{shortened(name if name.isprintable() else repr(name), _LONGEST_NAME)} {value:.4g}" for name, value in known
-    )
-    return next(texts, "")
+    return next((f"{shortened(_value_text(name), _LONGEST_NAME)} {value:.4g}" for name, value in known), "")
+
+
+def _value_text(value: Any) -> str:
+    """A value in one line: a list as words of a command line."""
+    text = shlex.join(map(str, value)) if isinstance(value, list | tuple) else "—" if value is None else str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def _when(moment: float) -> str:

@@ -18,7 +18,7 @@ from hpctrain.common.run.directory import RUNS, write_json
 from hpctrain.control.schedulers.run_jobs import last_run
 from hpctrain.report.status import RunStatus, list_runs, runs_text
 from support.refusals import refused
-from support.report.written_runs import recipe_plan, run_events, script_plan, write_run
+from support.report.written_runs import digits, recipe_plan, run_events, script_plan, write_run
 from support.schedulers.slurm_programs import install, prints, row, write_submission
 
 
@@ -100,13 +100,17 @@ def test_where_there_is_no_run_there_is_no_last(tmp_path: Path, monkeypatch: pyt
     assert main(["report"]) == 2
 
 
-def test_a_line_says_what_was_measured(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_what_was_measured_and_what_differs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(
+        runs / "other", recipe_plan(ranks=4, recipe=digits().model_copy(update={"seed": 8})), run_events(epochs=2)
+    )
     assert main(["status"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("hpctrain-runs/done "))
-    assert re.search(r"accuracy 0\.9 .* s$", line)
+    assert re.search(r"accuracy 0\.9 .* s  .*seed=", line)
     assert main(["status", "--json"]) == 0
     newest = json.loads(capsys.readouterr().out)["runs"][0]
     assert newest["test_accuracy"] == 0.9 and newest["elapsed_s"] > 0
+    assert newest["differs"] == {"seed": digits().seed, "ranks": 2}
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
