@@ -84,12 +84,13 @@ class Means:
     @property
     def points(self) -> tuple[FloatArray, FloatArray]:
         """The values of x, and of y; NaN for a gap."""
-        each = max(1, -(-len(self) // _POINTS))
-        return _means(self._x, each), _means(self._y, each)
+        per_point = max(1, -(-len(self) // _POINTS))
+        return _means(self._x, per_point), _means(self._y, per_point)
 
 
-def _means(values: Sequence[float], each: int) -> FloatArray:
-    rows = np.pad(np.array(values), (0, -len(values) % each), constant_values=np.nan).reshape(-1, each)
+def _means(values: Sequence[float], count: int) -> FloatArray:
+    """The means of so many values in a row, without those that are NaN; the last row may be shorter."""
+    rows = np.pad(np.array(values), (0, -len(values) % count), constant_values=np.nan).reshape(-1, count)
     with np.errstate(invalid="ignore"):
         means: FloatArray = np.nansum(rows, axis=1) / np.isfinite(rows).sum(axis=1)
     return means
