@@ -33,7 +33,7 @@ from hpctrain.common.run.events import EventsFile, kept
 from hpctrain.common.run.events.kinds import StartEvent
 directory = RunDirectory(Path(sys.argv[1]))
 run_events(directory)
-scores(kept(EventsFile(directory.events).outline()))
+scores(kept(EventsFile(directory.events).outline))
 EventsFile(directory.events).few(StartEvent)
 """
 
