@@ -62,7 +62,7 @@ def test_what_hpctrain_wrote_is_taken(directory: RunDirectory) -> None:
 
 
 def test_a_crash_before_the_plan_is_replaced(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(directory: RunDirectory, plan: Plan, number: int) -> None:
+    def dies(directory: RunDirectory, plan: Plan) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunDirectory, "begin_attempt", dies)
