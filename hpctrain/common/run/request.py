@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hpctrain.common.cluster.backends import BACKENDS, CAPABILITIES
 from hpctrain.common.cluster.gpus import fitting_backend, require_shareable
@@ -118,7 +118,7 @@ def _framework(work: Recipe | Script, installed: frozenset[Framework], framework
             f"pip install 'hpctrain[{chosen}]'",
             framework=chosen,
         )
-    return cast(Framework, chosen)
+    return chosen
 
 
 def require_possible(plan: Plan, *, with_data: bool = True) -> None:
